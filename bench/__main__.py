@@ -1,4 +1,6 @@
-"""`python -m bench [NAME ...]`: runs benchmarks and prints a table. Exits with 1 if a limit was exceeded."""
+"""`python -m bench [NAME ...]`: runs benchmarks and prints a table. Exits with 1 if a limit was
+exceeded.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ BENCHMARKS: Benchmarks = {
 
 def main(arguments: Sequence[str] | None = None, benchmarks: Benchmarks = BENCHMARKS) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(benchmarks)}; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(benchmarks)}; default: all"
+    )
     names: list[str] = parser.parse_args(arguments).names
     unknown = [name for name in names if name not in benchmarks]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(benchmarks)}")
-    logging.disable(logging.WARNING)  # simulated GPUs do not support some fields, and the agent logs that
+    logging.disable(
+        logging.WARNING
+    )  # simulated GPUs do not support some fields, and the agent logs that
     print(heading())
     missed = False
     for name in names or benchmarks:

@@ -1,6 +1,7 @@
 """Cluster: CPU of one round over 1,000 nodes of 8 GPUs, read as documents and as metrics text.
 
-The nodes are in another process (`bench.fleet`). Connections stay open, and every round has new values.
+The nodes are in another process (`bench.fleet`). Connections stay open, and every round has new
+values.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class FleetProcess:
 @contextmanager
 def running_fleet(nodes: int) -> Iterator[FleetProcess]:
     command = [sys.executable, "-m", "bench.fleet", str(nodes)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
+    ) as process:
         try:
             yield FleetProcess(process)
         finally:
@@ -61,7 +64,9 @@ def measure(nodes: int = NODES, rounds: int = 7) -> list[Figure]:
     of_all = f"{nodes:,} nodes"
     percent = 100 * documents / INTERVAL
     return [
-        Figure(f"{of_all} as documents, one core, every 15 s", percent, "%", at_most=MAX_CORE_PERCENT),
+        Figure(
+            f"{of_all} as documents, one core, every 15 s", percent, "%", at_most=MAX_CORE_PERCENT
+        ),
         Figure("text over documents: CPU", text / documents, "x", at_least=MIN_RATIO),
         Figure(f"  one round, {of_all} as documents: CPU", documents * 1e3, "ms"),
         Figure(f"  one round, {of_all} as text: CPU", text * 1e3, "ms"),

@@ -36,7 +36,10 @@ class Figure:
 
 
 def row(figure: Figure) -> str:
-    return f"{figure.name:<58} {figure.value:>10.4g} {figure.unit:<6} {figure.limit:<14} {figure.verdict}".rstrip()
+    return (
+        f"{figure.name:<58} {figure.value:>10.4g} {figure.unit:<6} {figure.limit:<14} "
+        f"{figure.verdict}"
+    ).rstrip()
 
 
 def heading() -> str:
@@ -55,7 +58,9 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def cpu_seconds_of_each(turns: int, *calls: Callable[[], object]) -> list[float]:
-    """Returns the smallest CPU time of each call. Calls alternate, so that a busy machine affects all of them."""
+    """Returns the smallest CPU time of each call. Calls alternate, so that a busy machine affects
+    all of them.
+    """
     seconds = [[cpu_seconds(call) for call in calls] for _ in range(turns)]
     return [min(column) for column in zip(*seconds, strict=True)]
 

@@ -1,7 +1,8 @@
-"""`python -m bench.fleet NODES`: a process that serves /metrics and /api/v1/node of many simulated nodes.
+"""`python -m bench.fleet NODES`: a process that serves /metrics and /api/v1/node of many simulated
+nodes.
 
-Every node has its own port. Paths below /text have no /api/v1/node, like an exporter without documents. The process
-prints its ports as JSON. Each line on standard input starts the next round.
+Every node has its own port. Paths below /text have no /api/v1/node, like an exporter without
+documents. The process prints its ports as JSON. Each line on standard input starts the next round.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def make_pages(documents: tuple[bytes, bytes], number: int) -> Pages:
 
 def _response(status: bytes, content_type: str, body: bytes) -> bytes:
     body = gzip.compress(body, 6)
-    head = f"Content-Type: {content_type}\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = (
+        f"Content-Type: {content_type}\r\nContent-Encoding: gzip\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    ).encode()
     return b"HTTP/1.1 " + status + b"\r\n" + head + body
 
 
@@ -51,7 +55,9 @@ _NOT_FOUND = _response(b"404 Not Found", "text/plain", b"")
 
 class Fleet:
     def __init__(self, nodes: int) -> None:
-        self._rounds = [[make_pages(each, number) for number in range(nodes)] for each in make_documents()]
+        self._rounds = [
+            [make_pages(each, number) for number in range(nodes)] for each in make_documents()
+        ]
         self.round = 0
 
     def answer(self, node: int, request: bytes) -> bytes:
@@ -60,7 +66,9 @@ class Fleet:
 
 
 class NodeProtocol(asyncio.Protocol):
-    """A minimal HTTP server with persistent connections, because the benchmark measures the client."""
+    """A minimal HTTP server with persistent connections, because the benchmark measures the
+    client.
+    """
 
     def __init__(self, fleet: Fleet, node: int) -> None:
         self._fleet = fleet
@@ -81,7 +89,9 @@ class NodeProtocol(asyncio.Protocol):
 async def run(nodes: int) -> None:
     fleet, loop, ports = Fleet(nodes), asyncio.get_running_loop(), []
     for node in range(nodes):
-        server = await loop.create_server(lambda node=node: NodeProtocol(fleet, node), "127.0.0.1", 0)  # type: ignore[misc]
+        server = await loop.create_server(
+            lambda node=node: NodeProtocol(fleet, node), "127.0.0.1", 0
+        )  # type: ignore[misc]
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):

@@ -1,7 +1,7 @@
 """History: the SQLite file with 8,000 GPUs. A tenth of them is shared by two pods.
 
-A day has a round every 5 minutes for 23 hours and every 15 seconds for one hour. These are as many rows as a real day
-has after its roll-up.
+A day has a round every 5 minutes for 23 hours and every 15 seconds for one hour. These are as many
+rows as a real day has after its roll-up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def measure(gpus: int = GPUS, coarse_rounds: int = 276, fine_rounds: int = 240) 
     with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
         store = HistoryStore(Path(folder) / "history.db")
         seconds, wall = [], []
-        for number, interval in enumerate([COARSE_INTERVAL] * coarse_rounds + [INTERVAL] * fine_rounds):
+        for number, interval in enumerate(
+            [COARSE_INTERVAL] * coarse_rounds + [INTERVAL] * fine_rounds
+        ):
             at += interval
             samples = rounds[number % len(rounds)]
             started, cpu_started = time.perf_counter(), time.process_time()
@@ -71,7 +73,12 @@ def measure(gpus: int = GPUS, coarse_rounds: int = 276, fine_rounds: int = 240) 
         raise RuntimeError("the GPU is not in the history")
     fine = seconds[-fine_rounds:]
     return [
-        Figure(f"one round written, {gpus:,} GPUs, mean: CPU", mean(fine) * 1e3, "ms", at_most=MAX_WRITE_MS),
+        Figure(
+            f"one round written, {gpus:,} GPUs, mean: CPU",
+            mean(fine) * 1e3,
+            "ms",
+            at_most=MAX_WRITE_MS,
+        ),
         Figure("  longest: CPU", max(fine) * 1e3, "ms"),
         Figure("  median: wall", median(wall[-fine_rounds:]) * 1e3, "ms"),
         Figure("one GPU's day", gpu * 1e3, "ms", at_most=MAX_GPU_MS),

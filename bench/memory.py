@@ -1,4 +1,6 @@
-"""Memory: the process of `podgpu exporter` with all features after many scrapes. It includes the simulated driver."""
+"""Memory: the process of `podgpu exporter` with all features after many scrapes. It includes the
+simulated driver.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ def measure(first: int = 300, last: int = 1200, pause: float = 0.1) -> list[Figu
         threads = read_status(process.pid, "Threads")
     return [
         Figure(f"resident memory after {last:,} scrapes", late, "MiB", at_most=MAX_MIB),
-        Figure(f"growth from {first:,} to {last:,} scrapes", late - early, "MiB", at_most=MAX_GROWTH_MIB),
+        Figure(
+            f"growth from {first:,} to {last:,} scrapes",
+            late - early,
+            "MiB",
+            at_most=MAX_GROWTH_MIB,
+        ),
         Figure("  threads", threads),
     ]
 
@@ -40,11 +47,30 @@ def _exporter() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         port = server.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
         kubelet = f"{folder}/kubelet.sock"
-        command = [sys.executable, "-m", "podgpu", "exporter", "--telemetry", f"simulated:{MODEL}", "-k", "-f", "dcp"]
-        command += ["--pod-resources-kubelet-socket", kubelet, "-c", "1000", "-a", f"127.0.0.1:{port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "podgpu",
+            "exporter",
+            "--telemetry",
+            f"simulated:{MODEL}",
+            "-k",
+            "-f",
+            "dcp",
+        ]
+        command += [
+            "--pod-resources-kubelet-socket",
+            kubelet,
+            "-c",
+            "1000",
+            "-a",
+            f"127.0.0.1:{port}",
+        ]
         with (
             SimulatedKubelet(kubelet, pods(tenants(SimulatedNvml(MODEL)))),
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+            subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as process,
         ):
             try:
                 url = f"http://127.0.0.1:{port}/metrics"

@@ -1,4 +1,6 @@
-"""The simulated node of the benchmarks: 8 GPUs with load, a kubelet that lists their pods, and the exporter's agent."""
+"""The simulated node of the benchmarks: 8 GPUs with load, a kubelet that lists their pods, and the
+exporter's agent.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from pathlib import Path
 from podgpu.clock import Clock
 from podgpu.labs.simulate.simulated_driver import SimulatedNvml
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet
-from podgpu.labs.simulate.simulated_node import Tenant, create_host_files, place_loads, pods, tenants
+from podgpu.labs.simulate.simulated_node import (
+    Tenant,
+    create_host_files,
+    place_loads,
+    pods,
+    tenants,
+)
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.node.agent.agent import Agent, Settings
@@ -28,7 +36,9 @@ GPUS = 8
 MODEL = f"{GPUS}xH100"
 HOST = "simulated-node"
 SECONDS_PER_ROUND = 15
-_NODE_NAMES = re.compile(rb'GPU-[0-9a-f-]{36}|simulated-node|-0(?=")|(?<="exporter_id":")[0-9a-f]{16}')
+_NODE_NAMES = re.compile(
+    rb'GPU-[0-9a-f-]{36}|simulated-node|-0(?=")|(?<="exporter_id":")[0-9a-f]{16}'
+)
 
 
 class ManualClock:
@@ -92,7 +102,9 @@ def simulated_node(
 
 
 def rename(document: bytes, number: int) -> bytes:
-    """Replaces host, GPUs and pods in the text or JSON of the simulated node, to simulate another node."""
+    """Replaces host, GPUs and pods in the text or JSON of the simulated node, to simulate another
+    node.
+    """
     names: dict[bytes, bytes] = {}
 
     def replace(match: re.Match[bytes]) -> bytes:

@@ -1,6 +1,7 @@
 """Page: CPU to build the state of a cluster of 8,000 GPUs and to render it as /api/v1/view.
 
-With an installed Chromium, also the time until the page shows all GPUs, and until it shows those of a filter.
+With an installed Chromium, also the time until the page shows all GPUs, and until it shows those of
+a filter.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ def measure(nodes: int = NODES, turns: int = 5) -> list[Figure]:
         raise RuntimeError(f"{len(state.nodes)} of {nodes} nodes are shown")
     gpus = f"{nodes * GPUS:,} GPUs"
     return [
-        Figure(f"{gpus}: state and /api/v1/view: CPU", (building + rendering) * 1e3, "ms", at_most=MAX_MS),
+        Figure(
+            f"{gpus}: state and /api/v1/view: CPU",
+            (building + rendering) * 1e3,
+            "ms",
+            at_most=MAX_MS,
+        ),
         Figure("  state", building * 1e3, "ms"),
         Figure("  /api/v1/view, with gzip", rendering * 1e3, "ms"),
         Figure("  size", len(body.plain) / 2**20, "MiB"),
@@ -82,4 +88,6 @@ def read_cluster(nodes: int) -> ClusterReading:
         document = node.agent.published.render("fresh_json").plain
     states = [decode_node(rename(document, number)) for number in range(nodes)]
     now = time.monotonic()
-    return ClusterReading(tuple(NodeReading(f"http://{state.node}:9400", state, now, 0.0, True) for state in states))
+    return ClusterReading(
+        tuple(NodeReading(f"http://{state.node}:9400", state, now, 0.0, True) for state in states)
+    )

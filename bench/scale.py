@@ -1,7 +1,9 @@
-"""Scale: 100,000 GPUs (12,500 nodes of 8) as series in a real VictoriaMetrics, read by `podgpu cluster --prometheus`.
+"""Scale: 100,000 GPUs (12,500 nodes of 8) as series in a real VictoriaMetrics, read by `podgpu
+cluster --prometheus`.
 
-Every GPU has a pod. The series of the last minutes and the recorded hours of 30 days are imported. Only series for the
-totals and the Waste view are imported, so the server's figures exclude the exporters' other series.
+Every GPU has a pod. The series of the last minutes and the recorded hours of 30 days are imported.
+Only series for the totals and the Waste view are imported, so the server's figures exclude the
+exporters' other series.
 """
 
 from __future__ import annotations
@@ -44,40 +46,75 @@ def device_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
     times = _times_around(now)
     for number in range(gpus):
         place = {"job": "podgpu", "instance": f"10.{number // 8 // 250}.{number // 8 % 250}:9400"}
-        gpu = {**place, "UUID": f"GPU-{number:08x}", "modelName": _MODEL, "Hostname": f"node-{number // GPUS_PER_NODE}"}
+        gpu = {
+            **place,
+            "UUID": f"GPU-{number:08x}",
+            "modelName": _MODEL,
+            "Hostname": f"node-{number // GPUS_PER_NODE}",
+        }
         owner = number % owners
-        pod = {"namespace": f"team-{owner % NAMESPACES}", "pod": f"job-{owner}-{number // owners}", "container": "main"}
+        pod = {
+            "namespace": f"team-{owner % NAMESPACES}",
+            "pod": f"job-{owner}-{number // owners}",
+            "container": "main",
+        }
         for name, labels, values in (
             ("DCGM_FI_DEV_GPU_TEMP", gpu, [60] * len(times)),
             ("DCGM_FI_DEV_POWER_USAGE", gpu, [400] * len(times)),
             ("DCGM_FI_DEV_GPU_UTIL", gpu, [number % 101] * len(times)),
             ("podgpu_allocation_info", {**gpu, **pod}, [1] * len(times)),
-            ("podgpu_container_gpu_allocated_seconds_total", {**gpu, **pod}, [STEP * n for n in range(len(times))]),
-            ("podgpu_container_gpu_idle_seconds_total", {**gpu, **pod}, [STEP / 4 * n for n in range(len(times))]),
+            (
+                "podgpu_container_gpu_allocated_seconds_total",
+                {**gpu, **pod},
+                [STEP * n for n in range(len(times))],
+            ),
+            (
+                "podgpu_container_gpu_idle_seconds_total",
+                {**gpu, **pod},
+                [STEP / 4 * n for n in range(len(times))],
+            ),
         ):
             yield {"metric": {"__name__": name, **labels}, "values": values, "timestamps": times}
 
 
 def _times_around(now: int) -> list[int]:
-    """Returns milliseconds from 10 minutes ago until 20 minutes from now, because the import takes minutes."""
+    """Returns milliseconds from 10 minutes ago until 20 minutes from now, because the import takes
+    minutes.
+    """
     return [at * 1000 for at in range(now - 2 * STEP, now + 4 * STEP + 1, STEP)]
 
 
 def recorded_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
-    """Yields the samples that the recording rules would have stored: hours of 30 days, and the last 5 minutes."""
+    """Yields the samples that the recording rules would have stored: hours of 30 days, and the last
+    5 minutes.
+    """
     hours = [at * 1000 for at in range(now // HOUR * HOUR - (DAYS * 24 - 1) * HOUR, now + 1, HOUR)]
     gpus_of_owner = gpus / owners
     rows = [({"kind": "gpu_seconds"}, float(gpus)), ({"kind": "broken_seconds"}, gpus / 1000)]
     for number in range(owners):
-        owner = {"namespace": f"team-{number % NAMESPACES}", "owner_kind": "Job", "owner_name": f"job-{number}"}
-        rows += [({**owner, "kind": kind}, gpus_of_owner * amount) for kind, amount in _KINDS.items()]
+        owner = {
+            "namespace": f"team-{number % NAMESPACES}",
+            "owner_kind": "Job",
+            "owner_name": f"job-{number}",
+        }
+        rows += [
+            ({**owner, "kind": kind}, gpus_of_owner * amount) for kind, amount in _KINDS.items()
+        ]
     for labels, per_second in rows:
         metric = {"modelName": _MODEL, **labels}
         values = [per_second * HOUR] * len(hours)
-        yield {"metric": {"__name__": "podgpu:usage:sum1h", **metric}, "values": values, "timestamps": hours}
+        yield {
+            "metric": {"__name__": "podgpu:usage:sum1h", **metric},
+            "values": values,
+            "timestamps": hours,
+        }
         name = "podgpu:usage:increase5m"
         times = _times_around(now)
-        yield {"metric": {"__name__": name, **metric}, "values": [per_second * STEP] * len(times), "timestamps": times}
+        yield {
+            "metric": {"__name__": name, **metric},
+            "values": [per_second * STEP] * len(times),
+            "timestamps": times,
+        }
 
 
 def import_series(url: str, series: Iterator[dict[str, Any]]) -> None:
@@ -132,7 +169,11 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
     engine_port, port = _free_port(), _free_port()
     engine, cluster = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
-        command = ["victoria-metrics", f"-storageDataPath={folder}", f"-httpListenAddr=127.0.0.1:{engine_port}"]
+        command = [
+            "victoria-metrics",
+            f"-storageDataPath={folder}",
+            f"-httpListenAddr=127.0.0.1:{engine_port}",
+        ]
         command += ["-retentionPeriod=1y", "-search.maxUniqueTimeseries=2000000"]
         with running(command, engine, "/health") as server:
             now = int(time.time()) // STEP * STEP
@@ -140,15 +181,32 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             import_series(engine, recorded_series(gpus, owners, now))
             import_series(engine, device_series(gpus, owners, now))
             imported = time.monotonic() - started
-            command = [sys.executable, "-m", "podgpu", "cluster", "--prometheus", engine, "-a", f"127.0.0.1:{port}"]
-            with running([*command, "--prices", "example", "--owners", "none"], cluster, "/ready") as podgpu:
+            command = [
+                sys.executable,
+                "-m",
+                "podgpu",
+                "cluster",
+                "--prometheus",
+                engine,
+                "-a",
+                f"127.0.0.1:{port}",
+            ]
+            with running(
+                [*command, "--prices", "example", "--owners", "none"], cluster, "/ready"
+            ) as podgpu:
                 view = json.loads(_request(f"{cluster}/api/v1/view"))
                 head = _read_round_seconds(cluster)
                 seconds, waste = _measure(f"{cluster}/api/v1/waste?range={DAYS}d&by=owner")
-                pages = {name: _measure(f"{cluster}/api/v1/view?{query}") for name, query in _PAGES.items()}
+                pages = {
+                    name: _measure(f"{cluster}/api/v1/view?{query}")
+                    for name, query in _PAGES.items()
+                }
                 memory = _resident_mib(podgpu)
             engine_memory = _resident_mib(server)
-            disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 2**20
+            disk = (
+                sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+                / 2**20
+            )
     _check(gpus, owners, view, waste)
     wrong = {name: answer["notes"] for name, (_, answer) in pages.items() if not answer["nodes"]}
     if wrong or pages["of a pod"][1]["found"] != 1:
@@ -156,7 +214,12 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
     return [
         Figure(f"{gpus:,} GPUs: totals of the page", head, "s", at_most=MAX_HEAD_SECONDS),
         *(Figure(f"GPUs {name}", duration, "s") for name, (duration, _) in pages.items()),
-        Figure(f"waste of {DAYS} days by owner ({owners:,} owners)", seconds, "s", at_most=MAX_WASTE_SECONDS),
+        Figure(
+            f"waste of {DAYS} days by owner ({owners:,} owners)",
+            seconds,
+            "s",
+            at_most=MAX_WASTE_SECONDS,
+        ),
         Figure("podgpu cluster: peak memory", memory, "MiB", at_most=MAX_MIB),
         Figure("  VictoriaMetrics: peak memory", engine_memory, "MiB"),
         Figure("  VictoriaMetrics: disk", disk, "MiB"),
@@ -167,7 +230,11 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
 def _read_round_seconds(cluster: str) -> float:
     """Returns the duration of the last round."""
     lines = _request(f"{cluster}/metrics").decode().splitlines()
-    return max(float(line.split()[-1]) for line in lines if line.startswith("podgpu_cluster_target_duration_seconds{"))
+    return max(
+        float(line.split()[-1])
+        for line in lines
+        if line.startswith("podgpu_cluster_target_duration_seconds{")
+    )
 
 
 def _measure(url: str) -> tuple[float, dict[str, Any]]:
@@ -179,7 +246,13 @@ def _measure(url: str) -> tuple[float, dict[str, Any]]:
 def _check(gpus: int, owners: int, view: dict[str, Any], waste: dict[str, Any]) -> None:
     totals = view["totals"]
     idle_hours = gpus * _KINDS["idle"] * DAYS * 24
-    if totals["gpus"] != gpus or abs(totals["idle"] - gpus / 4) > 1 or waste["source"] != "podgpu:usage:sum1h":
-        raise RuntimeError(f"wrong totals: {totals}, {view['notes']}, {waste['source']}, {waste['notes']}")
+    if (
+        totals["gpus"] != gpus
+        or abs(totals["idle"] - gpus / 4) > 1
+        or waste["source"] != "podgpu:usage:sum1h"
+    ):
+        raise RuntimeError(
+            f"wrong totals: {totals}, {view['notes']}, {waste['source']}, {waste['notes']}"
+        )
     if len(waste["rows"]) != owners or abs(waste["totals"]["idle_hours"] / idle_hours - 1) > 0.005:
         raise RuntimeError(f"wrong waste: {waste['totals']}")

@@ -1,4 +1,5 @@
-"""Serving: CPU of the server for one scrape of /metrics, compared with a constant response of the same size.
+"""Serving: CPU of the server for one scrape of /metrics, compared with a constant response of the
+same size.
 
 The server runs in its own thread. The constant is served by a minimal aiohttp handler.
 """
@@ -38,7 +39,9 @@ class Server:
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
 
     async def _serve(self) -> None:
-        async with listening(Listener(self._app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound:
+        async with listening(
+            Listener(self._app, Address("127.0.0.1", 0)), ConnectionLimits()
+        ) as bound:
             self.port = bound.port
             self._started.set()
             await self._stop.wait()
@@ -76,7 +79,9 @@ def measure(blocks: int = 200, requests: int = 20) -> list[Figure]:
         for name in _CODINGS:
             scrape, constant = _compare(server, name, blocks, requests)
             figures += [
-                Figure(f"scrape over constant, {name}: CPU", scrape / constant, "x", at_most=MAX_RATIO),
+                Figure(
+                    f"scrape over constant, {name}: CPU", scrape / constant, "x", at_most=MAX_RATIO
+                ),
                 Figure(f"  one scrape, {name}: CPU", scrape * 1e6, "us"),
             ]
         figures.append(Figure("  size, plain", len(node.agent.published.fresh.plain) / 1024, "KiB"))
@@ -94,7 +99,9 @@ def _running(agent: Agent) -> Iterator[Server]:
 
 
 def _compare(server: Server, name: str, blocks: int, requests: int) -> tuple[float, float]:
-    """Returns the median CPU seconds of a scrape and of the constant. Blocks of requests alternate."""
+    """Returns the median CPU seconds of a scrape and of the constant. Blocks of requests
+    alternate.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
 
     def get(path: str) -> bytes:

@@ -1,4 +1,6 @@
-"""Text: podgpu's encoder and parser compared with prometheus_client, with the metrics of a node of 8 GPUs."""
+"""Text: podgpu's encoder and parser compared with prometheus_client, with the metrics of a node of
+8 GPUs.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,32 @@ def measure(turns: int = 50) -> list[Figure]:
         lambda: list(text_string_to_metric_families(text)),
     )
     return [
-        Figure("encode: prometheus_client over podgpu", theirs / encoding, "x", at_least=MIN_ENCODER_RATIO),
+        Figure(
+            "encode: prometheus_client over podgpu",
+            theirs / encoding,
+            "x",
+            at_least=MIN_ENCODER_RATIO,
+        ),
         Figure("  encode", encoding * 1e6, "us"),
         Figure("  render and encode", rendering * 1e6, "us"),
-        Figure("parse: prometheus_client over podgpu", their_parsing / parsing, "x", at_least=MIN_PARSER_RATIO),
+        Figure(
+            "parse: prometheus_client over podgpu",
+            their_parsing / parsing,
+            "x",
+            at_least=MIN_PARSER_RATIO,
+        ),
         Figure("  parse", parsing * 1e6, "us"),
         Figure("  samples", sum(len(family.samples) for family in families)),
     ]
 
 
 def _samples(text: bytes) -> list[tuple[str, list[tuple[str, str]], float]]:
-    # Removes TYPE lines, which make the parser rename counters. dcgm-exporter's floats have six decimals.
-    lines = "".join(line for line in text.decode().splitlines(keepends=True) if not line.startswith("#"))
-    parsed = (sample for family in text_string_to_metric_families(lines) for sample in family.samples)
+    # Removes TYPE lines, which make the parser rename counters. dcgm-exporter's floats have six
+    # decimals.
+    lines = "".join(
+        line for line in text.decode().splitlines(keepends=True) if not line.startswith("#")
+    )
+    parsed = (
+        sample for family in text_string_to_metric_families(lines) for sample in family.samples
+    )
     return sorted((s.name, sorted(s.labels.items()), round(s.value, 6)) for s in parsed)

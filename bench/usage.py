@@ -45,7 +45,16 @@ def shared_gpus(driver: SimulatedNvml) -> list[Tenant]:
     """Places eight containers in time slices on every GPU."""
     uuids = [gpu.uuid for gpu in driver.gpus]
     return [
-        Tenant("batch", f"job-{gpu}-{n}", "main", "nvidia.com/gpu.shared", f"{uuid}::{n}", gpu, duty=0.1, memory=_GIB)
+        Tenant(
+            "batch",
+            f"job-{gpu}-{n}",
+            "main",
+            "nvidia.com/gpu.shared",
+            f"{uuid}::{n}",
+            gpu,
+            duty=0.1,
+            memory=_GIB,
+        )
         for gpu, uuid in enumerate(uuids)
         for n in range(SLICES)
     ]
@@ -71,6 +80,11 @@ def measure(turns: int = 200) -> list[Figure]:
         raise RuntimeError(f"{active} of {GPUS * SLICES} containers have usage")
     own = min(turn - driver for turn, driver in zip(whole, calls, strict=True))
     return [
-        Figure(f"usage turn, {active} containers, without the driver: CPU", own * 1e3, "ms", at_most=MAX_MS),
+        Figure(
+            f"usage turn, {active} containers, without the driver: CPU",
+            own * 1e3,
+            "ms",
+            at_most=MAX_MS,
+        ),
         Figure("  calls of the simulated driver", min(calls) * 1e3, "ms"),
     ]

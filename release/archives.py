@@ -16,7 +16,9 @@ OCI = "application/vnd.oci.image"
 
 
 def tar_folder(folder: Path, time: int, prefix: str = "") -> bytes:
-    """Returns a tar archive of a folder. Entries are sorted, owned by root, and have the same time."""
+    """Returns a tar archive of a folder. Entries are sorted, owned by root, and have the same
+    time.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(folder.rglob("*")):
@@ -56,7 +58,9 @@ def compress(data: bytes) -> bytes:
 
 
 def read_dockerfile(path: Path) -> dict[str, Any]:
-    """Reads the image configuration from the last stage of the Dockerfile, to avoid a second copy."""
+    """Reads the image configuration from the last stage of the Dockerfile, to avoid a second
+    copy.
+    """
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     config: dict[str, Any] = {"Env": [], "Labels": {}, "ExposedPorts": {}}
     for line in text[text.rindex("\nFROM ") :].splitlines():
@@ -75,7 +79,9 @@ def read_dockerfile(path: Path) -> dict[str, Any]:
 
 
 class OciLayout:
-    """Builds a multi-architecture image as an OCI layout in a tar archive, which `skopeo` and `ctr` can read."""
+    """Builds a multi-architecture image as an OCI layout in a tar archive, which `skopeo` and `ctr`
+    can read.
+    """
 
     def __init__(self, config: Mapping[str, Any], time: str) -> None:
         self._config, self._time = dict(config), time
@@ -90,7 +96,10 @@ class OciLayout:
             "os": "linux",
             "created": self._time,
             "config": self._config,
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(rootfs).hexdigest()}"]},
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [f"sha256:{hashlib.sha256(rootfs).hexdigest()}"],
+            },
             "history": [{"created": self._time, "created_by": "python -m release"}],
         }
         manifest = {
@@ -100,14 +109,25 @@ class OciLayout:
             "layers": [layer],
         }
         described = self._add_json(manifest, f"{OCI}.manifest.v1+json")
-        self._manifests.append(described | {"platform": {"architecture": architecture, "os": "linux"}})
+        self._manifests.append(
+            described | {"platform": {"architecture": architecture, "os": "linux"}}
+        )
         return int(layer["size"])
 
     def write(self, path: Path, name: str, time: int) -> str:
-        """Writes the archive and returns the image's digest. kind and `ctr` import the image under `name`."""
-        index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": self._manifests}
+        """Writes the archive and returns the image's digest. kind and `ctr` import the image under
+        `name`.
+        """
+        index = {
+            "schemaVersion": 2,
+            "mediaType": f"{OCI}.index.v1+json",
+            "manifests": self._manifests,
+        }
         described = self._add_json(index, f"{OCI}.index.v1+json")
-        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
+        names = {
+            "io.containerd.image.name": name,
+            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+        }
         files = {
             "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
             "index.json": _encode({**index, "manifests": [described | {"annotations": names}]}),
@@ -142,11 +162,22 @@ def _tar_files(files: Iterable[tuple[str, bytes]], time: int) -> bytes:
 # Debian packages
 
 
-def write_deb(path: Path, folder: Path, control: Mapping[str, str], scripts: Mapping[str, str], time: int) -> None:
-    """Writes a Debian package with the files in a folder. Marks files below /etc as configuration files."""
+def write_deb(
+    path: Path, folder: Path, control: Mapping[str, str], scripts: Mapping[str, str], time: int
+) -> None:
+    """Writes a Debian package with the files in a folder. Marks files below /etc as configuration
+    files.
+    """
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    sums = "".join(f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}\n" for file in files)
-    settings = [f"/{file.relative_to(folder)}\n" for file in files if file.relative_to(folder).parts[0] == "etc"]
+    sums = "".join(
+        f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}\n"
+        for file in files
+    )
+    settings = [
+        f"/{file.relative_to(folder)}\n"
+        for file in files
+        if file.relative_to(folder).parts[0] == "etc"
+    ]
     size = {"Installed-Size": str(sum(file.stat().st_size for file in files) // 1024)}
     text = "".join(f"{key}: {value}\n" for key, value in {**control, **size}.items())
     members = {"control": text, "md5sums": sums, "conffiles": "".join(settings), **scripts}

@@ -1,4 +1,5 @@
-"""`python -m release.lock`: pins the Debian packages and wheels of the images in debian.lock and *.txt.
+"""`python -m release.lock`: pins the Debian packages and wheels of the images in debian.lock and
+*.txt.
 
 Run it on Debian to update the packages, and commit the result. It needs `dpkg` to compare versions.
 """
@@ -22,7 +23,16 @@ SUITES = (
     ("debian-security", "bookworm-security"),
 )
 PACKAGES = (
-    *("base-files", "ca-certificates", "libc6", "libgcc-s1", "libstdc++6", "libcrypt1", "zlib1g", "libbz2-1.0"),
+    *(
+        "base-files",
+        "ca-certificates",
+        "libc6",
+        "libgcc-s1",
+        "libstdc++6",
+        "libcrypt1",
+        "zlib1g",
+        "libbz2-1.0",
+    ),
     *("liblzma5", "libexpat1", "libffi8", "libssl3", "libsqlite3-0", "libuuid1"),
     *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
 )
@@ -39,13 +49,23 @@ def lock_debian() -> str:
                 text = lzma.decompress(answer.read()).decode()
             for paragraph in text.split("\n\n"):
                 package = dict(
-                    line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " "
+                    line.split(": ", 1)
+                    for line in paragraph.splitlines()
+                    if ": " in line and line[0] != " "
                 )
                 name = package.get("Package", "")
                 if name in PACKAGES and (name not in newest or _is_newer(package, newest[name])):
                     newest[name] = package | {"Filename": f"{archive}/{package['Filename']}"}
         lines += [
-            " ".join((architecture, name, newest[name]["Version"], newest[name]["SHA256"], newest[name]["Filename"]))
+            " ".join(
+                (
+                    architecture,
+                    name,
+                    newest[name]["Version"],
+                    newest[name]["SHA256"],
+                    newest[name]["Filename"],
+                )
+            )
             for name in PACKAGES
         ]
     return "".join(f"{line}\n" for line in lines)
@@ -62,11 +82,27 @@ def lock_wheels() -> tuple[str, str]:
     wanted = [*project["dependencies"], *project["optional-dependencies"]["autoscale"]]
     hashes: dict[tuple[str, str], set[str]] = {}
     for architecture in ARCHITECTURES:
-        constraints = [f"{name}=={version}" for name, version in hashes]  # the same versions for every architecture
+        constraints = [
+            f"{name}=={version}" for name, version in hashes
+        ]  # the same versions for every architecture
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "constraints.txt").write_text("\n".join(constraints), encoding="utf-8")
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, "--only-binary=:all:"]
-            command += ["--constraint", f"{folder}/constraints.txt", "--python-version", PYTHON_VERSION]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--dest",
+                folder,
+                "--only-binary=:all:",
+            ]
+            command += [
+                "--constraint",
+                f"{folder}/constraints.txt",
+                "--python-version",
+                PYTHON_VERSION,
+            ]
             subprocess.run([*command, *wheel_platforms(architecture), *wanted], check=True)
             for wheel in Path(folder).glob("*.whl"):
                 name, version = wheel.name.split("-")[:2]

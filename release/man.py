@@ -34,5 +34,8 @@ def render_man_page(version: str, at: int) -> str:
 
 
 def _escape(text: str) -> str:
-    lines = (line.strip().replace("\\", "\\e").replace("-", "\\-") for line in text.replace("\b", "").splitlines())
+    lines = (
+        line.strip().replace("\\", "\\e").replace("-", "\\-")
+        for line in text.replace("\b", "").splitlines()
+    )
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in lines)

@@ -1,8 +1,9 @@
-"""`python3 -m release.rootfs ARCH FOLDER [--variant autoscale]`: writes the root file system of an image.
+"""`python3 -m release.rootfs ARCH FOLDER [--variant autoscale]`: writes the root file system of an
+image.
 
-The Dockerfile and `make release` use this script, so both produce the same files. It needs Python 3.11 with pip, but no
-root privileges. Debian packages and wheels are pinned with checksums (see lock.py). The image contains Python and its
-libraries, but no shell and no package manager.
+The Dockerfile and `make release` use this script, so both produce the same files. It needs Python
+3.11 with pip, but no root privileges. Debian packages and wheels are pinned with checksums (see
+lock.py). The image contains Python and its libraries, but no shell and no package manager.
 """
 
 from __future__ import annotations
@@ -74,13 +75,17 @@ def build_wheel(source: Path, folder: Path) -> Path:
             str(folder),
             str(source),
         ]
-        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": tools, "PYTHONHASHSEED": "0"})
+        subprocess.run(
+            command, check=True, env=os.environ | {"PYTHONPATH": tools, "PYTHONHASHSEED": "0"}
+        )
     return next(folder.glob("podgpu-*.whl"))
 
 
 def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -> None:
     """Installs podgpu and its dependencies into a folder, with reproducible .pyc files."""
-    requirements = [HERE / "requirements.txt"] + ([HERE / "requirements-autoscale.txt"] if variant else [])
+    requirements = [HERE / "requirements.txt"] + (
+        [HERE / "requirements-autoscale.txt"] if variant else []
+    )
     pip = [
         sys.executable,
         "-m",
@@ -91,10 +96,18 @@ def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -
         "--no-compile",
         "--no-deps",
     ]
-    platform = ["--only-binary=:all:", "--python-version", PYTHON_VERSION, *wheel_platforms(architecture)]
+    platform = [
+        "--only-binary=:all:",
+        "--python-version",
+        PYTHON_VERSION,
+        *wheel_platforms(architecture),
+    ]
     pip += ["--target", str(folder), *platform]
     locked = [word for file in requirements for word in ("--requirement", str(file))]
-    for packages in (["--require-hashes", *locked], ["--no-index", "--find-links", str(wheel.parent), "podgpu"]):
+    for packages in (
+        ["--require-hashes", *locked],
+        ["--no-index", "--find-links", str(wheel.parent), "podgpu"],
+    ):
         subprocess.run([*pip, *packages], check=True)
         shutil.rmtree(folder / "bin", ignore_errors=True)  # pip warns if it already exists
     for record in folder.glob("*.dist-info/direct_url.json"):
@@ -102,7 +115,9 @@ def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -
     for record in folder.glob("*.dist-info/RECORD"):
         # The removed files have checksums here that depend on local paths.
         lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = (line for line in lines if not re.match(r"(\.\./)*bin/|[^/]+/direct_url\.json,", line))
+        kept = (
+            line for line in lines if not re.match(r"(\.\./)*bin/|[^/]+/direct_url\.json,", line)
+        )
         record.write_text("".join(kept), encoding="utf-8")
     compile_python(folder, Path("/") / SITE_PACKAGES)
 
@@ -111,7 +126,12 @@ def compile_python(folder: Path, installed_at: Path) -> None:
     """Writes .pyc files. Without them each process compiles the code and needs 10 MiB more."""
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(
-        folder, quiet=2, invalidation_mode=mode, stripdir=str(folder), prependdir=str(installed_at), workers=1
+        folder,
+        quiet=2,
+        invalidation_mode=mode,
+        stripdir=str(folder),
+        prependdir=str(installed_at),
+        workers=1,
     )
 
 
@@ -119,7 +139,10 @@ def extract_deb(data: bytes, folder: Path) -> None:
     """Extracts a Debian package. Directories such as /bin are links, so files go to /usr/bin."""
     offset = len(b"!<arch>\n")
     while offset < len(data):
-        name, size = data[offset : offset + 16].decode().strip(" /"), int(data[offset + 48 : offset + 58])
+        name, size = (
+            data[offset : offset + 16].decode().strip(" /"),
+            int(data[offset + 48 : offset + 58]),
+        )
         content = data[offset + 60 : offset + 60 + size]
         offset += 60 + size + size % 2
         if name.startswith("data.tar"):
@@ -131,9 +154,16 @@ def extract_deb(data: bytes, folder: Path) -> None:
             parts = Path(member.name).parts
             if parts and parts[0] in ("bin", "sbin", "lib", "lib64"):
                 member.name = str(Path("usr", *parts))
-            if member.islnk() and member.linkname.removeprefix("./").split("/")[0] in ("bin", "sbin", "lib", "lib64"):
+            if member.islnk() and member.linkname.removeprefix("./").split("/")[0] in (
+                "bin",
+                "sbin",
+                "lib",
+                "lib64",
+            ):
                 member.linkname = f"usr/{member.linkname.removeprefix('./')}"
-            if not member.name.startswith(_UNUSED) and not member.name.startswith(tuple(f"./{p}" for p in _UNUSED)):
+            if not member.name.startswith(_UNUSED) and not member.name.startswith(
+                tuple(f"./{p}" for p in _UNUSED)
+            ):
                 archive.extract(member, folder, filter="tar")
 
 
@@ -147,26 +177,44 @@ def download(archive_path: str, sha256: str) -> bytes:
             continue
         if hashlib.sha256(data).hexdigest() == sha256:
             return data
-        raise SystemExit(f"{url} does not have the checksum in release/debian.lock: run python -m release.lock")
-    raise SystemExit(f"{archive_path} is no longer available: run python -m release.lock and commit the result")
+        raise SystemExit(
+            f"{url} does not have the checksum in release/debian.lock: run python -m release.lock"
+        )
+    raise SystemExit(
+        f"{archive_path} is no longer available: run python -m release.lock and commit the result"
+    )
 
 
 def locked_packages(architecture: str) -> list[tuple[str, str, str, str]]:
     """Returns name, version, checksum and path of each Debian package."""
-    rows = (line.split() for line in (HERE / "debian.lock").read_text(encoding="utf-8").splitlines())
+    rows = (
+        line.split() for line in (HERE / "debian.lock").read_text(encoding="utf-8").splitlines()
+    )
     return [(row[1], row[2], row[3], row[4]) for row in rows if row[0] == architecture]
 
 
 def check_python() -> None:
     if sys.version_info[:2] != (3, 11):
         raise SystemExit(
-            "the image has Python 3.11, which must also write its .pyc files: make PYTHON=python3.11 clean release"
+            "the image has Python 3.11, which must also write its .pyc files: make "
+            "PYTHON=python3.11 clean release"
         )
 
 
 def build_debian(architecture: str, root: Path) -> None:
     """Writes Python and its libraries into the root file system."""
-    for name in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "tmp", "run", "proc", "sys", "dev"):
+    for name in (
+        "usr/bin",
+        "usr/sbin",
+        "usr/lib",
+        "usr/lib64",
+        "etc",
+        "tmp",
+        "run",
+        "proc",
+        "sys",
+        "dev",
+    ):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
@@ -174,7 +222,9 @@ def build_debian(architecture: str, root: Path) -> None:
         extract_deb(download(path, sha256), root)
     for module in _UNUSED_MODULES:
         shutil.rmtree(root / "usr/lib/python3.11" / module, ignore_errors=True)
-    shutil.rmtree(root / "usr/lib" / f"{ARCHITECTURES[architecture]}-linux-gnu" / "gconv")  # Python has its own codecs
+    shutil.rmtree(
+        root / "usr/lib" / f"{ARCHITECTURES[architecture]}-linux-gnu" / "gconv"
+    )  # Python has its own codecs
     compile_python(root / "usr/lib/python3.11", Path("/usr/lib/python3.11"))
     _write_system_files(root)
 
@@ -185,7 +235,11 @@ def add_podgpu(wheel: Path, architecture: str, variant: str, root: Path) -> None
     command.write_text(COMMAND.format(path=""), encoding="utf-8")
     command.chmod(0o755)
     # dcgm-exporter's paths, so that its values of -f and DCGM_EXPORTER_COLLECTORS still work.
-    shutil.copytree(root / SITE_PACKAGES / "podgpu/metrics/counters", root / "etc/dcgm-exporter", dirs_exist_ok=True)
+    shutil.copytree(
+        root / SITE_PACKAGES / "podgpu/metrics/counters",
+        root / "etc/dcgm-exporter",
+        dirs_exist_ok=True,
+    )
 
 
 def _write_system_files(root: Path) -> None:
@@ -199,7 +253,9 @@ def _write_system_files(root: Path) -> None:
     certificates = sorted((root / "usr/share/ca-certificates/mozilla").glob("*.crt"))
     bundle = root / "etc/ssl/certs/ca-certificates.crt"
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    bundle.write_text("".join(path.read_text(encoding="utf-8") for path in certificates), encoding="utf-8")
+    bundle.write_text(
+        "".join(path.read_text(encoding="utf-8") for path in certificates), encoding="utf-8"
+    )
 
 
 def main() -> None:

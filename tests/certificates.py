@@ -18,8 +18,8 @@ _SCRAPER = "DNS:prometheus.test,email:ops@test,IP:::1,IP:10.0.0.7,URI:spiffe://t
 class Certificates:
     """Certificates in a folder.
 
-    `ca` signed those of the servers `server`, `renewed`, `elsewhere` and `expired`, and of the clients `client` and
-    `scraper`. `stranger` signed that of the client `outsider`.
+    `ca` signed those of the servers `server`, `renewed`, `elsewhere` and `expired`, and of the
+    clients `client` and `scraper`. `stranger` signed that of the client `outsider`.
     """
 
     folder: Path
@@ -70,12 +70,43 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def _sign(folder: Path, name: str, extension: str, days: int = 2, authority: str = "ca") -> None:
     (folder / f"{name}.ext").write_text(extension + "\n")
-    _openssl(folder, "req", *_KEY, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-    signer = ("-CA", f"{authority}.crt", "-CAkey", f"{authority}.key", "-CAcreateserial", "-extfile", f"{name}.ext")
-    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signer, "-days", str(days))
+    _openssl(
+        folder,
+        "req",
+        *_KEY,
+        "-keyout",
+        f"{name}.key",
+        "-out",
+        f"{name}.csr",
+        "-subj",
+        f"/CN={name}",
+    )
+    signer = (
+        "-CA",
+        f"{authority}.crt",
+        "-CAkey",
+        f"{authority}.key",
+        "-CAcreateserial",
+        "-extfile",
+        f"{name}.ext",
+    )
+    _openssl(
+        folder,
+        "x509",
+        "-req",
+        "-in",
+        f"{name}.csr",
+        "-out",
+        f"{name}.crt",
+        *signer,
+        "-days",
+        str(days),
+    )
 
 
 def _openssl(folder: Path, *words: str) -> None:
-    done = subprocess.run(["openssl", *words], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["openssl", *words], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         pytest.skip(f"this openssl cannot make the certificates: {done.stderr[-200:]}")

@@ -1,4 +1,6 @@
-"""Configuration of all tests: golden files, hypothesis, the order of files, and a guard against reads of host files."""
+"""Configuration of all tests: golden files, hypothesis, the order of files, and a guard against
+reads of host files.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,16 @@ def _does_not_read_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
         read += _notes.read_text(encoding="utf-8").splitlines()
         _notes.unlink()
     if request.node.get_closest_marker("reads_host") is None:
-        assert sorted(set(read)) == [], "the test read files of the host: pass the path as an option"
+        assert sorted(set(read)) == [], (
+            "the test read files of the host: pass the path as an option"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rewrite-golden", action="store_true", help="write tests/nodes/*/expected.prom instead of comparing"
+        "--rewrite-golden",
+        action="store_true",
+        help="write tests/nodes/*/expected.prom instead of comparing",
     )
 
 
@@ -74,9 +80,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-# Duration of slow files in seconds. They start first, because a slow file that starts last delays the end.
+# Duration of slow files in seconds. They start first, because a slow file that starts last delays
+# the end.
 SLOW = {
-    "cluster/test_prometheus_ranges.py": 45,  # its data are stale five minutes after the tests are collected
+    # its data are stale five minutes after the tests are collected
+    "cluster/test_prometheus_ranges.py": 45,
     "browser/test_fit.py": 40,
     "test_doc_commands.py": 36,
     "agent/test_gpu_faults.py": 34,
@@ -116,7 +124,9 @@ def _logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _stop_nodes() -> Iterator[None]:
-    """Stops the simulated nodes that the test created. Those of a module's fixture were created before, and stay."""
+    """Stops the simulated nodes that the test created. Those of a module's fixture were created
+    before, and stay.
+    """
     first = len(stop_after_test)
     yield
     while len(stop_after_test) > first:
@@ -125,7 +135,9 @@ def _stop_nodes() -> Iterator[None]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Yields a temporary folder with a short name, because tmp_path is too long for a socket path."""
+    """Yields a temporary folder with a short name, because tmp_path is too long for a socket
+    path.
+    """
     path = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     yield path
     shutil.rmtree(path)

@@ -1,9 +1,10 @@
 """Simulates the compute engine of a shared GPU, which runs bursts of work of one context at a time.
 
-Behaves as measured on an H200. A context stays resident after its work until another one has work. Competing contexts
-get time slices of 2.1 ms. A switch takes 84 µs, and the new context starts to work 45 µs later. Saving the old context
-takes longer if it was preempted. Bursts start at fixed times, so that they can synchronize with the driver's sampling.
-`SimulatedSwitchLog` writes the driver's records.
+Behaves as measured on an H200. A context stays resident after its work until another one has work.
+Competing contexts get time slices of 2.1 ms. A switch takes 84 µs, and the new context starts to
+work 45 µs later. Saving the old context takes longer if it was preempted. Bursts start at fixed
+times, so that they can synchronize with the driver's sampling. `SimulatedSwitchLog` writes the
+driver's records.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from podgpu.labs.simulate.gpu import (
     SimulatedLoad,
     UtilisationSample,
 )
-from podgpu.node.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
+from podgpu.node.gpu.nvml.switch_attribution import (
+    FECS_RECORD,
+    RECORD,
+    SAVED,
+    SWITCHED_IN,
+    WHOLE_GPU,
+)
 
 SWITCH_NS = 84_000
 RESTORE_NS = 45_000
@@ -31,13 +38,16 @@ SLICE_NS = 2_100_000
 LAUNCH_NS = 10_000  # time until a process submits new work after it has finished
 SAMPLE_NS = 10**9 // SAMPLES_PER_SECOND
 _KEPT_NS = 30 * 10**9
-_GPU_CLOCK_LAG_NS = 1_000_000  # how far the GPU's clock is behind the system clock; on an H200 it drifts by 7 µs/s
+_GPU_CLOCK_LAG_NS = (
+    1_000_000  # how far the GPU's clock is behind the system clock; on an H200 it drifts by 7 µs/s
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """A process that works for `work` nanoseconds every `period`, starting at `first`. A burst is delayed until the
-    previous one has finished."""
+    """A process that works for `work` nanoseconds every `period`, starting at `first`. A burst is
+    delayed until the previous one has finished.
+    """
 
     pid: int
     work: int
@@ -55,7 +65,9 @@ class EngineSample(NamedTuple):
     """The driver's sample at the end of one period."""
 
     busy_ns: int  # busy time within the period
-    pid: int | None  # process that was busy at the end of the period, or the last one that was busy before
+    pid: (
+        int | None
+    )  # process that was busy at the end of the period, or the last one that was busy before
 
 
 class Engine:
@@ -129,7 +141,12 @@ class Engine:
             done_at = max(self.now, self._works_from) + mine
             slice_end = self._slice_ends if waiting or arrival < self._slice_ends else done_at
             self._pass(
-                min(until, done_at, max(slice_end, self.now + 1) if waiting else max(arrival, self.now + 1)), True
+                min(
+                    until,
+                    done_at,
+                    max(slice_end, self.now + 1) if waiting else max(arrival, self.now + 1),
+                ),
+                True,
             )
         else:
             self._pass(min(until, max(arrival, self.now + 1)), False)
@@ -137,11 +154,17 @@ class Engine:
     def _after(self, waiting: list[int]) -> int:
         """Selects the next process round-robin."""
         order = sorted(waiting)
-        return next((pid for pid in order if self._resident is not None and pid > self._resident), order[0])
+        return next(
+            (pid for pid in order if self._resident is not None and pid > self._resident), order[0]
+        )
 
     def _switch(self, pid: int) -> None:
         if self._resident is not None:
-            self._enter(self.now + (WORKING_SAVE_NS if self._left.get(self._resident) else IDLE_SAVE_NS), None, True)
+            self._enter(
+                self.now + (WORKING_SAVE_NS if self._left.get(self._resident) else IDLE_SAVE_NS),
+                None,
+                True,
+            )
             self._record(SAVED, self._resident)
             self._enter(self.now + SWITCH_NS, None, True)
         self._resident = pid
@@ -202,7 +225,11 @@ class SimulatedSwitchLog:
         with self._lock:
             engines = self._engines()
             switches = [
-                (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
+                (
+                    switch,
+                    WHOLE_GPU if instance is None else instance,
+                    WHOLE_GPU if instance is None else 0,
+                )
                 for instance, engine in engines.items()
                 for switch in engine.switches(self._read.get(instance, 0))
             ]
@@ -222,7 +249,9 @@ class SimulatedSwitchLog:
         number, self._number = self._number, (self._number + 1) % (1 << 16)
         at = self._gpu_time(switch.at)
         where = (instance, compute_instance)
-        return RECORD.pack(FECS_RECORD, 0, 0, switch.tag, 0, number, switch.pid, switch.pid, 0, *where, at)
+        return RECORD.pack(
+            FECS_RECORD, 0, 0, switch.tag, 0, number, switch.pid, switch.pid, 0, *where, at
+        )
 
 
 class BurstLoad(SimulatedLoad):
@@ -234,7 +263,9 @@ class BurstLoad(SimulatedLoad):
         period = int(self.period * 1e9)
         first = -int(self.phase * 1e9) % period
         late = max(0, int(now * 1e9) - first)
-        return Bursts(self.pid, int(self.duty * period), period, first + -(-late // period) * period)
+        return Bursts(
+            self.pid, int(self.duty * period), period, first + -(-late // period) * period
+        )
 
 
 @dataclass(eq=False)
@@ -270,12 +301,20 @@ class BurstGpu(SimulatedGpu):
         super().reset()
 
     def _sample(self, index: int) -> UtilisationSample:
-        """Attributes the busy time of the period to the process that ran at its end, as the driver does."""
+        """Attributes the busy time of the period to the process that ran at its end, as the driver
+        does.
+        """
         if None not in self.engines:
             return super()._sample(index)
         moment, sample = index / SAMPLES_PER_SECOND, self.engines[None].sample(index)
-        pids = [r.load.pid for r in self.loads if r.since < moment <= r.until and r.load.pid == sample.pid]
-        return UtilisationSample(int((moment + self.epoch) * 1e6), dict.fromkeys(pids, sample.busy_ns / SAMPLE_NS))
+        pids = [
+            r.load.pid
+            for r in self.loads
+            if r.since < moment <= r.until and r.load.pid == sample.pid
+        ]
+        return UtilisationSample(
+            int((moment + self.epoch) * 1e6), dict.fromkeys(pids, sample.busy_ns / SAMPLE_NS)
+        )
 
 
 def open_log(driver: Any, uuid: str) -> SimulatedSwitchLog:
@@ -286,4 +325,6 @@ def open_log(driver: Any, uuid: str) -> SimulatedSwitchLog:
         with driver.lock:
             return dict(driver.advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
 
-    return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS, driver.lock)
+    return SimulatedSwitchLog(
+        engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS, driver.lock
+    )

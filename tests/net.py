@@ -13,14 +13,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 _PORTS_GIVEN = 2000  # number of ports for each worker of xdist
 _FIRST_PORT = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * _PORTS_GIVEN
-_PORTS = itertools.count(os.getpid() * 8, 8)  # the demo also uses the four ports after its first one
+_PORTS = itertools.count(
+    os.getpid() * 8, 8
+)  # the demo also uses the four ports after its first one
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def free_port() -> int:
     """Returns a port for a process that binds it later.
 
-    It is outside the range that the kernel uses for connections. Other test processes get other ports.
+    It is outside the range that the kernel uses for connections. Other test processes get other
+    ports.
     """
     while True:
         port = _FIRST_PORT + next(_PORTS) % _PORTS_GIVEN

@@ -45,7 +45,9 @@ def mounted_disk(disk: Path, options: str = "size=1m") -> Iterator[None]:
 
 @contextmanager
 def mounted_file(path: Path) -> Iterator[None]:
-    """Mounts an empty JSON list from another file system on the path, like a single file in a pod."""
+    """Mounts an empty JSON list from another file system on the path, like a single file in a
+    pod.
+    """
     path.write_text("[]")
     disk = path.with_name("disk")
     with mounted_disk(disk):

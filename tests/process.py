@@ -44,9 +44,14 @@ class Process:
         return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
 
     def series(self, family: str) -> dict[str, float]:
-        """Returns values by UUID. Empty if the exporter does not answer or has no current values."""
+        """Returns values by UUID. Empty if the exporter does not answer or has no current
+        values.
+        """
         try:
-            return {labels["UUID"]: value for labels, value in lines_of(self.client.ask("/metrics").text, family)}
+            return {
+                labels["UUID"]: value
+                for labels, value in lines_of(self.client.ask("/metrics").text, family)
+            }
         except OSError:
             return {}
 
@@ -81,7 +86,9 @@ def podgpu(
     variables: Mapping[str, str] | None = None,
     port: int = 0,
 ) -> Iterator[Process]:
-    """Runs a command with `-a` until the end of the context. `before` runs in the new process before podgpu."""
+    """Runs a command with `-a` until the end of the context. `before` runs in the new process
+    before podgpu.
+    """
     port = port or free_port()
     command = [*program, *arguments, "-a", f"127.0.0.1:{port}"]
     environment = {**os.environ, "NODE_NAME": "node-1", **(variables or {})}

@@ -31,7 +31,9 @@ class Hang:
     function: str
     gpu: int | None
     released: threading.Event = field(default_factory=threading.Event)
-    entered: threading.Event = field(default_factory=threading.Event)  # set when the first call hangs
+    entered: threading.Event = field(
+        default_factory=threading.Event
+    )  # set when the first call hangs
     threads: set[int] = field(default_factory=set)  # ids of the threads of all calls that hung
 
     def release(self) -> None:
@@ -39,11 +41,15 @@ class Hang:
 
 
 stop_after_test: list[Callable[[], None]] = []
-"""Called at the end of each test. Otherwise threads would poll the test's drivers for XIDs until the last test ends."""
+"""Called at the end of each test. Otherwise threads would poll the test's drivers for XIDs until
+the last test ends.
+"""
 
 
 class FaultyNvml(SimulatedNvml):
-    """Injects faults. `gpu` is the number of a GPU, None for all GPUs and for calls without a device."""
+    """Injects faults. `gpu` is the number of a GPU, None for all GPUs and for calls without a
+    device.
+    """
 
     def __init__(
         self,
@@ -53,7 +59,9 @@ class FaultyNvml(SimulatedNvml):
         minors: Sequence[int] = (),
         **named: Any,
     ) -> None:
-        """`uuids` and `minors` are indexed by GPU number, `mig_uuids` by (GPU number, index of the MIG device)."""
+        """`uuids` and `minors` are indexed by GPU number, `mig_uuids` by (GPU number, index of the
+        MIG device).
+        """
         self.faults = self
         self._hangs: list[Hang] = []
         self._answers: dict[tuple[Subject, int | None], tuple[Any, int]] = {}
@@ -73,7 +81,9 @@ class FaultyNvml(SimulatedNvml):
             gpu.minor = minor
         for gpu in self.gpus:
             known = mig_uuids or {}
-            gpu.instances = tuple(replace(i, uuid=known.get((gpu.number, i.index), i.uuid)) for i in gpu.instances)
+            gpu.instances = tuple(
+                replace(i, uuid=known.get((gpu.number, i.index), i.uuid)) for i in gpu.instances
+            )
 
     def gpu(self, number: int) -> Any:
         return self.gpus[number]
@@ -107,7 +117,9 @@ class FaultyNvml(SimulatedNvml):
         self._answers.pop((subject, gpu), None)
 
     def hide_processes(self) -> None:
-        """Simulates a separate PID namespace: process lists are empty, but process utilization is still returned."""
+        """Simulates a separate PID namespace: process lists are empty, but process utilization is
+        still returned.
+        """
         self._processes_hidden = True
 
     def lose(self, number: int, *, enumerated: bool = True) -> None:
@@ -119,17 +131,25 @@ class FaultyNvml(SimulatedNvml):
                 self._listed = [gpu for gpu in self._listed if gpu.number != number]
 
     def recover(self, number: int) -> None:
-        """Repairs the GPU. If the driver was initialized without it, the driver lists it after the next time."""
+        """Repairs the GPU. If the driver was initialized without it, the driver lists it after the
+        next time.
+        """
         with self.lock:
             super().recover(number)
             self._unlisted.discard(number)
-            self._listed = [gpu for gpu in self._session_gpus if gpu.number == number or gpu in self._listed]
+            self._listed = [
+                gpu for gpu in self._session_gpus if gpu.number == number or gpu in self._listed
+            ]
 
     def relayout(self, gpu: int, profiles: Sequence[str] | None) -> list[str]:
-        """Changes the MIG layout and returns the UUIDs of the new MIG devices. `profiles`: None disables MIG."""
+        """Changes the MIG layout and returns the UUIDs of the new MIG devices. `profiles`: None
+        disables MIG.
+        """
         cut = self.gpus[gpu]
         with self.lock:
-            self._targets = {a: t for a, t in self._targets.items() if t[0] is not cut or t[1] is None}
+            self._targets = {
+                a: t for a, t in self._targets.items() if t[0] is not cut or t[1] is None
+            }
             self.advance(cut)
             if profiles is None:
                 cut.set_instances(None)
@@ -153,7 +173,9 @@ class FaultyNvml(SimulatedNvml):
         self.clear("nvmlInit")
 
     def reload_driver(self, error: int = pynvml.NVML_ERROR_UNKNOWN) -> None:
-        """Invalidates all handles. Open sessions fail with `error` until they are shut down and opened again."""
+        """Invalidates all handles. Open sessions fail with `error` until they are shut down and
+        opened again.
+        """
         with self.lock:
             self._loads_of_driver += 1
             self._session_error = error
@@ -164,7 +186,9 @@ class FaultyNvml(SimulatedNvml):
     def _init(self) -> None:
         if not self._sessions:
             self._session_load = self._loads_of_driver
-            self._listed = self._session_gpus = [gpu for gpu in self.gpus if gpu.number not in self._unlisted]
+            self._listed = self._session_gpus = [
+                gpu for gpu in self.gpus if gpu.number not in self._unlisted
+            ]
         super()._init()
 
     def _check_session(self) -> None:
@@ -205,9 +229,13 @@ class FaultyNvml(SimulatedNvml):
         """Returns the number of the GPU that a call refers to."""
         with self.lock:
             if name == "nvmlDeviceGetHandleByIndex":
-                return self._listed[arguments[0]].number if arguments[0] < len(self._listed) else None
+                return (
+                    self._listed[arguments[0]].number if arguments[0] < len(self._listed) else None
+                )
             if name == "nvmlDeviceGetHandleByPciBusId":
-                return next((gpu.number for gpu in self._listed if pci_bus_id(gpu) == arguments[0]), None)
+                return next(
+                    (gpu.number for gpu in self._listed if pci_bus_id(gpu) == arguments[0]), None
+                )
             target = self._targets.get(address_in(arguments[0])) if arguments else None
             return target[0].number if target else None
 
@@ -236,12 +264,23 @@ Driver = Literal["systemd", "cgroupfs"]
 Qos = Literal["guaranteed", "burstable", "besteffort"]
 Runtime = Literal["containerd", "crio", "docker"]
 _SCOPES: dict[Runtime, str] = {"containerd": "cri-containerd", "crio": "crio", "docker": "docker"}
-_V1_HIERARCHIES = ("cpuset", "cpu,cpuacct", "blkio", "memory", "devices", "freezer", "pids", "name=systemd")
+_V1_HIERARCHIES = (
+    "cpuset",
+    "cpu,cpuacct",
+    "blkio",
+    "memory",
+    "devices",
+    "freezer",
+    "pids",
+    "name=systemd",
+)
 
 
 class FaultyProc(SimulatedProc):
     def __init__(self, root: Path, pid_namespace: str = "") -> None:
-        """`pid_namespace`: PID namespace of the process that reads the directory, if it is not the host's."""
+        """`pid_namespace`: PID namespace of the process that reads the directory, if it is not the
+        host's.
+        """
         super().__init__(root)
         if pid_namespace:
             (root / "self" / "ns" / "pid").unlink()
@@ -253,9 +292,16 @@ class FaultyProc(SimulatedProc):
         self.add(pid, cgroup, name)
 
     def run(
-        self, pid: int, uid: int, *arguments: str, cgroup: str = "/user.slice", environment: str | None = None
+        self,
+        pid: int,
+        uid: int,
+        *arguments: str,
+        cgroup: str = "/user.slice",
+        environment: str | None = None,
     ) -> None:
-        """Adds a process of a user. Without `environment`, the environment of the process cannot be read."""
+        """Adds a process of a user. Without `environment`, the environment of the process cannot be
+        read.
+        """
         self.add(pid, cgroup_text(cgroup))
         folder = self.root / str(pid)
         (folder / "status").write_text(f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
@@ -288,7 +334,9 @@ def cgroup_text(path: str, version: Literal[1, 2] = 2) -> str:
     if version == 2:
         return f"0::{path}\n"
     numbered = enumerate(_V1_HIERARCHIES, 1)
-    return "".join(f"{number}:{controllers}:{path}\n" for number, controllers in reversed(list(numbered)))
+    return "".join(
+        f"{number}:{controllers}:{path}\n" for number, controllers in reversed(list(numbered))
+    )
 
 
 def _systemd_path(uid: str, container_id: str, qos: Qos, runtime: Runtime) -> str:

@@ -11,7 +11,12 @@ from typing import Any
 
 import grpc
 
-from podgpu.labs.simulate.simulated_kubelet import Resources, SimulatedKubelet, SimulatedPod, encode_devices
+from podgpu.labs.simulate.simulated_kubelet import (
+    Resources,
+    SimulatedKubelet,
+    SimulatedPod,
+    encode_devices,
+)
 from podgpu.node.holders import podresources_pb2
 
 RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
@@ -37,7 +42,9 @@ class SimulatedClaim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPod(SimulatedPod):
-    claims: Mapping[str, Sequence[SimulatedClaim]] = field(default_factory=dict)  # container -> its claims (DRA)
+    claims: Mapping[str, Sequence[SimulatedClaim]] = field(
+        default_factory=dict
+    )  # container -> its claims (DRA)
 
 
 class FaultyKubelet(SimulatedKubelet):
@@ -46,11 +53,19 @@ class FaultyKubelet(SimulatedKubelet):
     def __init__(self, socket: str, pods: Iterable[SimulatedPod] = ()) -> None:
         super().__init__(socket, pods)
         self.allocatable: Resources | None = None
-        """Devices that device plugins registered; empty if no plugin runs. If None, the allocated devices are used."""
-        self.versions: frozenset[str] = frozenset({"v1"})  # served versions; others are Unimplemented
+        """Devices that device plugins registered; empty if no plugin runs. If None, the allocated
+        devices are used.
+        """
+        self.versions: frozenset[str] = frozenset(
+            {"v1"}
+        )  # served versions; others are Unimplemented
         self.raw_answer: bytes | None = None  # response that is sent instead of the pods
-        self.refusal: tuple[str, str] | None = None  # gRPC code and message with which every call fails
-        self.calls: deque[str] = deque(maxlen=1000)  # recent methods, such as `/v1.PodResourcesLister/List`
+        self.refusal: tuple[str, str] | None = (
+            None  # gRPC code and message with which every call fails
+        )
+        self.calls: deque[str] = deque(
+            maxlen=1000
+        )  # recent methods, such as `/v1.PodResourcesLister/List`
         self._answering = threading.Event()
         self._answering.set()
         self._is_stopping = False
@@ -71,7 +86,9 @@ class FaultyKubelet(SimulatedKubelet):
             os.rename(kept, self.socket)
 
     def restart(self) -> None:
-        """Restarts on a new socket file. A real kubelet lists no pods at first; clear `pods` to simulate that."""
+        """Restarts on a new socket file. A real kubelet lists no pods at first; clear `pods` to
+        simulate that.
+        """
         self.stop()
         self.start()
 
@@ -105,7 +122,9 @@ class FaultyKubelet(SimulatedKubelet):
         if self.allocatable is None:
             return super().list_devices()
         devices = encode_devices(self.allocatable)
-        return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())
+        return bytes(
+            podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString()
+        )
 
 
 def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) -> bytes:
@@ -114,15 +133,23 @@ def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) 
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
         for container, resources in pod.containers.items():
-            listed = entry.containers.add(name=container, devices=encode_devices(resources, numa_nodes))
+            listed = entry.containers.add(
+                name=container, devices=encode_devices(resources, numa_nodes)
+            )
             if isinstance(pod, ClaimingPod):
-                listed.dynamic_resources.extend(map(_dynamic_resource, pod.claims.get(container, ())))
+                listed.dynamic_resources.extend(
+                    map(_dynamic_resource, pod.claims.get(container, ()))
+                )
     return bytes(answer.SerializeToString())
 
 
 def _dynamic_resource(claim: SimulatedClaim) -> Any:
-    """Encodes a claim. As in the kubelet, each device repeats the CDI names of earlier devices of its driver."""
-    resource = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
+    """Encodes a claim. As in the kubelet, each device repeats the CDI names of earlier devices of
+    its driver.
+    """
+    resource = podresources_pb2.DynamicResource(
+        claim_name=claim.name, claim_namespace=claim.namespace
+    )
     cdi_names: dict[str, list[str]] = {}
     for device in claim.devices:
         names = cdi_names.setdefault(device.driver, [])

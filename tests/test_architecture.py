@@ -23,7 +23,9 @@ LAYERS = [
     {"kube"},
     {"metrics"},
 ]
-"""Top layer first. A package imports only packages of lower layers; every package may import root modules."""
+"""Top layer first. A package imports only packages of lower layers; every package may import root
+modules.
+"""
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 ROOT_MODULES = {path.stem for path in SOURCE.glob("*.py")} - {"__main__"}
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -60,7 +62,9 @@ def test_imports_point_downwards(package: str) -> None:
 
 def test_no_two_modules_have_the_same_name() -> None:
     """The modules of `cli` are named after their commands, so they may repeat a name."""
-    modules = [path.stem for path in FILES if path.name != "__init__.py" and package_of(path) != "cli"]
+    modules = [
+        path.stem for path in FILES if path.name != "__init__.py" and package_of(path) != "cli"
+    ]
     assert sorted(modules) == sorted(set(modules))
 
 
@@ -73,17 +77,31 @@ def own_modules_patched(script: str) -> list[str]:
     imported: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            modules = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [a.name for a in node.names]
+            )
             if any(module.split(".")[0] in OURS for module in modules):
                 imported |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     calls = [
-        node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
     ]
-    patches = [ast.unparse(call.args[0]) for call in calls if re.search(r"patch\.\w+$", ast.unparse(call.func))]
+    patches = [
+        ast.unparse(call.args[0])
+        for call in calls
+        if re.search(r"patch\.\w+$", ast.unparse(call.func))
+    ]
     return [target for target in patches if target.strip("'").split(".")[0] in {*OURS, *imported}]
 
 
 def test_tests_do_not_patch_our_modules() -> None:
-    scripts = {path: path.read_text(encoding="utf-8") for path in sorted((TREE / "tests").rglob("*.py"))}
-    patched = {str(path): own_modules_patched(text) for path, text in scripts.items() if "patch." in text}
+    scripts = {
+        path: path.read_text(encoding="utf-8") for path in sorted((TREE / "tests").rglob("*.py"))
+    }
+    patched = {
+        str(path): own_modules_patched(text) for path, text in scripts.items() if "patch." in text
+    }
     assert {path: targets for path, targets in patched.items() if targets} == {}

@@ -1,4 +1,6 @@
-"""The bill of short jobs on a simulated node, compared with the energy meters of the simulated GPUs."""
+"""The bill of short jobs on a simulated node, compared with the energy meters of the simulated
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _FIRST_PID = 10_000
 
 @dataclass(frozen=True)
 class Job:
-    """A pod with one container on a GPU or a time slice. Its process starts after the pod and ends before it."""
+    """A pod with one container on a GPU or a time slice. Its process starts after the pod and ends
+    before it.
+    """
 
     number: int
     namespace: str
@@ -70,7 +74,11 @@ class Job:
 
 def schedule(random: Random) -> list[Job]:
     """Assigns each job to the slot that is free first, after a pause."""
-    free = {(gpu, slot): random.uniform(0, 20) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)}
+    free = {
+        (gpu, slot): random.uniform(0, 20)
+        for gpu, slots in enumerate(SLOTS_OF_GPU)
+        for slot in range(slots)
+    }
     jobs = []
     for number in range(JOBS):
         gpu, slot = min(free, key=lambda place: free[place])
@@ -114,11 +122,17 @@ class Truth:
         for gpu in self._driver.gpus:
             before = gpu.energy
             gpu.advance(now)
-            self._charge(self.holders[gpu.number], gpu.running(), now - self._at, gpu.energy - before)
+            self._charge(
+                self.holders[gpu.number], gpu.running(), now - self._at, gpu.energy - before
+            )
         self._at = now
 
-    def _charge(self, holders: set[Job], loads: list[SimulatedLoad], seconds: float, joules: float) -> None:
-        busy = dict(zip((self._workers[load.pid] for load in loads), split_busy(loads, 0), strict=True))
+    def _charge(
+        self, holders: set[Job], loads: list[SimulatedLoad], seconds: float, joules: float
+    ) -> None:
+        busy = dict(
+            zip((self._workers[load.pid] for load in loads), split_busy(loads, 0), strict=True)
+        )
         whole = sum(busy.values())
         for job in holders:
             self.bill["allocated_seconds", job.namespace] += seconds / job.slots
@@ -139,13 +153,17 @@ class Node(SimulatedNode):
         self.kubelet = FaultyKubelet(str(root / "kubelet.sock"))
         super().__init__(
             "8xH100",
-            Settings(TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")),
+            Settings(
+                TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")
+            ),
             sources=[KubeletAllocation(self.kubelet.socket, clock=self.monotonic)],
             proc=self.proc,
             identities=IdentityReader(str(self.pods), str(self.containers)).read,
         )
         self.truth = Truth(self.driver, self.time)
-        ids = [self._id(gpu, slot) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)]
+        ids = [
+            self._id(gpu, slot) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)
+        ]
         self.kubelet.allocatable = {"nvidia.com/gpu": ids}
 
     def _id(self, gpu: int, slot: int) -> str:
@@ -174,7 +192,9 @@ class Node(SimulatedNode):
     def _update_kubelet(self) -> None:
         held = [job for jobs in self.truth.holders.values() for job in jobs]
         self.kubelet.pods = tuple(
-            SimulatedPod(job.namespace, job.pod, {"main": {"nvidia.com/gpu": [self._id(job.gpu, job.slot)]}})
+            SimulatedPod(
+                job.namespace, job.pod, {"main": {"nvidia.com/gpu": [self._id(job.gpu, job.slot)]}}
+            )
             for job in held
         )
 
@@ -196,7 +216,9 @@ class Node(SimulatedNode):
             yield second + USAGE_AT, self.agent.read_usage
 
     def run(self, jobs: list[Job], until: float) -> None:
-        events = [event for job in jobs for event in self.job_events(job)] + list(self.turn_events(until))
+        events = [event for job in jobs for event in self.job_events(job)] + list(
+            self.turn_events(until)
+        )
         start = self.time
         for at, run in sorted(events, key=lambda event: event[0]):
             self.truth.advance(start + at)
@@ -216,7 +238,9 @@ def test_namespaces_are_billed_for_short_jobs(folder: Path) -> None:
         billed["allocated_seconds", usage.namespace] += (usage.allocated_ns or 0) / 1e9
         billed["busy_seconds", usage.namespace] += (usage.busy_ns or 0) / 1e9
         billed["energy_joules", usage.namespace] += (usage.energy_mj or 0) / 1e3
-    assert billed == {key: pytest.approx(amount, rel=TOLERANCE) for key, amount in node.truth.bill.items()}
+    assert billed == {
+        key: pytest.approx(amount, rel=TOLERANCE) for key, amount in node.truth.bill.items()
+    }
     devices = [gpu.usage for gpu in state.devices if gpu.usage is not None]
     for figure in ("busy_ns", "energy_mj"):
         charged = sum(getattr(usage, figure) or 0 for usage in state.namespaces)

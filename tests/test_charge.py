@@ -1,4 +1,6 @@
-"""The formula of the bill: its sums, and equal results of the recorder and of the exporter's counters."""
+"""The formula of the bill: its sums, and equal results of the recorder and of the exporter's
+counters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TIMES = st.builds(HeldTime, SECONDS, st.floats(0, 1), *[st.none() | SECONDS] * 5
 
 
 @given(TIMES, st.floats(0, 1), st.none() | st.floats(0, 100))
-def test_idle_is_a_part_of_what_is_allocated(time: HeldTime, size: float, price: float | None) -> None:
+def test_idle_is_a_part_of_what_is_allocated(
+    time: HeldTime, size: float, price: float | None
+) -> None:
     amounts = charge(time, size, price)
     assert amounts.idle_seconds <= amounts.allocated_seconds
     assert amounts.idle_cost <= amounts.cost
@@ -27,7 +31,9 @@ def test_idle_is_a_part_of_what_is_allocated(time: HeldTime, size: float, price:
 
 
 @given(st.lists(st.floats(0, 1), max_size=5), st.floats(0.01, 1), st.floats(0, 100))
-def test_holders_and_rest_pay_for_the_whole_device(shares: list[float], size: float, price: float) -> None:
+def test_holders_and_rest_pay_for_the_whole_device(
+    shares: list[float], size: float, price: float
+) -> None:
     shares = [share / max(1.0, sum(shares)) for share in shares]
     held = [charge(HeldTime(60.0, share), size, price) for share in shares]
     rest = charge_rest(60.0, size, sum(one.allocated_seconds for one in held), price)
@@ -37,12 +43,16 @@ def test_holders_and_rest_pay_for_the_whole_device(shares: list[float], size: fl
 
 @pytest.mark.parametrize(("on", "off"), [(1, 1), (2, 8), (5, 10), (7, 13), (30, 30)])
 def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, off: int) -> None:
-    """The node reads every second and the cluster every 15 s, so a holder may work and rest several times between."""
+    """The node reads every second and the cluster every 15 s, so a holder may work and rest several
+    times between.
+    """
     world, reader = World(), SampleReader(lambda: world.state, 60.0)
     total, busy, idle, since = Amounts(), 0, 0, 0.0
     for second in range(1, 601):
         is_on = (second - 1) % (on + off) < on
-        busy, idle, since = (busy + 1, idle, 0.0) if is_on else (busy, idle + 1, since or second - 1.0)
+        busy, idle, since = (
+            (busy + 1, idle, 0.0) if is_on else (busy, idle + 1, since or second - 1.0)
+        )
         if second % 15 == 0:
             state = {"busy_ns": busy * NS, "idle_ns": idle * NS, "utilization_ratio": float(is_on)}
             own = holder(idle_since=None if is_on else 1_700_000_100.0 + since, **state)

@@ -29,7 +29,9 @@ def test_valid_strings(text: str, selection: Selection) -> None:
     assert parse_selection(text) == selection
 
 
-@pytest.mark.parametrize("text", ["", "f:1", "g:", "g:4-2", "g: 0", "g:0,i:3", "g:-1", "g:0+", "g:0+g:1", "f+i:0", "x"])
+@pytest.mark.parametrize(
+    "text", ["", "f:1", "g:", "g:4-2", "g: 0", "g:0,i:3", "g:-1", "g:0+", "g:0+g:1", "f+i:0", "x"]
+)
 def test_invalid_strings(text: str) -> None:
     with pytest.raises(UsageError, match="such as g:0,2-4"):
         parse_selection(text)
@@ -62,7 +64,8 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("g:7+i:0", "this node has no GPU 7"), ("g:0+i:2", "this node has no MIG instance 2")]
+    ("text", "complaint"),
+    [("g:7+i:0", "this node has no GPU 7"), ("g:0+i:2", "this node has no MIG instance 2")],
 )
 def test_devices_that_do_not_exist(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

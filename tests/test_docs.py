@@ -64,7 +64,11 @@ def test_relative_links_resolve() -> None:
 
 
 def test_every_metric_named_exists() -> None:
-    own = {name for group in ("exporter", "cluster", "hook", "autoscale") for name in families_in(group)}
+    own = {
+        name
+        for group in ("exporter", "cluster", "hook", "autoscale")
+        for name in families_in(group)
+    }
     known = own | {name for field in fields().values() for name in field.names}
     for page in PAGES:
         for match in _NAME.finditer(page.read_text(encoding="utf-8")):
@@ -78,7 +82,9 @@ def test_every_metric_named_exists() -> None:
 @cache
 def known_options() -> set[str]:
     commands = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
-    return {name for command in commands if command for option in command.params for name in option.opts}
+    return {
+        name for command in commands if command for option in command.params for name in option.opts
+    }
 
 
 def test_every_option_named_exists() -> None:
@@ -88,8 +94,12 @@ def test_every_option_named_exists() -> None:
 
 
 def test_every_chart_value_named_exists() -> None:
-    """Checks words such as `exporter.kubernetes.dra`, `gpus.access=cdi` and `exporter.monitor.*`."""
-    values: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text("utf-8"))
+    """Checks words such as `exporter.kubernetes.dra`, `gpus.access=cdi` and
+    `exporter.monitor.*`.
+    """
+    values: dict[str, Any] = yaml.safe_load(
+        (ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text("utf-8")
+    )
     for page, text in prose_of_pages():
         for span in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z*]+)+)(?:[=:][^`]*)?`", text):
             here = values
@@ -104,7 +114,10 @@ def test_every_path_named_exists() -> None:
         for path in re.findall(r"(?<![\w/.-])((?:deploy|tests|bench|docs)/[\w./-]+)", text):
             assert (ROOT / path.rstrip(".")).exists(), (page.name, path)
         for path in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.(?:py|csv))`", text):
-            assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), (page.name, path)
+            assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), (
+                page.name,
+                path,
+            )
 
 
 @needs_promtool
@@ -113,7 +126,9 @@ def test_the_scrape_configuration_is_accepted(tmp_path: Path) -> None:
     (block,) = [b for b in blocks(scraping, "yaml") if b.startswith("scrape_configs:")]
     configuration = tmp_path / "prometheus.yml"
     # Debian builds Prometheus without service discovery from Kubernetes.
-    block = block.replace("kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [localhost]}]")
+    block = block.replace(
+        "kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [localhost]}]"
+    )
     configuration.write_text(block, encoding="utf-8")
     promtool("check", "config", configuration)
 

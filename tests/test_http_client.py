@@ -45,7 +45,9 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 def answer(body: bytes = EXPOSITION, status: int = 200, **headers: str) -> Answer:
     def send(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)
-        for name, value in ({"Content_Type": "text/plain", "Content_Length": str(len(body))} | headers).items():
+        for name, value in (
+            {"Content_Type": "text/plain", "Content_Length": str(len(body))} | headers
+        ).items():
             request.send_header(name.replace("_", "-"), value)
         request.end_headers()
         request.wfile.write(body)
@@ -68,7 +70,9 @@ def serving(send: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def site(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+async def site(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -93,7 +97,10 @@ def error_of(source: ExpositionSource) -> SourceError:
         (answer(b"<html><body>Sign in</body></html>", Content_Type="text/html"), "not_prometheus"),
         (answer(b"", 401), "unauthorized"),
         (answer(b"", 503), "http_503"),
-        (answer(b"", 302, Location="http://user:secret@elsewhere.test/login?token=secret"), "http_302"),
+        (
+            answer(b"", 302, Location="http://user:secret@elsewhere.test/login?token=secret"),
+            "http_302",
+        ),
         (answer(EXPOSITION, Content_Length="1000"), "truncated"),
         (answer(b"a 1\nb \xff\n"), "malformed"),
         (answer(EXPOSITION, Content_Encoding="gzip"), "truncated"),
@@ -162,13 +169,18 @@ def test_deadline_covers_the_whole_response() -> None:
 async def test_form_is_query_of_get_and_body_of_post() -> None:
     async def echo(request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return web.json_response({"path": request.path_qs, "form": dict(await request.post()), "headers": headers})
+        return web.json_response(
+            {"path": request.path_qs, "form": dict(await request.post()), "headers": headers}
+        )
 
     async with site(echo) as url, open_session() as session:
         client = HttpClient(f"{url}/prefix?key=secret", Access(headers=(("X-Scope-OrgID", "a"),)))
         assert "secret" not in client.shown
         form, accept = {"query": 'up{a="b c"}'}, "application/json"
-        responses = [await client.send(session, method, "/api/v1/query", form, accept) for method in ("GET", "POST")]
+        responses = [
+            await client.send(session, method, "/api/v1/query", form, accept)
+            for method in ("GET", "POST")
+        ]
     got, posted = [json.loads(response.body) for response in responses]
     assert responses[0].content_type == "application/json"
     assert got["path"] == "/prefix/api/v1/query?key=secret&query=up%7Ba%3D%22b+c%22%7D"
@@ -200,7 +212,13 @@ def test_credentials_are_sent_and_read_again(tmp_path: Path) -> None:
         in_url = UrlExposition(url.replace("://", "://me:p%40ss@"))
         in_url.fetch()
         UrlExposition(url).fetch()
-    assert seen == ["Bearer first", "Bearer second", "Basic b3BzOnNlY29uZA==", "Basic bWU6cEBzcw==", None]
+    assert seen == [
+        "Bearer first",
+        "Bearer second",
+        "Basic b3BzOnNlY29uZA==",
+        "Basic bWU6cEBzcw==",
+        None,
+    ]
     assert "ss@" not in in_url.shown
     assert "p%40ss" not in in_url.shown
 
@@ -208,7 +226,9 @@ def test_credentials_are_sent_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "two\nlines"])
 def test_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(content)
-    error = error_of(UrlExposition("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
+    error = error_of(
+        UrlExposition("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token")))
+    )
     assert error.reason == "unauthorized"
     assert not content or content not in str(error)
 
@@ -218,13 +238,24 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
     ca_file = certificates.path("ca.crt")
     with serving(answer(), certificates.server_context()) as url:
         assert error_of(UrlExposition(url)).reason == "tls"
-        assert error_of(UrlExposition(url, Access(ca_file=certificates.path("stranger.crt")))).reason == "tls"
-        assert error_of(UrlExposition(url, Access(ca_file=certificates.path("ca.key")))).reason == "tls"
-        assert "contains no certificates" in str(error_of(UrlExposition(url, Access(ca_file=str(tmp_path / "empty")))))
+        assert (
+            error_of(UrlExposition(url, Access(ca_file=certificates.path("stranger.crt")))).reason
+            == "tls"
+        )
+        assert (
+            error_of(UrlExposition(url, Access(ca_file=certificates.path("ca.key")))).reason
+            == "tls"
+        )
+        assert "contains no certificates" in str(
+            error_of(UrlExposition(url, Access(ca_file=str(tmp_path / "empty"))))
+        )
         assert error_of(UrlExposition(url, Access(ca_file="/nowhere"))).reason == "file_missing"
         assert UrlExposition(url, Access(ca_file=ca_file)).fetch() == EXPOSITION
         assert UrlExposition(url, Access(insecure=True)).fetch() == EXPOSITION
-        assert UrlExposition(url.removeprefix("https://"), Access(ca_file=ca_file)).fetch() == EXPOSITION
+        assert (
+            UrlExposition(url.removeprefix("https://"), Access(ca_file=ca_file)).fetch()
+            == EXPOSITION
+        )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +269,9 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
 )
 def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Access.from_options({f"exporter_{name}": value for name, value in options.items()}, "exporter")
+        Access.from_options(
+            {f"exporter_{name}": value for name, value in options.items()}, "exporter"
+        )
     with pytest.raises(UsageError):
         Access.from_options({}, "prometheus", **{"X-Scope-OrgID": "a\r\nHost: b"})
 
@@ -262,7 +295,9 @@ def test_anything_else_is_a_file(place: str) -> None:
     assert isinstance(open_exposition_source(place), FileExposition)
 
 
-@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "host:0", "http://[::1", "http://user:[]@"])
+@pytest.mark.parametrize(
+    "place", ["", "ftp://host/x", "http://", "host:0", "http://[::1", "http://user:[]@"]
+)
 def test_neither_url_nor_file(place: str) -> None:
     with pytest.raises(UsageError):
         open_exposition_source(place)
@@ -272,11 +307,35 @@ SECRET = "S3CR3T"
 ODD = st.text("ab1:/?#@%[]{}\\ .,;=&+\u00e9\t", max_size=6)
 PLACES = st.builds(
     lambda scheme, user, before, after, host: f"{scheme}{user}:{before}{SECRET}{after}@{host}",
-    st.sampled_from(["", "http://", "HTTP://", "//", "http:", "http:///", "https//", "ftp://", "u://", "http://a@"]),
+    st.sampled_from(
+        [
+            "",
+            "http://",
+            "HTTP://",
+            "//",
+            "http:",
+            "http:///",
+            "https//",
+            "ftp://",
+            "u://",
+            "http://a@",
+        ]
+    ),
     st.sampled_from(["u", "", "a.b", "u%20v", "é"]),
     ODD,
     ODD,
-    st.sampled_from(["127.0.0.1:1", "host", "host:9400/metrics", "[::1]:1/x?y=z", "h:99999", "", "h/a?b#c", "é.test"]),
+    st.sampled_from(
+        [
+            "127.0.0.1:1",
+            "host",
+            "host:9400/metrics",
+            "[::1]:1/x?y=z",
+            "h:99999",
+            "",
+            "h/a?b#c",
+            "é.test",
+        ]
+    ),
 )
 MAKERS = (
     open_exposition_source,
@@ -297,7 +356,9 @@ def test_login_of_a_url_is_never_shown(place: str) -> None:
             made = make(place)
         except UsageError as error:
             made = error
-        assert SECRET not in str(getattr(made, "shown", "")) + str(getattr(made, "name", "")) + str(made)
+        assert SECRET not in str(getattr(made, "shown", "")) + str(getattr(made, "name", "")) + str(
+            made
+        )
         if isinstance(made, HttpClient):
             assert SECRET not in str(made.status_error(HttpResponse(302, b"", "")))
             if "127.0.0.1:1/" in made.shown + "/":  # nothing listens there
@@ -307,8 +368,16 @@ def test_login_of_a_url_is_never_shown(place: str) -> None:
 
 
 @pytest.mark.fault(
-    "A URL with a password in it is mistyped (no scheme, a wrong option, a character that had to be escaped)",
-    "The command ends with exit code 2 and a message that says what to write; no message contains the password",
+    (
+        "A URL with a password in it is mistyped (no scheme, a wrong option, a character that had "
+        "to "
+        "be escaped)"
+    ),
+    (
+        "The command ends with exit code 2 and a message that says what to write; no message "
+        "contains "
+        "the password"
+    ),
 )
 @pytest.mark.parametrize(
     "arguments",

@@ -33,12 +33,21 @@ def test_two_containers_of_a_pod_without_a_name_are_distinguished(
         gpus="1xH100",
         uuids=[UUID],
         arguments=["-k", "--allocation", "checkpoint:{folder}/checkpoint"],
-        files={"checkpoint": {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1}},
+        files={
+            "checkpoint": {
+                "Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered},
+                "Checksum": 1,
+            }
+        },
     )
     with node_of(described, folder) as node:
         node.take_turns()
         with running(node.agent) as client:
-            lines = [line for line in client.ask("/metrics").text.splitlines() if "podgpu_allocation_info{" in line]
+            lines = [
+                line
+                for line in client.ask("/metrics").text.splitlines()
+                if "podgpu_allocation_info{" in line
+            ]
             assert len(lines) == 2
             assert run(["top", "--once", "--url", f"{client.address.url}/metrics"]) == 0
     table = capsys.readouterr().out

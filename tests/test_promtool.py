@@ -10,10 +10,13 @@ import pytest
 
 NODES = Path(__file__).parent / "nodes"
 PARSED = (0, 3)  # exit codes: no findings, and lint findings; 1 is a parse error
-CAMEL_CASE = "label names should be written in 'snake_case' not 'camelCase'"  # dcgm-exporter's modelName
+CAMEL_CASE = (
+    "label names should be written in 'snake_case' not 'camelCase'"  # dcgm-exporter's modelName
+)
 
 needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed; on Debian: apt-get install prometheus"
+    shutil.which("promtool") is None,
+    reason="promtool is not installed; on Debian: apt-get install prometheus",
 )
 
 
@@ -24,11 +27,17 @@ def promtool(*arguments: str | Path) -> str:
 
 
 @needs_promtool
-@pytest.mark.parametrize("scenario", ["pod-mapped", "mig", "faulty", "escaping", "usage-time-sliced"])
+@pytest.mark.parametrize(
+    "scenario", ["pod-mapped", "mig", "faulty", "escaping", "usage-time-sliced"]
+)
 def test_promtool_check_metrics(scenario: str) -> None:
     """Findings about dcgm-exporter's names are ignored: upper case, counters without _total."""
     text = (NODES / scenario / "expected.prom").read_bytes()
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60
+    )
     findings = (checked.stdout + checked.stderr).decode()
     assert checked.returncode in PARSED, findings
-    assert {line.partition(" ")[2] for line in findings.splitlines() if line.startswith("podgpu_")} <= {CAMEL_CASE}
+    assert {
+        line.partition(" ")[2] for line in findings.splitlines() if line.startswith("podgpu_")
+    } <= {CAMEL_CASE}

@@ -1,4 +1,6 @@
-"""Compares the metrics with recorded output of dcgm-exporter on an H200: families, help texts, labels, numbers."""
+"""Compares the metrics with recorded output of dcgm-exporter on an H200: families, help texts,
+labels, numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from tests.nodes.node import FIXTURES, Description, node_of
 from tests.web.server import running
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-POD = {"namespace": "research", "name": "train-a", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}
+POD = {
+    "namespace": "research",
+    "name": "train-a",
+    "containers": {"main": {"nvidia.com/gpu": [UUID]}},
+}
 SLICES = [
-    {"namespace": "serving", "name": name, "containers": {"main": {"nvidia.com/gpu.shared": [f"{UUID}::{replica}"]}}}
+    {
+        "namespace": "serving",
+        "name": name,
+        "containers": {"main": {"nvidia.com/gpu.shared": [f"{UUID}::{replica}"]}},
+    }
     for replica, name in enumerate(["infer-a", "infer-b", "idle-c"])
 ]
 
 DIFFERENCES = {
-    "DCGM_FI_DEV_XID_ERRORS": "dcgm-exporter has no series before the first XID; podgpu starts with 0",
+    "DCGM_FI_DEV_XID_ERRORS": (
+        "dcgm-exporter has no series before the first XID; podgpu starts with 0"
+    ),
     "dcgm_xid_errors": "the same with its 1.x name",
     "dcgm_low_util_violation": "in seed 000, but commented out in dcgm-exporter's 1.x counters",
 }
@@ -36,7 +48,9 @@ class Shape:
     help: str
     type: str
     series: tuple[tuple[str, str], ...]
-    """Text of the labels, and format of the value: `N` for the digits before the point, `d` for each digit after it."""
+    """Text of the labels, and format of the value: `N` for the digits before the point, `d` for
+    each digit after it.
+    """
 
 
 def shapes(text: str) -> dict[str, Shape]:
@@ -56,10 +70,14 @@ def shapes(text: str) -> dict[str, Shape]:
 def _series(name: str, line: str) -> tuple[str, str]:
     labels, number = re.fullmatch(rf"{name}(\{{.*\}}) (\S+)", line).groups()  # type: ignore[union-attr]
     labels = re.sub(r'pci_bus_id="[^"]*"', 'pci_bus_id=""', labels)
-    return labels, re.sub(r"\d+", lambda digits: "N" if digits.start() == 0 else "d" * len(digits[0]), number)
+    return labels, re.sub(
+        r"\d+", lambda digits: "N" if digits.start() == 0 else "d" * len(digits[0]), number
+    )
 
 
-def podgpu_text(folder: Path, arguments: Sequence[str], pods: Sequence[dict[str, object]] = (POD,)) -> str:
+def podgpu_text(
+    folder: Path, arguments: Sequence[str], pods: Sequence[dict[str, object]] = (POD,)
+) -> str:
     described = Description(
         about="the machine on which the fixtures were recorded",
         gpus="1xH200",
@@ -76,11 +94,18 @@ def podgpu_text(folder: Path, arguments: Sequence[str], pods: Sequence[dict[str,
 
 @pytest.mark.parametrize(
     ("recorded", "arguments"),
-    [("default", ["-f", "default"]), ("dcp_pod", ["-k", "-f", "dcp"]), ("old", ["-k", "-o", "-f", "1.x"])],
+    [
+        ("default", ["-f", "default"]),
+        ("dcp_pod", ["-k", "-f", "dcp"]),
+        ("old", ["-k", "-o", "-f", "1.x"]),
+    ],
 )
 def test_same_as_dcgm_exporter(folder: Path, recorded: str, arguments: list[str]) -> None:
     theirs = shapes((FIXTURES / "h200" / f"{recorded}.prom").read_text(encoding="utf-8"))
-    theirs |= {name: replace(theirs[name], series=theirs[name].series[:1]) for name in REPEATED & theirs.keys()}
+    theirs |= {
+        name: replace(theirs[name], series=theirs[name].series[:1])
+        for name in REPEATED & theirs.keys()
+    }
     ours = shapes(podgpu_text(folder, arguments))
     assert {name for name in ours if name not in theirs} <= DIFFERENCES.keys()
     shared = {name: shape for name, shape in ours.items() if name not in DIFFERENCES}
@@ -94,4 +119,6 @@ def test_values_of_a_shared_gpu_have_no_pod(folder: Path) -> None:
     without_pod = re.sub(r',container="main",namespace="serving",pod="[a-z-]+"', "", theirs)
     assert without_pod != theirs
     ours = shapes(podgpu_text(folder, ["-k", "-f", "dcp"], SLICES))
-    assert {name: shape for name, shape in ours.items() if name not in DIFFERENCES} == shapes(without_pod)
+    assert {name: shape for name, shape in ours.items() if name not in DIFFERENCES} == shapes(
+        without_pod
+    )

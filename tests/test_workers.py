@@ -22,5 +22,7 @@ def test_a_bug_in_one_source_is_contained(caplog: pytest.LogCaptureFixture) -> N
 def test_a_thread_ends_when_its_gpu_is_gone() -> None:
     pool = Workers(idle_seconds=0.01)
     pool.run({f"gone-{number}": lambda: None for number in range(20)}, 5.0)
-    wait_until(lambda: not any("gone-" in one.name for one in threading.enumerate()), "the threads end")
+    wait_until(
+        lambda: not any("gone-" in one.name for one in threading.enumerate()), "the threads end"
+    )
     assert pool.run({"gone-0": lambda: 7}, 5.0)["gone-0"].value == 7

@@ -14,7 +14,9 @@ def renamed(exposition: str, names: NameSet) -> str:
     """Returns a 4.8 exposition with other metric names."""
     if names == "4.8":
         return exposition
-    return "".join(f"{line}\n" for old in exposition.splitlines() for line in _lines(old, keep=names == "both"))
+    return "".join(
+        f"{line}\n" for old in exposition.splitlines() for line in _lines(old, keep=names == "both")
+    )
 
 
 def _lines(line: str, keep: bool) -> list[str]:
@@ -37,10 +39,19 @@ def _new_name(name: str) -> str:
 
 def _value(name: str, text: str) -> str:
     rename = rename_of(name)
-    return text if rename is None or rename.factor == 1.0 else repr(round(float(text) * rename.factor, 6))
+    return (
+        text
+        if rename is None or rename.factor == 1.0
+        else repr(round(float(text) * rename.factor, 6))
+    )
 
 
 def _labels(labels: str, keep: bool) -> str:
-    for old, new in (("Hostname", "hostname"), ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION")):
-        labels = re.sub(rf'\b{old}=("[^"]*")', rf"{old}=\1,{new}=\1" if keep else rf"{new}=\1", labels)
+    for old, new in (
+        ("Hostname", "hostname"),
+        ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION"),
+    ):
+        labels = re.sub(
+            rf'\b{old}=("[^"]*")', rf"{old}=\1,{new}=\1" if keep else rf"{new}=\1", labels
+        )
     return labels

@@ -1,1 +1,3 @@
-"""Source of the Grafana dashboards. `python -m deploy.dashboards` generates the JSON files in the chart."""
+"""Source of the Grafana dashboards. `python -m deploy.dashboards` generates the JSON files in the
+chart.
+"""

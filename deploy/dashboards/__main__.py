@@ -1,4 +1,6 @@
-"""`python -m deploy.dashboards`: writes the JSON into the chart. `--check` only reports outdated files."""
+"""`python -m deploy.dashboards`: writes the JSON into the chart. `--check` only reports outdated
+files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def rendered() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    stale = [p for p, text in rendered().items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    stale = [
+        p
+        for p, text in rendered().items()
+        if not p.exists() or p.read_text(encoding="utf-8") != text
+    ]
     if "--check" in arguments:
         for path in stale:
             print(f"{path.name} is outdated: run python -m deploy.dashboards")

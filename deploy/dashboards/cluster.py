@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, largest, largest_and_rest, stat, table
+from deploy.dashboards.parts import (
+    Json,
+    Query,
+    Row,
+    choice,
+    dashboard,
+    graph,
+    largest,
+    largest_and_rest,
+    stat,
+    table,
+)
 
 _CHOSEN = 'modelName=~"$model",Hostname=~"$node"'
 _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
-"""One series per GPU, also if two jobs scrape it. All models report the temperature, also in MIG mode."""
+"""One series per GPU, also if two jobs scrape it. All models report the temperature, also in MIG
+mode.
+"""
 _UTIL = f"max by (UUID) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})"
 _BUSY = f"sum by (UUID) (rate(podgpu_device_busy_seconds_total{{{_CHOSEN}}}[$__rate_interval]))"
 _HELD = "on (UUID) podgpu_allocation_info"
@@ -17,11 +30,17 @@ _NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_BUSY}) or vector(0)"
 _FREE = f"count({_ALL} unless {_HELD}) or vector(0)"
 _UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!=""}} == 1'
 _GONE = 'podgpu_device_health{node=~"$node",condition="node_gone"} == 1'
-"""Nodes whose exporter is gone. The exporter's series have ended, so only `podgpu cluster` reports these nodes."""
+"""Nodes whose exporter is gone. The exporter's series have ended, so only `podgpu cluster` reports
+these nodes.
+"""
 _BROKEN = f"(count(max by (UUID) ({_UNWELL})) or vector(0)) + (count({_GONE}) or vector(0))"
 _MOST = largest("sum by (namespace, pod) (podgpu_allocation_share_ratio)", 100)
-"""Restricts every column of the table to the same pods. Otherwise the table would have rows with empty cells."""
-_NODE_PAGE = "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
+"""Restricts every column of the table to the same pods. Otherwise the table would have rows with
+empty cells.
+"""
+_NODE_PAGE = (
+    "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
+)
 _POD_PAGE = (
     "/d/podgpu-pod?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}"
     "&${__url_time_range}"
@@ -36,12 +55,18 @@ def _overview() -> Row:
             stat("GPUs", f"count({_ALL})", "Number of GPUs that respond."),
             stat("Allocated", _ALLOCATED, "GPUs that are allocated in whole or in part."),
             stat("Used", _USED, "Allocated GPUs that were busy recently."),
-            stat("Idle", _IDLE, "Allocated GPUs on which nothing runs.", steps=((None, "green"), (1, "orange"))),
+            stat(
+                "Idle",
+                _IDLE,
+                "Allocated GPUs on which nothing runs.",
+                steps=((None, "green"), (1, "orange")),
+            ),
             stat("Free", _FREE, "GPUs that are not allocated."),
             stat(
                 "Broken",
                 _BROKEN,
-                "GPUs that are lost, unreadable or throttled, or have a critical XID, bad memory, NVLink down"
+                "GPUs that are lost, unreadable or throttled, or have a critical XID, bad memory, "
+                "NVLink down"
                 " or no driver. Also counts nodes that are gone (needs podgpu cluster).",
                 steps=_BAD_ABOVE_0,
             ),
@@ -84,7 +109,10 @@ def _use() -> Row:
             graph(
                 "GPUs by state",
                 [(_USED, "used"), (_IDLE, "idle"), (_NOT_KNOWN, "not known"), (_FREE, "free")],
-                "The sum is the number of GPUs that respond. Used, idle and not known GPUs are allocated.",
+                (
+                    "The sum is the number of GPUs that respond. Used, idle and not known GPUs are "
+                    "allocated."
+                ),
                 stacked=True,
             ),
             graph(
@@ -101,14 +129,19 @@ def _use() -> Row:
             ),
             graph(
                 "GPUs allocated, by namespace",
-                largest_and_rest("sum by (namespace) (podgpu_allocation_share_ratio)", "{{namespace}}"),
+                largest_and_rest(
+                    "sum by (namespace) (podgpu_allocation_share_ratio)", "{{namespace}}"
+                ),
                 "Sum of shares. A MIG instance counts as one.",
                 stacked=True,
             ),
             graph(
                 "GPUs used, by namespace",
                 largest_and_rest(
-                    "sum by (namespace) (rate(podgpu_namespace_gpu_busy_seconds_total[$__rate_interval]))",
+                    (
+                        "sum by (namespace) "
+                        "(rate(podgpu_namespace_gpu_busy_seconds_total[$__rate_interval]))"
+                    ),
                     "{{namespace}}",
                 ),
                 "Busy seconds per second. Needs hostPID.",
@@ -119,17 +152,24 @@ def _use() -> Row:
                 [
                     Query(_MOST, "GPUs allocated", decimals=2),
                     Query(
-                        f"sum by (namespace, pod) (podgpu_container_gpu_utilization_ratio) and {_MOST}",
+                        (
+                            "sum by (namespace, pod) (podgpu_container_gpu_utilization_ratio) and "
+                            f"{_MOST}"
+                        ),
                         "GPUs used",
                         decimals=2,
                     ),
                     Query(
-                        f"sum by (namespace, pod) (podgpu_container_gpu_memory_used_bytes) and {_MOST}",
+                        (
+                            "sum by (namespace, pod) (podgpu_container_gpu_memory_used_bytes) and "
+                            f"{_MOST}"
+                        ),
                         "Memory",
                         "bytes",
                     ),
                     Query(
-                        "sum by (namespace, pod) (rate(podgpu_container_gpu_energy_joules_total[$__rate_interval]))"
+                        "sum by (namespace, pod) "
+                        "(rate(podgpu_container_gpu_energy_joules_total[$__rate_interval]))"
                         f" and {_MOST}",
                         "Power charged",
                         "watt",
@@ -152,11 +192,26 @@ def _nodes() -> Row:
             table(
                 "Nodes",
                 [
-                    Query(f"count by ({by}) (count by ({by}, UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}}))", "GPUs"),
+                    Query(
+                        (
+                            f"count by ({by}) (count by ({by}, UUID) "
+                            f"(DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}}))"
+                        ),
+                        "GPUs",
+                    ),
                     Query(f"count by ({by}) ({held})", "Allocated"),
-                    Query(f"avg by ({by}) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})", "Utilisation", "percent", 0),
+                    Query(
+                        f"avg by ({by}) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})",
+                        "Utilisation",
+                        "percent",
+                        0,
+                    ),
                     Query(f"sum by ({by}) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "Power", "watt"),
-                    Query(f"max by ({by}) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})", "Max temperature", "celsius"),
+                    Query(
+                        f"max by ({by}) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})",
+                        "Max temperature",
+                        "celsius",
+                    ),
                 ],
                 {"Hostname": "Node", "modelName": "Model"},
                 "One line per node and model.",
@@ -164,15 +219,23 @@ def _nodes() -> Row:
             ),
             graph(
                 "Power, by node",
-                largest_and_rest(f"sum by (Hostname) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "{{Hostname}}"),
-                "Power of GPUs only: the 20 nodes with the highest power, and the sum of all others.",
+                largest_and_rest(
+                    f"sum by (Hostname) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "{{Hostname}}"
+                ),
+                (
+                    "Power of GPUs only: the 20 nodes with the highest power, and the sum of all "
+                    "others."
+                ),
                 "watt",
                 stacked=True,
             ),
             graph(
                 "Hottest GPU, by node",
                 [
-                    (largest(f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"), "{{Hostname}}"),
+                    (
+                        largest(f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"),
+                        "{{Hostname}}",
+                    ),
                     (
                         f"quantile(0.5, max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}}))",
                         "median",
@@ -199,7 +262,9 @@ def _nodes() -> Row:
                 "XID errors, by node and number",
                 [
                     (
-                        largest('sum by (Hostname, xid) (podgpu_xid_errors_total{Hostname=~"$node"})'),
+                        largest(
+                            'sum by (Hostname, xid) (podgpu_xid_errors_total{Hostname=~"$node"})'
+                        ),
                         "{{Hostname}} XID {{xid}}",
                     )
                 ],
@@ -210,11 +275,18 @@ def _nodes() -> Row:
                 "GPUs broken, by node and condition",
                 [
                     (
-                        largest(f'sum by (Hostname, condition) (podgpu_device_health{{{_CHOSEN},UUID!=""}})') + " > 0",
+                        largest(
+                            "sum by (Hostname, condition) "
+                            f'(podgpu_device_health{{{_CHOSEN},UUID!=""}})'
+                        )
+                        + " > 0",
                         "{{Hostname}} {{condition}}",
                     ),
                     (
-                        largest('max by (Hostname) (podgpu_device_count{state="lost",Hostname=~"$node"})'),
+                        largest(
+                            "max by (Hostname) "
+                            '(podgpu_device_count{state="lost",Hostname=~"$node"})'
+                        ),
                         "{{Hostname}} lost",
                     ),
                 ],
@@ -226,7 +298,10 @@ def _nodes() -> Row:
                 [
                     ("count by (version) (podgpu_exporter_build_info)", "version {{version}}"),
                     ("count(podgpu_exporter_source_up == 0) or vector(0)", "failed sources"),
-                    ("sum(podgpu_exporter_unmapped_assignments) or vector(0)", "unmapped assignments"),
+                    (
+                        "sum(podgpu_exporter_unmapped_assignments) or vector(0)",
+                        "unmapped assignments",
+                    ),
                 ],
                 "Problems that make the panels above incomplete.",
                 decimals=0,
@@ -266,7 +341,10 @@ def _from_podgpu_cluster() -> Row:
                 "Mean over GPUs in use",
                 [
                     ("avg_GPU_utilization", "now"),
-                    ('podgpu_used_gpu_utilization_average_ratio{scope="cluster"} * 100', "rolling, {{window}}"),
+                    (
+                        'podgpu_used_gpu_utilization_average_ratio{scope="cluster"} * 100',
+                        "rolling, {{window}}",
+                    ),
                 ],
                 "Mean of --used-field (default: memory copy utilisation).",
                 "percent",
@@ -274,7 +352,12 @@ def _from_podgpu_cluster() -> Row:
             ),
             graph(
                 "Mean over GPUs in use, by namespace",
-                [(largest('podgpu_used_gpu_utilization_ratio{scope="namespace"}'), "{{namespace}}")],
+                [
+                    (
+                        largest('podgpu_used_gpu_utilization_ratio{scope="namespace"}'),
+                        "{{namespace}}",
+                    )
+                ],
                 "The same mean for the GPUs of each namespace.",
                 "percentunit",
                 top=1,
@@ -282,13 +365,20 @@ def _from_podgpu_cluster() -> Row:
             graph(
                 "Devices, by model",
                 [
-                    ('sum by (model) (podgpu_node_allocated_gpus{node=~"$node"})', "{{model}} allocated"),
+                    (
+                        'sum by (model) (podgpu_node_allocated_gpus{node=~"$node"})',
+                        "{{model}} allocated",
+                    ),
                     ('sum by (model) (podgpu_node_used_gpus{node=~"$node"})', "{{model}} used"),
                     ('sum by (model) (podgpu_node_free_gpus{node=~"$node"})', "{{model}} free"),
                 ],
                 "Each MIG instance counts as one device.",
             ),
-            graph("GPUs in use", [('podgpu_used_gpus{scope="cluster"}', "in use")], "Number of GPUs in the mean."),
+            graph(
+                "GPUs in use",
+                [('podgpu_used_gpus{scope="cluster"}', "in use")],
+                "Number of GPUs in the mean.",
+            ),
         ),
         collapsed=True,
     )

@@ -1,8 +1,9 @@
 """Makes the queries of panels work with the metric names of dcgm-exporter 4.8 and of 4.9.
 
-Panels use 4.8's names and units, and the label `Hostname`. Each metric name becomes `old or new`, and the new metric is
-converted to the old unit. Queries that use the node also rename the label `hostname` to `Hostname`. If an exporter has
-both metrics, their other labels are equal. Then `or` returns only the old one.
+Panels use 4.8's names and units, and the label `Hostname`. Each metric name becomes `old or new`,
+and the new metric is converted to the old unit. Queries that use the node also rename the label
+`hostname` to `Hostname`. If an exporter has both metrics, their other labels are equal. Then `or`
+returns only the old one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _SERIES = re.compile(
     r"(?:\{(?P<matchers>[^{}]*)\})?(?P<range>\[[^\]]+\])?(?(call)\))"
 )
 _NODE = re.compile(r"\bHostname(?==~|=)")
-_WITH_NODE = {family.name for family in families_in("exporter").values() if "Hostname" in family.labels} | {"ALERTS"}
+_WITH_NODE = {
+    family.name for family in families_in("exporter").values() if "Hostname" in family.labels
+} | {"ALERTS"}
 
 
 def either(expr: str) -> str:
@@ -27,8 +30,12 @@ def either(expr: str) -> str:
 
 
 def choice_query(series: str, label: str) -> tuple[str, str]:
-    """Returns the query of a variable and the regular expression that extracts its values, or "" if none is needed."""
-    asked = either(series if label != "Hostname" else f"{series} Hostname").removesuffix(" Hostname")
+    """Returns the query of a variable and the regular expression that extracts its values, or "" if
+    none is needed.
+    """
+    asked = either(series if label != "Hostname" else f"{series} Hostname").removesuffix(
+        " Hostname"
+    )
     if asked == series:
         return f"label_values({series}, {label})", ""
     return f"query_result(count by ({label}) ({asked}))", f'/{label}="([^"]+)"/'
@@ -37,7 +44,11 @@ def choice_query(series: str, label: str) -> tuple[str, str]:
 def _either(series: re.Match[str], by_node: bool) -> str:
     name = series["name"]
     rename = rename_of(name)
-    names = [(name, "")] if rename is None else [(name, ""), (rename.new_name, _in_old_unit(rename.factor))]
+    names = (
+        [(name, "")]
+        if rename is None
+        else [(name, ""), (rename.new_name, _in_old_unit(rename.factor))]
+    )
     has_node = by_node and (name in _WITH_NODE or name.startswith("DCGM_"))
     each = [text for asked, unit in names for text in _variants(series, asked, unit, has_node)]
     return series[0] if len(each) == 1 else f"({' or '.join(each)})"
@@ -49,7 +60,9 @@ def _variants(series: re.Match[str], name: str, unit: str, has_node: bool) -> li
         return [_written(series, name, matchers) + unit]
     upper = ",".join(filter(None, (matchers, 'hostname=""')))
     lower = ",".join(filter(None, (_NODE.sub("hostname", matchers), 'hostname!=""')))
-    renamed = f'label_replace({_written(series, name, lower)}, "Hostname", "$1", "hostname", "(.+)")'
+    renamed = (
+        f'label_replace({_written(series, name, lower)}, "Hostname", "$1", "hostname", "(.+)")'
+    )
     return [_written(series, name, upper) + unit, renamed + unit]
 
 

@@ -41,7 +41,13 @@ def _overview() -> Row:
                 "Allocated GPUs and MIG instances, used or idle.",
                 width=3,
             ),
-            stat("Power", f"sum(DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})", "Sum over all GPUs.", "watt", width=3),
+            stat(
+                "Power",
+                f"sum(DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})",
+                "Sum over all GPUs.",
+                "watt",
+                width=3,
+            ),
             stat(
                 "Hottest GPU",
                 f"max(DCGM_FI_DEV_GPU_TEMP{{{_GPU}}})",
@@ -87,7 +93,11 @@ def _overview() -> Row:
                     ),
                 ],
                 {"gpu": "GPU", "condition": "Condition", "UUID": "UUID"},
-                "Empty if all GPUs are healthy. The node's page and /health explain each problem and what to do.",
+                (
+                    "Empty if all GPUs are healthy. The node's page and /health explain each "
+                    "problem "
+                    "and what to do."
+                ),
                 height=5,
             ),
             table(
@@ -134,7 +144,9 @@ def _overview() -> Row:
 
 
 def _work() -> Row:
-    used, free = (f"max by ({_DEVICE}) (DCGM_FI_DEV_FB_{what}{{{_GPU}}})" for what in ("USED", "FREE"))
+    used, free = (
+        f"max by ({_DEVICE}) (DCGM_FI_DEV_FB_{what}{{{_GPU}}})" for what in ("USED", "FREE")
+    )
     return Row(
         "Work",
         (
@@ -142,9 +154,19 @@ def _work() -> Row:
                 "Utilisation",
                 [
                     (f"max by (gpu) (DCGM_FI_DEV_GPU_UTIL{{{_GPU}}})", "GPU {{gpu}}"),
-                    (f'max by ({_DEVICE}) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_GPU},GPU_I_ID!=""}}) * 100', _NAME),
+                    (
+                        (
+                            f"max by ({_DEVICE}) "
+                            f'(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_GPU},GPU_I_ID!=""}}) * 100'
+                        ),
+                        _NAME,
+                    ),
                 ],
-                "Fraction of the time in which at least one kernel ran. MIG instances: activity of their engine.",
+                (
+                    "Fraction of the time in which at least one kernel ran. MIG instances: "
+                    "activity "
+                    "of their engine."
+                ),
                 "percent",
                 top=100,
             ),
@@ -214,13 +236,21 @@ def _health() -> Row:
                         "GPU {{gpu}} {{reason}}",
                     )
                 ],
-                "Fraction of the time. power_cap is normal under full load; thermal and power-brake reasons are not.",
+                (
+                    "Fraction of the time. power_cap is normal under full load; thermal and "
+                    "power-brake reasons are not."
+                ),
                 "percentunit",
                 top=1,
             ),
             graph(
                 "XID errors by number",
-                [(f"sum by (gpu, xid) (podgpu_xid_errors_total{{{_GPU}}})", "GPU {{gpu}} XID {{xid}}")],
+                [
+                    (
+                        f"sum by (gpu, xid) (podgpu_xid_errors_total{{{_GPU}}})",
+                        "GPU {{gpu}} XID {{xid}}",
+                    )
+                ],
                 "Since the exporter started. No series if there were no errors.",
                 decimals=0,
             ),
@@ -235,9 +265,15 @@ def _health() -> Row:
                         f"max by (gpu) (DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS{{{_GPU}}})",
                         "GPU {{gpu}} rows remapped, correctable",
                     ),
-                    (f"max by (gpu) (DCGM_FI_DEV_ROW_REMAP_FAILURE{{{_GPU}}})", "GPU {{gpu}} remapping failed"),
                     (
-                        f"max by (gpu) (increase(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{_GPU}}}[$__rate_interval]))",
+                        f"max by (gpu) (DCGM_FI_DEV_ROW_REMAP_FAILURE{{{_GPU}}})",
+                        "GPU {{gpu}} remapping failed",
+                    ),
+                    (
+                        (
+                            "max by (gpu) "
+                            f"(increase(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{_GPU}}}[$__rate_interval]))"
+                        ),
                         "GPU {{gpu}} PCIe replays",
                     ),
                 ],
@@ -269,7 +305,8 @@ def _exporter() -> Row:
                 "Failed readings",
                 [
                     (
-                        "sum by (source, reason) (increase(podgpu_exporter_source_errors_total[$__rate_interval])"
+                        "sum by (source, reason) "
+                        "(increase(podgpu_exporter_source_errors_total[$__rate_interval])"
                         f" {_HERE})",
                         "{{source}} {{reason}}",
                     )
@@ -288,4 +325,10 @@ def node() -> Json:
         choice("gpu", "GPU", 'DCGM_FI_DEV_GPU_TEMP{Hostname=~"$node"}', "gpu"),
     ]
     about = "The GPUs of one node: holders, utilisation and health."
-    return dashboard("podgpu-node", "podgpu: node", about, variables, [_overview(), _work(), _health(), _exporter()])
+    return dashboard(
+        "podgpu-node",
+        "podgpu: node",
+        about,
+        variables,
+        [_overview(), _work(), _health(), _exporter()],
+    )

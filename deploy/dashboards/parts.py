@@ -1,4 +1,6 @@
-"""Builds panels, variables and dashboards as Grafana JSON. `either` adds the names of dcgm-exporter 4.9 to queries."""
+"""Builds panels, variables and dashboards as Grafana JSON. `either` adds the names of dcgm-exporter
+4.9 to queries.
+"""
 
 from __future__ import annotations
 
@@ -49,26 +51,42 @@ def stat(title: str, expr: str, about: str, unit: str = "none", **more: Any) -> 
     return Panel("stat", title, (Query(expr),), about, unit, **{"width": 4, "height": 4, **more})
 
 
-def graph(title: str, queries: Iterable[tuple[str, str]], about: str, unit: str = "none", **more: Any) -> Panel:
-    return Panel("timeseries", title, tuple(Query(*query) for query in queries), about, unit, **more)
+def graph(
+    title: str, queries: Iterable[tuple[str, str]], about: str, unit: str = "none", **more: Any
+) -> Panel:
+    return Panel(
+        "timeseries", title, tuple(Query(*query) for query in queries), about, unit, **more
+    )
 
 
-def table(title: str, queries: Sequence[Query], columns: Mapping[str, str], about: str, **more: Any) -> Panel:
-    return Panel("table", title, tuple(queries), about, columns=columns, **{"width": 24, "height": 9, **more})
+def table(
+    title: str, queries: Sequence[Query], columns: Mapping[str, str], about: str, **more: Any
+) -> Panel:
+    return Panel(
+        "table", title, tuple(queries), about, columns=columns, **{"width": 24, "height": 9, **more}
+    )
 
 
 LINES = 20
-"""Maximum number of lines in a graph. More lines are hard to distinguish and slow down the browser."""
+"""Maximum number of lines in a graph. More lines are hard to distinguish and slow down the browser.
+"""
 
 
 def largest(expr: str, count: int = LINES) -> str:
-    """Returns a query for the series with the highest values. Large clusters have thousands of series."""
+    """Returns a query for the series with the highest values. Large clusters have thousands of
+    series.
+    """
     return f"topk({count}, {expr})"
 
 
 def largest_and_rest(expr: str, legend: str) -> list[tuple[str, str]]:
-    """Like `largest`, but adds the sum of all other series, so that the total of a stacked graph is correct."""
-    return [(largest(expr), legend), (f"clamp_min(sum({expr}) - sum({largest(expr)}), 0)", "all others")]
+    """Like `largest`, but adds the sum of all other series, so that the total of a stacked graph is
+    correct.
+    """
+    return [
+        (largest(expr), legend),
+        (f"clamp_min(sum({expr}) - sum({largest(expr)}), 0)", "all others"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -82,11 +100,19 @@ class Row:
 
 
 def datasource() -> Json:
-    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0}
+    return {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "hide": 0,
+    }
 
 
 def choice(name: str, label: str, series: str, of: str, *, many: bool = True) -> Json:
-    """Returns a dashboard variable with the values of a label. `many` allows selecting several or all values."""
+    """Returns a dashboard variable with the values of a label. `many` allows selecting several or
+    all values.
+    """
     query, pattern = choice_query(series, of)
     return {
         "name": name,
@@ -121,7 +147,9 @@ def number(name: str, label: str, value: str) -> Json:
 # --- dashboards
 
 
-def dashboard(uid: str, title: str, about: str, variables: Sequence[Json], rows: Sequence[Row]) -> Json:
+def dashboard(
+    uid: str, title: str, about: str, variables: Sequence[Json], rows: Sequence[Row]
+) -> Json:
     return {
         "id": None,
         "uid": uid,
@@ -143,7 +171,9 @@ def dashboard(uid: str, title: str, about: str, variables: Sequence[Json], rows:
 
 
 def _siblings() -> Json:
-    """Returns links to all dashboards with podgpu's tag. They keep the time range and the variables."""
+    """Returns links to all dashboards with podgpu's tag. They keep the time range and the
+    variables.
+    """
     return {
         "type": "dashboards",
         "title": "podgpu",
@@ -162,7 +192,8 @@ def _alerts() -> Json:
         "enable": True,
         "iconColor": "red",
         "expr": either(
-            'max by (alertname, Hostname, gpu, namespace, pod) (ALERTS{alertname=~"Podgpu.*",alertstate="firing"})'
+            "max by (alertname, Hostname, gpu, namespace, pod) "
+            '(ALERTS{alertname=~"Podgpu.*",alertstate="firing"})'
         ),
         "step": "60s",
         "titleFormat": "{{alertname}}",
@@ -171,7 +202,9 @@ def _alerts() -> Json:
 
 
 def _laid_out(rows: Sequence[Row]) -> Iterable[Json]:
-    """Places panels from left to right and wraps lines. The panels of a collapsed row are nested in the row."""
+    """Places panels from left to right and wraps lines. The panels of a collapsed row are nested in
+    the row.
+    """
     y, ids = 0, iter(range(1, 1000))
     for row in rows:
         head = {
@@ -210,7 +243,10 @@ def _panel(panel: Panel, place: Json) -> Json:
         "title": panel.title,
         "description": panel.about,
         "datasource": DATASOURCE,
-        "targets": [_target(panel, query, letter) for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)],
+        "targets": [
+            _target(panel, query, letter)
+            for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)
+        ],
         "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
         "options": _OPTIONS[panel.kind],
     }
@@ -221,10 +257,19 @@ def _panel(panel: Panel, place: Json) -> Json:
 
 
 def _target(panel: Panel, query: Query, letter: str) -> Json:
-    target: Json = {"refId": letter, "datasource": DATASOURCE, "expr": either(query.expr), "editorMode": "code"}
+    target: Json = {
+        "refId": letter,
+        "datasource": DATASOURCE,
+        "expr": either(query.expr),
+        "editorMode": "code",
+    }
     if panel.kind == "timeseries":
         return target | {"range": True, "legendFormat": query.legend or "__auto"}
-    return target | {"instant": True, "range": False, "format": "table" if panel.kind == "table" else "time_series"}
+    return target | {
+        "instant": True,
+        "range": False,
+        "format": "table" if panel.kind == "table" else "time_series",
+    }
 
 
 def _defaults(panel: Panel) -> Json:
@@ -255,7 +300,12 @@ def _defaults(panel: Panel) -> Json:
 
 _OPTIONS: Mapping[str, Json] = {
     "timeseries": {
-        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["mean", "max"], "showLegend": True},
+        "legend": {
+            "displayMode": "table",
+            "placement": "bottom",
+            "calcs": ["mean", "max"],
+            "showLegend": True,
+        },
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "stat": {
@@ -278,13 +328,21 @@ def _columns(panel: Panel) -> Iterable[Json]:
     if panel.link is not None:
         column, text, url = panel.link
         link = {"title": text, "url": url, "targetBlank": False}
-        yield {"matcher": {"id": "byName", "options": column}, "properties": [{"id": "links", "value": [link]}]}
+        yield {
+            "matcher": {"id": "byName", "options": column},
+            "properties": [{"id": "links", "value": [link]}],
+        }
 
 
 def _one_table(panel: Panel) -> list[Json]:
     """Merges the queries into one table with a row per label set, and renames the columns."""
-    values = {f"Value #{letter}": query.legend for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)}
-    if len(panel.queries) == 1:  # with a single query, some versions of Grafana name the column Value
+    values = {
+        f"Value #{letter}": query.legend
+        for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)
+    }
+    if (
+        len(panel.queries) == 1
+    ):  # with a single query, some versions of Grafana name the column Value
         values["Value"] = panel.queries[0].legend
     names = {**panel.columns, **values}
     order = {name: place for place, name in enumerate(names)}
@@ -292,6 +350,10 @@ def _one_table(panel: Panel) -> list[Json]:
         {"id": "merge", "options": {}},
         {
             "id": "organize",
-            "options": {"excludeByName": {"Time": True}, "indexByName": order, "renameByName": names},
+            "options": {
+                "excludeByName": {"Time": True},
+                "indexByName": order,
+                "renameByName": names,
+            },
         },
     ]

@@ -21,7 +21,9 @@ _ITS_GPUS = f"and on (UUID) podgpu_allocation_info{{{_POD}}}"
 _ITS_DEVICES = f"and on (UUID, GPU_I_ID) podgpu_allocation_info{{{_POD}}}"
 _PART = "namespace, pod, container, Hostname, gpu, GPU_I_ID"
 _NAME = "{{pod}} {{container}} {{Hostname}} GPU {{gpu}} {{GPU_I_ID}}"
-_NODE_PAGE = "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
+_NODE_PAGE = (
+    "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
+)
 
 
 def _in_range(what: str) -> str:
@@ -51,11 +53,21 @@ def _overview() -> Row:
             stat(
                 "Used",
                 f"{_in_range('busy_seconds')} / {_in_range('allocated_seconds')}",
-                "Used fraction of the allocated GPU time. Can exceed 100 % if the share is less than one GPU.",
+                (
+                    "Used fraction of the allocated GPU time. Can exceed 100 % if the share is "
+                    "less "
+                    "than one GPU."
+                ),
                 "percentunit",
                 steps=((None, "red"), (0.2, "orange"), (0.5, "green")),
             ),
-            stat("GPU-hours allocated", f"{_in_range('allocated_seconds')} / 3600", "Share × time.", "h", decimals=1),
+            stat(
+                "GPU-hours allocated",
+                f"{_in_range('allocated_seconds')} / 3600",
+                "Share × time.",
+                "h",
+                decimals=1,
+            ),
             stat(
                 "GPU-hours idle",
                 f"{_in_range('idle_seconds')} / 3600",
@@ -65,27 +77,42 @@ def _overview() -> Row:
                 steps=((None, "green"), (1, "orange")),
             ),
             stat(
-                "Energy", f"{_in_range('energy_joules')} / 3.6e6", "Energy attributed to the pod.", "kwatth", decimals=2
+                "Energy",
+                f"{_in_range('energy_joules')} / 3.6e6",
+                "Energy attributed to the pod.",
+                "kwatth",
+                decimals=2,
             ),
             table(
                 "Containers",
                 [
                     Query(shown, "Utilisation", "percentunit"),
                     Query(
-                        f"sum by ({by}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}}) and {shown}",
+                        (
+                            f"sum by ({by}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}}) and "
+                            f"{shown}"
+                        ),
                         "Memory",
                         "bytes",
                     ),
-                    Query(f"sum by ({by}) (podgpu_container_gpu_processes{{{_POD}}}) and {shown}", "Processes"),
                     Query(
-                        f"sum by ({by}) (rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))"
+                        f"sum by ({by}) (podgpu_container_gpu_processes{{{_POD}}}) and {shown}",
+                        "Processes",
+                    ),
+                    Query(
+                        f"sum by ({by}) "
+                        f"(rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))"
                         f" and {shown}",
                         "Power charged",
                         "watt",
                     ),
                 ],
                 {**place, **who},
-                "The 200 busiest containers. Needs hostPID. Without it, see the panels of whole GPUs below.",
+                (
+                    "The 200 busiest containers. Needs hostPID. Without it, see the panels of "
+                    "whole "
+                    "GPUs below."
+                ),
                 link=("Node", "This node", _NODE_PAGE),
                 height=7,
             ),
@@ -99,29 +126,53 @@ def _use() -> Row:
         (
             graph(
                 "Utilisation",
-                [(largest(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})"), _NAME)],
+                [
+                    (
+                        largest(
+                            f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})"
+                        ),
+                        _NAME,
+                    )
+                ],
                 "Fraction of the time in which the container's processes ran.",
                 "percentunit",
                 top=1,
             ),
             graph(
                 "Memory",
-                [(largest(f"sum by ({_PART}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}})"), _NAME)],
+                [
+                    (
+                        largest(
+                            f"sum by ({_PART}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}})"
+                        ),
+                        _NAME,
+                    )
+                ],
                 "Memory used by the container's processes.",
                 "bytes",
             ),
             graph(
                 "GPUs: allocated, used, idle",
                 [
-                    (f"sum(rate(podgpu_container_gpu_{what}_seconds_total{{{_POD}}}[$__rate_interval]))", name)
-                    for what, name in (("allocated", "allocated"), ("busy", "used"), ("idle", "idle"))
+                    (
+                        f"sum(rate(podgpu_container_gpu_{what}_seconds_total{{{_POD}}}[$__rate_interval]))",
+                        name,
+                    )
+                    for what, name in (
+                        ("allocated", "allocated"),
+                        ("busy", "used"),
+                        ("idle", "idle"),
+                    )
                 ],
                 "Number of GPUs. The difference between allocated and used is not needed.",
             ),
             graph(
                 "Power charged",
                 largest_and_rest(
-                    f"sum by ({_PART}) (rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))",
+                    (
+                        f"sum by ({_PART}) "
+                        f"(rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))"
+                    ),
                     _NAME,
                 ),
                 "Attributed by use, or by share while nothing runs.",
@@ -143,7 +194,8 @@ def _devices() -> Row:
                     (f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{_POD}}})", "tensor cores"),
                     (f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{_POD}}})", "memory interface"),
                 ],
-                "Only GPUs and instances that the pod does not share. Needs Hopper or later. If the engine is active "
+                "Only GPUs and instances that the pod does not share. Needs Hopper or later. If "
+                "the engine is active "
                 "and the tensor cores are not, the data types or shapes may not suit tensor cores.",
                 "percentunit",
                 top=1,
@@ -152,7 +204,8 @@ def _devices() -> Row:
                 "Free memory",
                 [
                     (
-                        f"bottomk({LINES}, min by (Hostname, gpu, GPU_I_ID) (DCGM_FI_DEV_FB_FREE {_ITS_DEVICES}))"
+                        f"bottomk({LINES}, min by (Hostname, gpu, GPU_I_ID) (DCGM_FI_DEV_FB_FREE "
+                        f"{_ITS_DEVICES}))"
                         " * 1048576",
                         "{{Hostname}} GPU {{gpu}} {{GPU_I_ID}}",
                     )
@@ -165,7 +218,8 @@ def _devices() -> Row:
                 [
                     (
                         largest(
-                            "max by (Hostname, gpu, UUID, reason) (rate(podgpu_device_throttled_seconds_total"
+                            "max by (Hostname, gpu, UUID, reason) "
+                            "(rate(podgpu_device_throttled_seconds_total"
                             f'{{reason!="low_utilization"}}[$__rate_interval])) {_ITS_GPUS}'
                         ),
                         "{{Hostname}} GPU {{gpu}} {{reason}}",
@@ -179,18 +233,28 @@ def _devices() -> Row:
                 "XID errors",
                 [
                     (
-                        largest(f"sum by (Hostname, gpu, UUID) (podgpu_device_xid_errors_total) {_ITS_GPUS}"),
+                        largest(
+                            "sum by (Hostname, gpu, UUID) (podgpu_device_xid_errors_total) "
+                            f"{_ITS_GPUS}"
+                        ),
                         "{{Hostname}} GPU {{gpu}}",
                     )
                 ],
-                "Errors on the pod's GPUs since the exporter started, also those caused by other pods.",
+                (
+                    "Errors on the pod's GPUs since the exporter started, also those caused by "
+                    "other "
+                    "pods."
+                ),
                 decimals=0,
             ),
             graph(
                 "All containers on these GPUs",
                 [
                     (
-                        largest(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio {_ITS_DEVICES})"),
+                        largest(
+                            f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio "
+                            f"{_ITS_DEVICES})"
+                        ),
                         "{{namespace}} " + _NAME,
                     )
                 ],
@@ -208,4 +272,6 @@ def pod() -> Json:
         choice("pod", "Pod", 'podgpu_allocation_info{namespace=~"$namespace"}', "pod"),
     ]
     about = "GPUs and usage of a pod, and other pods on the same GPUs."
-    return dashboard("podgpu-pod", "podgpu: pod", about, variables, [_overview(), _use(), _devices()])
+    return dashboard(
+        "podgpu-pod", "podgpu: pod", about, variables, [_overview(), _use(), _devices()]
+    )

@@ -1,4 +1,6 @@
-"""Dashboard of GPU-hours, idle time, energy and cost by namespace. Prices are variables of the dashboard."""
+"""Dashboard of GPU-hours, idle time, energy and cost by namespace. Prices are variables of the
+dashboard.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _POD_PAGE = (
 
 
 def _total(what: str) -> str:
-    """Returns a query for the increase in the time range. Counters per namespace include containers that have ended."""
+    """Returns a query for the increase in the time range. Counters per namespace include containers
+    that have ended.
+    """
     return f"sum(increase(podgpu_namespace_gpu_{what}_total{{{_PAYER}}}[$__range]))"
 
 
@@ -36,18 +40,37 @@ def _by_namespace(what: str) -> str:
 
 
 def _gpus(what: str) -> str:
-    return f"sum by (namespace) (rate(podgpu_namespace_gpu_{what}_seconds_total{{{_PAYER}}}[$__rate_interval]))"
+    return (
+        "sum by (namespace) "
+        f"(rate(podgpu_namespace_gpu_{what}_seconds_total{{{_PAYER}}}[$__rate_interval]))"
+    )
 
 
 def _overview() -> Row:
-    held, busy, joules = _total("allocated_seconds"), _total("busy_seconds"), _total("energy_joules")
+    held, busy, joules = (
+        _total("allocated_seconds"),
+        _total("busy_seconds"),
+        _total("energy_joules"),
+    )
     return Row(
         "In the selected time range",
         (
             stat(
-                "GPU-hours allocated", f"{held} / 3600", "Share × time, including ended pods.", "h", decimals=1, width=3
+                "GPU-hours allocated",
+                f"{held} / 3600",
+                "Share × time, including ended pods.",
+                "h",
+                decimals=1,
+                width=3,
             ),
-            stat("GPU-hours used", f"{busy} / 3600", "Time in which kernels ran.", "h", decimals=1, width=3),
+            stat(
+                "GPU-hours used",
+                f"{busy} / 3600",
+                "Time in which kernels ran.",
+                "h",
+                decimals=1,
+                width=3,
+            ),
             stat(
                 "Used",
                 f"{busy} / {held}",
@@ -90,7 +113,8 @@ def _overview() -> Row:
             stat(
                 "Idle holders now",
                 f"count(sum by (namespace, pod, container, UUID, GPU_I_ID) "
-                f"(rate(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[30m])) > 0.99) or vector(0)",
+                f"(rate(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[30m])) > 0.99) or "
+                "vector(0)",
                 "Containers that hold a GPU and have run nothing for half an hour.",
                 steps=((None, "green"), (1, "orange")),
                 width=3,
@@ -98,7 +122,11 @@ def _overview() -> Row:
             table(
                 "By namespace",
                 [
-                    Query(f"{_by_namespace('allocated_seconds')} / 3600", "GPU-hours allocated", decimals=1),
+                    Query(
+                        f"{_by_namespace('allocated_seconds')} / 3600",
+                        "GPU-hours allocated",
+                        decimals=1,
+                    ),
                     Query(f"{_by_namespace('busy_seconds')} / 3600", "GPU-hours used", decimals=1),
                     Query(
                         f"{_by_namespace('busy_seconds')} / {_by_namespace('allocated_seconds')}",
@@ -106,14 +134,24 @@ def _overview() -> Row:
                         "percentunit",
                         0,
                     ),
-                    Query(f"{_by_namespace('allocated_seconds')} / 3600 * $gpu_hour_price", "Cost of GPUs", decimals=2),
                     Query(
-                        f"clamp_min({_by_namespace('allocated_seconds')} - {_by_namespace('busy_seconds')}, 0)"
+                        f"{_by_namespace('allocated_seconds')} / 3600 * $gpu_hour_price",
+                        "Cost of GPUs",
+                        decimals=2,
+                    ),
+                    Query(
+                        f"clamp_min({_by_namespace('allocated_seconds')} - "
+                        f"{_by_namespace('busy_seconds')}, 0)"
                         " / 3600 * $gpu_hour_price",
                         "Cost of idle GPUs",
                         decimals=2,
                     ),
-                    Query(f"{_by_namespace('energy_joules')} / {_JOULES_PER_KWH}", "Energy", "kwatth", 1),
+                    Query(
+                        f"{_by_namespace('energy_joules')} / {_JOULES_PER_KWH}",
+                        "Energy",
+                        "kwatth",
+                        1,
+                    ),
                     Query(
                         f"{_by_namespace('energy_joules')} / {_JOULES_PER_KWH} * $kwh_price",
                         "Cost of energy",
@@ -128,10 +166,19 @@ def _overview() -> Row:
 
 
 def _waste() -> Row:
-    place = {"namespace": "Namespace", "pod": "Pod", "container": "Container", "Hostname": "Node", "gpu": "GPU"}
+    place = {
+        "namespace": "Namespace",
+        "pod": "Pod",
+        "container": "Container",
+        "Hostname": "Node",
+        "gpu": "GPU",
+    }
     place |= {"GPU_I_ID": "Instance", "modelName": "Model"}
     by = ", ".join(place)
-    idlers = largest(f"sum by ({by}) (increase(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[$__range]))", 50)
+    idlers = largest(
+        f"sum by ({by}) (increase(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[$__range]))",
+        50,
+    )
     return Row(
         "Waste",
         (
@@ -140,18 +187,27 @@ def _waste() -> Row:
                 [
                     Query(idlers, "Idle time", "s", 0),
                     Query(
-                        f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_HOLDER}}}) and {idlers}",
+                        (
+                            f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_HOLDER}}}) "
+                            "and "
+                            f"{idlers}"
+                        ),
                         "Utilisation now",
                         "percentunit",
                     ),
                 ],
                 place,
-                "Longest idle time first. Only running containers; the table by namespace also includes ended ones.",
+                (
+                    "Longest idle time first. Only running containers; the table by namespace also "
+                    "includes ended ones."
+                ),
                 link=("Pod", "This pod", _POD_PAGE),
             ),
             graph(
                 "GPUs allocated and idle, by namespace",
-                largest_and_rest(f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}"),
+                largest_and_rest(
+                    f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}"
+                ),
                 "Allocated GPUs that are not used.",
                 stacked=True,
             ),
@@ -182,7 +238,10 @@ def _waste() -> Row:
                         f"(rate(podgpu_namespace_gpu_energy_joules_total{{{_PAYER}}}[$__rate_interval]))",
                         "{{namespace}}",
                     ),
-                    ("sum(rate(podgpu_device_unattributed_energy_joules_total[$__rate_interval]))", "unattributed"),
+                    (
+                        "sum(rate(podgpu_device_unattributed_energy_joules_total[$__rate_interval]))",
+                        "unattributed",
+                    ),
                 ],
                 "The sum is the power of all GPUs.",
                 "watt",
@@ -203,7 +262,11 @@ def _waste() -> Row:
                         "fraction of all energy",
                     )
                 ],
-                "Energy of free GPUs and of processes outside pods. Near 100 %: podgpu cannot see processes (hostPID).",
+                (
+                    "Energy of free GPUs and of processes outside pods. Near 100 %: podgpu cannot "
+                    "see "
+                    "processes (hostPID)."
+                ),
                 "percentunit",
                 top=1,
             ),
@@ -226,14 +289,23 @@ def _from_podgpu_cluster() -> Row:
         (
             table(
                 "Idle longer than --idle-after",
-                [Query(largest(f"time() - max by ({', '.join(columns)}) ({since})", 200), "Idle for", "s", 0)],
+                [
+                    Query(
+                        largest(f"time() - max by ({', '.join(columns)}) ({since})", 200),
+                        "Idle for",
+                        "s",
+                        0,
+                    )
+                ],
                 columns,
                 "The 200 longest idle times, with their holders.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
             graph(
                 "Idle GPUs, by namespace",
-                largest_and_rest(f"sum by (namespace) (podgpu_namespace_idle_gpus{{{_HOLDER}}})", "{{namespace}}"),
+                largest_and_rest(
+                    f"sum by (namespace) (podgpu_namespace_idle_gpus{{{_HOLDER}}})", "{{namespace}}"
+                ),
                 "Idle longer than --idle-after.",
                 stacked=True,
             ),
@@ -241,7 +313,10 @@ def _from_podgpu_cluster() -> Row:
                 "Wasted per hour by --prices",
                 [
                     (
-                        largest(f"sum by (namespace, currency) (podgpu_namespace_wasted_per_hour{{{_HOLDER}}})"),
+                        largest(
+                            "sum by (namespace, currency) "
+                            f"(podgpu_namespace_wasted_per_hour{{{_HOLDER}}})"
+                        ),
                         "{{namespace}} ({{currency}})",
                     ),
                     (
@@ -249,14 +324,20 @@ def _from_podgpu_cluster() -> Row:
                         "all allocated GPUs ({{currency}})",
                     ),
                 ],
-                "Cost of idle GPUs, regardless of --idle-after, and the cost of all allocated GPUs.",
+                (
+                    "Cost of idle GPUs, regardless of --idle-after, and the cost of all allocated "
+                    "GPUs."
+                ),
                 decimals=2,
             ),
             graph(
                 "Cost per hour by --prices",
                 [
                     (
-                        largest(f"sum by (namespace, currency) (podgpu_namespace_cost_per_hour{{{_HOLDER}}})"),
+                        largest(
+                            "sum by (namespace, currency) "
+                            f"(podgpu_namespace_cost_per_hour{{{_HOLDER}}})"
+                        ),
                         "{{namespace}} ({{currency}})",
                     )
                 ],
@@ -270,7 +351,9 @@ def _from_podgpu_cluster() -> Row:
 
 def waste() -> Json:
     variables = [
-        choice("namespace", "Namespace", "podgpu_namespace_gpu_allocated_seconds_total", "namespace"),
+        choice(
+            "namespace", "Namespace", "podgpu_namespace_gpu_allocated_seconds_total", "namespace"
+        ),
         choice("model", "Model", "podgpu_namespace_gpu_allocated_seconds_total", "modelName"),
         number("gpu_hour_price", "Price of a GPU-hour", "2.50"),
         number("kwh_price", "Price of a kWh", "0.25"),

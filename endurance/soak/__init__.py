@@ -1,1 +1,3 @@
-"""An hour of pods, processes, MIG layouts and faults that come and go, a hundred times as fast as real time."""
+"""An hour of pods, processes, MIG layouts and faults that come and go, a hundred times as fast as
+real time.
+"""

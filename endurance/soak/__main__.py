@@ -1,4 +1,6 @@
-"""`python -m endurance.soak [--minutes 60]`: checks the metrics during churn. Exits with 1 if a rule was broken."""
+"""`python -m endurance.soak [--minutes 60]`: checks the metrics during churn. Exits with 1 if a
+rule was broken.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,12 @@ class LogCounter(logging.Handler):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m endurance.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="real minutes, of up to 100 simulated minutes each")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=60.0,
+        help="real minutes, of up to 100 simulated minutes each",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     seconds = options.minutes * 60.0
@@ -73,8 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def soak(
     simulated: float, seed: int = 0, speed: float = float("inf"), seconds: float = float("inf")
 ) -> tuple[list[Figure], Judge]:
-    """Runs the test for `simulated` seconds, or for `seconds` of real time. The same seed causes the same events."""
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, _count_log_lines() as lines:
+    """Runs the test for `simulated` seconds, or for `seconds` of real time. The same seed causes
+    the same events.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,
+        _count_log_lines() as lines,
+    ):
         clock, random = SoakClock(), Random(seed)
         world = World(Path(folder), clock, random)
         with world.kubelet, _agent(world, Path(folder)) as agent:
@@ -87,18 +99,23 @@ def soak(
         return _figures(world, judge, seen, reached, lines), judge
 
 
-def _live(churn: Churn, world: World, simulated: float, speed: float, seconds: float) -> Iterator[Vitals]:
+def _live(
+    churn: Churn, world: World, simulated: float, speed: float, seconds: float
+) -> Iterator[Vitals]:
     """Yields memory, threads and descriptors of this process at the end of every calm period."""
     began = time.monotonic()
     while churn.simulated < simulated and time.monotonic() - began < seconds:
         churn.second()
         if churn.simulated % CYCLE == 0 and world.is_calm:
-            # Counts only Python's threads, because the simulated kubelet's number of gRPC threads varies.
+            # Counts only Python's threads, because the simulated kubelet's number of gRPC threads
+            # varies.
             yield replace(vitals_of("self", churn.simulated), threads=threading.active_count())
         time.sleep(max(0.0, began + churn.simulated / speed - time.monotonic()))
 
 
-def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines: LogCounter) -> list[Figure]:
+def _figures(
+    world: World, judge: Judge, seen: list[Vitals], speed: float, lines: LogCounter
+) -> list[Figure]:
     settled = seen[len(seen) // 4 :]
     grown = growth(settled)
     last = seen[-1] if seen else vitals_of("self", 0.0)
@@ -142,7 +159,10 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
         telemetry,
         HolderSources([kubelet], names.read),
         # The interval limits the real time of a hung call. `Churn` calls the agent's turns.
-        Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
+        Settings(
+            interval=_FASTEST_DEADLINE,
+            policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak"),
+        ),
         Clock(clock.monotonic, clock.wall),
         containers=ContainerFinder(str(folder / "proc"), clock.monotonic),
     )

@@ -1,7 +1,8 @@
 """Makes the simulated clock wait for the agent's calls.
 
-The clock runs up to 100 times as fast as real time. On a busy machine, a call that is late for one real second would
-otherwise be late for 100 simulated seconds, and the metrics would miss GPUs and holders that are healthy.
+The clock runs up to 100 times as fast as real time. On a busy machine, a call that is late for one
+real second would otherwise be late for 100 simulated seconds, and the metrics would miss GPUs and
+holders that are healthy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Calls:
     """The calls that are in progress in the agent's workers."""
 
     def __init__(self, find_hung_threads: Callable[[], set[int]]) -> None:
-        """`find_hung_threads`: function that returns the ids of the threads in which a simulated call hangs."""
+        """`find_hung_threads`: function that returns the ids of the threads in which a simulated
+        call hangs.
+        """
         self._find_hung_threads = find_hung_threads
         self._threads: set[int] = set()
 
@@ -31,7 +34,9 @@ class Calls:
             setattr(source, name, self._tracked(getattr(source, name)))
 
     def finish(self) -> bool:
-        """Waits until every call has ended, except calls that hang. Returns False if all had ended before."""
+        """Waits until every call has ended, except calls that hang. Returns False if all had ended
+        before.
+        """
         is_late = False
         while self._are_running():
             is_late = True

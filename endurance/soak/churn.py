@@ -1,4 +1,6 @@
-"""The schedule: periods with faults and calm periods alternate, with the agent's turns in between."""
+"""The schedule: periods with faults and calm periods alternate, with the agent's turns in
+between.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Churn:
         self._look()
 
     def _take_turns(self, now: float) -> None:
-        """Repeats turns in which a call was late because the machine is busy. The simulated clock does not advance."""
+        """Repeats turns in which a call was late because the machine is busy. The simulated clock
+        does not advance.
+        """
         self._world.calls.finish()  # calls that hung until a repair
         self._take_turn(now)
         while self._world.calls.finish():
@@ -69,7 +73,13 @@ class Churn:
     def _live(self) -> None:
         """Simulates normal operation: a few changes in ten seconds."""
         world = self._world
-        acts = (world.start_pod, world.start_pod, world.end_pod, world.start_process, world.start_process)
+        acts = (
+            world.start_pod,
+            world.start_pod,
+            world.end_pod,
+            world.start_process,
+            world.start_process,
+        )
         if self._random.random() < 0.4:
             self._random.choice((*acts, world.end_process))()
         if self._random.random() < 0.004:
@@ -83,7 +93,11 @@ class Churn:
         if random.random() < 0.008:
             world.break_gpu()
             self._repairs.append((now + random.choice((5.0, 40.0, 120.0)), world.repair_gpus))
-        for chance, act in ((0.002, world.reset_gpu), (0.002, world.reload_driver), (0.004, world.xid_storm)):
+        for chance, act in (
+            (0.002, world.reset_gpu),
+            (0.002, world.reload_driver),
+            (0.004, world.xid_storm),
+        ):
             if random.random() < chance:
                 act()
 

@@ -1,4 +1,6 @@
-"""Compares the metrics with the truth: correct holders, counters that never decrease, correct sums."""
+"""Compares the metrics with the truth: correct holders, counters that never decrease, correct
+sums.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _UNSURE = GRACE_SECONDS + 2 * INTERVAL + 60.0
 _HEALED = 90.0
 """Seconds after which a repaired GPU is shown again."""
 _RELISTED = SEARCH_SECONDS + 2 * INTERVAL
-"""The same for a GPU that the driver did not list: it is listed again when the driver is reopened."""
+"""The same for a GPU that the driver did not list: it is listed again when the driver is reopened.
+"""
 _REOPENED = 4 * INTERVAL
 """Seconds after which the driver is reopened, if a call that hung prevented it."""
 _QUIET = 3 * _SETTLED
@@ -57,7 +60,9 @@ class Judge:
         """Samples with a pod that were checked."""
         self._counters: dict[Series, float] = {}
         self._sums: Sums = {}
-        self._totals: dict[str, dict[tuple[str, ...], float]] = {family: {} for family in _ENERGY_FAMILIES}
+        self._totals: dict[str, dict[tuple[str, ...], float]] = {
+            family: {} for family in _ENERGY_FAMILIES
+        }
 
     def look(self, exposition: str) -> None:
         families = parse_text(exposition)
@@ -87,7 +92,12 @@ class Judge:
                 self.breach("metrics name a pod that does not hold the device", holding)
         for holding, since in truth.held.items():
             number = self._number(holding.uuid)
-            if is_well and now - since > _SETTLED and truth.gpu_healthy_for(number) > _HEALED and holding not in info:
+            if (
+                is_well
+                and now - since > _SETTLED
+                and truth.gpu_healthy_for(number) > _HEALED
+                and holding not in info
+            ):
                 self.breach("a holder is not in the metrics", holding)
         for sample in shares:
             held = _held_device(sample.labels)
@@ -103,12 +113,18 @@ class Judge:
                     continue
                 held = _held_device(labels)
                 self.attributed += 1
-                if name == "podgpu_device_last_holder_info" and self._truth.held_part_within(held, RELEASED_SECONDS):
+                if name == "podgpu_device_last_holder_info" and self._truth.held_part_within(
+                    held, RELEASED_SECONDS
+                ):
                     continue  # a lost GPU also shows the last holders of its instances
                 if not self._truth.held_within(held, _UNSURE):
                     self.breach("a sample names a pod that never held the device", f"{name} {held}")
-                elif name.startswith("DCGM_") and (held not in info or holders[held.uuid, held.gi_id] != 1):
-                    self.breach("a device series has a pod, but several pods hold it", f"{name} {held}")
+                elif name.startswith("DCGM_") and (
+                    held not in info or holders[held.uuid, held.gi_id] != 1
+                ):
+                    self.breach(
+                        "a device series has a pod, but several pods hold it", f"{name} {held}"
+                    )
 
     def _judge_presence(self, temperatures: Iterable[ParsedSample]) -> None:
         truth, shown = self._truth, {sample.labels["UUID"] for sample in temperatures}
@@ -124,15 +140,21 @@ class Judge:
                 self.breach("a healthy GPU is not in the metrics", number)
 
     def _judge_counters(self, families: Iterable[ParsedFamily]) -> None:
-        """Checks that counters never decrease, also across gaps. Excludes ended containers and resets."""
+        """Checks that counters never decrease, also across gaps. Excludes ended containers and
+        resets.
+        """
         new: dict[Series, float] = {}
         for family in families:
-            if family.type != "counter" or not (family.name.startswith("podgpu_") or family.name in _DRIVER_COUNTERS):
+            if family.type != "counter" or not (
+                family.name.startswith("podgpu_") or family.name in _DRIVER_COUNTERS
+            ):
                 continue
             for name, labels, value in family.samples:
                 series = (name, frozenset(labels.items()))
                 before = self._counters.get(series, 0.0)
-                if value < before and not (name in _DRIVER_COUNTERS and labels["UUID"] in self._truth.resets):
+                if value < before and not (
+                    name in _DRIVER_COUNTERS and labels["UUID"] in self._truth.resets
+                ):
                     self.breach("a counter decreases", f"{name}{dict(labels)}: {before} to {value}")
                 new[series] = value
         lasting = {s: v for s, v in self._counters.items() if _lasts(s) and not self._was_reset(s)}
@@ -143,7 +165,9 @@ class Judge:
         return any(name == "UUID" and value in self._truth.resets for name, value in series[1])
 
     def _judge_sums(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
-        """Checks that the use of containers and the rest add up to the device's use since the last check. Skips MIG."""
+        """Checks that the use of containers and the rest add up to the device's use since the last
+        check. Skips MIG.
+        """
         new: Sums = {}
         for families in _SPLITS:
             whole, found = families[2], defaultdict[str, dict[str, float]](dict)
@@ -152,7 +176,10 @@ class Judge:
                     device = f"{sample.labels['UUID']}/{sample.labels.get('GPU_I_ID', '')}"
                     found[device][sample.labels.get("pod") or family] = sample.value
             for device, values in found.items():
-                new |= {(whole, device, key): (value, frozenset(values)) for key, value in values.items()}
+                new |= {
+                    (whole, device, key): (value, frozenset(values))
+                    for key, value in values.items()
+                }
                 if sum(other.startswith(device) for other in found) == 1 and device.endswith("/"):
                     self._compare(whole, device, values)
         self._sums = new
@@ -168,7 +195,9 @@ class Judge:
         divided = sum(namespaces.values()) + sum(rest.values())
         used = sum(value for device, value in whole.items() if device in rest)
         if abs(used - divided) > 1e-3 + 1e-6 * used:
-            self.breach("namespaces and the rest do not add up to the devices", f"{divided} J of {used} J")
+            self.breach(
+                "namespaces and the rest do not add up to the devices", f"{divided} J of {used} J"
+            )
 
     def _compare(self, whole: str, device: str, values: Mapping[str, float]) -> None:
         """Compares only if no holder changed since the last check, and the GPU answered."""
@@ -181,17 +210,27 @@ class Judge:
             return
         change = {key: values[key] - b[0] for key, b in before.items() if b is not None}
         total = change.pop(whole, None)
-        if total is not None and change and abs(total - sum(change.values())) > 1e-3 + 1e-6 * abs(total):
-            self.breach("parts do not add up to the device", f"{whole} on {device}: {total} is not {change}")
+        if (
+            total is not None
+            and change
+            and abs(total - sum(change.values())) > 1e-3 + 1e-6 * abs(total)
+        ):
+            self.breach(
+                "parts do not add up to the device", f"{whole} on {device}: {total} is not {change}"
+            )
 
     def _number(self, uuid: str) -> int:
         return next((n for n in self._world.numbers if self._world.uuid_of(n) == uuid), -1)
 
 
 def _held_device(labels: Mapping[str, str]) -> HeldDevice:
-    return HeldDevice(labels["UUID"], labels.get("GPU_I_ID", ""), labels["namespace"], labels["pod"])
+    return HeldDevice(
+        labels["UUID"], labels.get("GPU_I_ID", ""), labels["namespace"], labels["pod"]
+    )
 
 
 def _lasts(series: Series) -> bool:
-    """Returns True for series of devices and namespaces, which continue after a gap. Series of containers end."""
+    """Returns True for series of devices and namespaces, which continue after a gap. Series of
+    containers end.
+    """
     return series[0].startswith("podgpu_") and "container" not in series[0]

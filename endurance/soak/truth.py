@@ -65,9 +65,13 @@ class Truth:
         now = self.clock.monotonic()
         del self.held[holding]
         self.released[holding] = self.changed[holding.uuid] = now
-        self.released = {past: at for past, at in self.released.items() if now - at < RELEASED_SECONDS}
+        self.released = {
+            past: at for past, at in self.released.items() if now - at < RELEASED_SECONDS
+        }
         self.shares = {
-            shared: share for shared, share in self.shares.items() if shared in self.held or shared in self.released
+            shared: share
+            for shared, share in self.shares.items()
+            if shared in self.held or shared in self.released
         }
 
     def kubelet_healthy_for(self) -> float:
@@ -93,9 +97,13 @@ class Truth:
     def held_part_within(self, holding: HeldDevice, seconds: float) -> bool:
         """Returns `held_within` for the GPU or any of its instances."""
         known = (*self.held, *self.released)
-        return any(part._replace(gi_id="") == holding and self.held_within(part, seconds) for part in known)
+        return any(
+            part._replace(gi_id="") == holding and self.held_within(part, seconds) for part in known
+        )
 
     def held_within(self, holding: HeldDevice, seconds: float) -> bool:
         """Returns True if the device is held, or was released at most `seconds` ago."""
         released = self.released.get(holding)
-        return holding in self.held or (released is not None and self.clock.monotonic() - released <= seconds)
+        return holding in self.held or (
+            released is not None and self.clock.monotonic() - released <= seconds
+        )

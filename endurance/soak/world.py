@@ -1,4 +1,5 @@
-"""The simulated node: pods, processes and MIG layouts change; kubelet, driver and GPUs fail and recover.
+"""The simulated node: pods, processes and MIG layouts change; kubelet, driver and GPUs fail and
+recover.
 
 Every change is made both in the simulation (driver, kubelet, /proc, log names) and in `Truth`.
 """
@@ -98,7 +99,9 @@ class World:
         self.pods: dict[Place, Pod] = {}
         self.count = {"pods": 0, "processes": 0, "layouts": 0, "faults": 0}
         self._hangs: dict[int, Hang] = {}
-        self.calls = Calls(lambda: {thread for hang in self._hangs.values() for thread in hang.threads.copy()})
+        self.calls = Calls(
+            lambda: {thread for hang in self._hangs.values() for thread in hang.threads.copy()}
+        )
         self._foreign_pids: list[int] = []
         self._next_pid = 5000
         self._update_kubelet()
@@ -118,7 +121,10 @@ class World:
             if gpu.number == SHARED:
                 found += [Place(gpu.number, gpu.uuid, slice=n) for n in range(SLICES)]
             elif gpu.mig_enabled:
-                found += [Place(gpu.number, gpu.uuid, instance.gi_id, instance.uuid) for instance in gpu.instances]
+                found += [
+                    Place(gpu.number, gpu.uuid, instance.gi_id, instance.uuid)
+                    for instance in gpu.instances
+                ]
             else:
                 found.append(Place(gpu.number, gpu.uuid))
         return found
@@ -149,7 +155,9 @@ class World:
 
     def start_process(self) -> None:
         """Starts a process of a pod that has none, or sometimes one outside of pods."""
-        idle = [pod for pod in self.pods.values() if not pod.pid and not self._is_lost(pod.place.gpu)]
+        idle = [
+            pod for pod in self.pods.values() if not pod.pid and not self._is_lost(pod.place.gpu)
+        ]
         if self.random.random() < 0.1 and len(self._foreign_pids) < 3:
             pid = self._place(0, None)
             self.proc.add(pid, cgroup_text("/system.slice/gpu-burn.service"))
@@ -183,7 +191,9 @@ class World:
             self.driver.remove(pid)
 
     def _update_kubelet(self) -> None:
-        self.kubelet.allocatable = {"nvidia.com/gpu.shared": [f"{self.uuid_of(SHARED)}::{n}" for n in range(SLICES)]}
+        self.kubelet.allocatable = {
+            "nvidia.com/gpu.shared": [f"{self.uuid_of(SHARED)}::{n}" for n in range(SLICES)]
+        }
         self.kubelet.pods = tuple(
             SimulatedPod(pod.namespace, pod.name, {"main": {place.resource: [place.device_id]}})
             for place, pod in self.pods.items()
@@ -281,7 +291,9 @@ class World:
     def xid_storm(self) -> None:
         self.count["faults"] += 1
         for _ in range(50):
-            self.driver.faults.raise_xid(self.random.choice(self.numbers), self.random.choice((13, 31, 43, 79)))
+            self.driver.faults.raise_xid(
+                self.random.choice(self.numbers), self.random.choice((13, 31, 43, 79))
+            )
 
     def _is_lost(self, number: int) -> bool:
         return self.driver.gpu(number).lost

@@ -2,7 +2,8 @@
 
 from _signal import SIG_DFL, SIGINT, signal  # type: ignore[import-not-found]  # `signal` itself imports other modules
 
-# Until main() runs, Ctrl-C ends the process without a traceback. Python's default handler would raise inside an import.
+# Until main() runs, Ctrl-C ends the process without a traceback. Python's default handler would
+# raise inside an import.
 signal(SIGINT, SIG_DFL)
 
 from podgpu.cli import main  # noqa: E402

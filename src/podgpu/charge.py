@@ -1,7 +1,9 @@
-"""Charges holders for GPU time, energy and money, and says how much of it was idle. The only place of this formula.
+"""Charges holders for GPU time, energy and money, and says how much of it was idle. The only place
+of this formula.
 
-The recorder (`past/record.py`), Prometheus (`past/prometheus_charges.py`) and the demo describe a time window as a
-`HeldTime` and call `charge`. The history stores the result, so the bill of a period is a sum of charges.
+The recorder (`past/record.py`), Prometheus (`past/prometheus_charges.py`) and the demo describe a
+time window as a `HeldTime` and call `charge`. The history stores the result, so the bill of a
+period is a sum of charges.
 """
 
 from __future__ import annotations
@@ -21,8 +23,15 @@ class Figures(NamedTuple):
     temperature_celsius: float | None = None
 
     def plus(self, other: Figures) -> Figures:
-        """Adds the values of another container of the same pod. Unknown values stay unknown only if both are."""
-        return Figures(*(b if a is None else a if b is None else a + b for a, b in zip(self, other, strict=True)))
+        """Adds the values of another container of the same pod. Unknown values stay unknown only if
+        both are.
+        """
+        return Figures(
+            *(
+                b if a is None else a if b is None else a + b
+                for a, b in zip(self, other, strict=True)
+            )
+        )
 
 
 class Amounts(NamedTuple):
@@ -44,8 +53,9 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Owner, labels and methods may become known later, so they are not in
-    the key."""
+    """A pod or job to which usage is charged. Owner, labels and methods may become known later, so
+    they are not in the key.
+    """
 
     namespace: str = ""
     pod: str = ""
@@ -55,25 +65,33 @@ class UsageAccount(NamedTuple):
     owner_kind: str = ""
     owner_name: str = ""
     labels: str = ""  # JSON object
-    methods: str = ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
+    methods: str = (
+        ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
+    )
 
 
 UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
 
 
 class Charge(NamedTuple):
-    """The usage of one account: of one container on one GPU since the last record, or of a whole period."""
+    """The usage of one account: of one container on one GPU since the last record, or of a whole
+    period.
+    """
 
     account: UsageAccount
     container: str = ""  # set only in records
     amounts: Amounts = Amounts()
-    figures: Figures | None = None  # in records: the holder's own values on a shared GPU; None to use the GPU's values
+    figures: Figures | None = (
+        None  # in records: the holder's own values on a shared GPU; None to use the GPU's values
+    )
     currency: str = ""  # empty if the GPU has no price
     cluster: str = ""  # set only if the usage is read from Prometheus
 
 
 class HeldTime(NamedTuple):
-    """What one holder did on one GPU or MIG instance in a time window, in seconds. None if it was not measured."""
+    """What one holder did on one GPU or MIG instance in a time window, in seconds. None if it was
+    not measured.
+    """
 
     held: float
     share: float = 1.0  # the holder's fraction of the device
@@ -86,7 +104,9 @@ class HeldTime(NamedTuple):
 
 
 def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
-    """`size`: the device's fraction of a physical GPU. `price`: price of an hour of the device, or None."""
+    """`size`: the device's fraction of a physical GPU. `price`: price of an hour of the device, or
+    None.
+    """
     idle = min(time.held, time.idle or 0.0)
     allocated, unused = time.share * time.held, time.share * idle
     most = time.held - idle if time.busy_max is None else time.busy_max
@@ -106,6 +126,8 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
 
 
 def charge_rest(seconds: float, size: float, held_seconds: float, price: float | None) -> Amounts:
-    """Charges the time that no holder had. `held_seconds`: allocated GPU seconds of all holders of the device."""
+    """Charges the time that no holder had. `held_seconds`: allocated GPU seconds of all holders of
+    the device.
+    """
     rest = max(0.0, size * seconds - held_seconds)
     return Amounts(rest, cost=(price or 0.0) * rest / size / _HOUR if size else 0.0)

@@ -14,7 +14,16 @@ K = TypeVar("K", bound=Hashable)
 _MIN_STEP = 2.0  # seconds; smaller corrections of the wall clock do not change exported timestamps
 _REPEAT_SECONDS = 60.0
 _DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(ns|us|µs|μs|ms|s|m|h)")
-_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNIT_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,9 @@ class Clock:
 
 
 def parse_duration(text: str) -> float | None:
-    """Converts a duration such as `1h30m`, `1.5s` or `500ms` to seconds. Returns None if it is negative or invalid."""
+    """Converts a duration such as `1h30m`, `1.5s` or `500ms` to seconds. Returns None if it is
+    negative or invalid.
+    """
     if text == "0":
         return 0.0
     if not text or _DURATION_PART.sub("", text):
@@ -33,7 +44,9 @@ def parse_duration(text: str) -> float | None:
 
 
 class UnixTime:
-    """Converts monotonic times to Unix times. Small corrections of the wall clock do not change the results."""
+    """Converts monotonic times to Unix times. Small corrections of the wall clock do not change the
+    results.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,8 +62,8 @@ class UnixTime:
 class FaultLog(Generic[K]):
     """Limits repeated log lines about faults.
 
-    A key names what can fail, such as a source. While it fails, each reason is logged once. After a recovery, a reason
-    is logged again only if its last line is older than `seconds`.
+    A key names what can fail, such as a source. While it fails, each reason is logged once. After a
+    recovery, a reason is logged again only if its last line is older than `seconds`.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
@@ -62,14 +75,18 @@ class FaultLog(Generic[K]):
     def fail(self, key: K, reason: str) -> bool:
         """Records a failure. Returns True if it should be logged."""
         logged_at, now = self._logged_at[key], self._clock()
-        if reason in logged_at and (key in self._failing or now - logged_at[reason] < self._seconds):
+        if reason in logged_at and (
+            key in self._failing or now - logged_at[reason] < self._seconds
+        ):
             return False
         logged_at[reason] = now
         self._failing.add(key)
         return True
 
     def recover(self, key: K) -> bool:
-        """Records a success. Returns True if a failure was logged before, so that the recovery should be logged too."""
+        """Records a success. Returns True if a failure was logged before, so that the recovery
+        should be logged too.
+        """
         was_failing = key in self._failing
         self._failing.discard(key)
         return was_failing
@@ -81,7 +98,9 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each log message at most once a minute. Lines that differ only in arguments count as the same message."""
+    """Passes each log message at most once a minute. Lines that differ only in arguments count as
+    the same message.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,8 +20,9 @@ _lock = threading.Lock()
 def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     """Returns the JSON decoder of a type, and caches it.
 
-    msgspec can crash if two threads use a type for the first time at the same moment. To prevent this, decode only with
-    this function, with `convert`, or with a decoder that is created when its module is imported.
+    msgspec can crash if two threads use a type for the first time at the same moment. To prevent
+    this, decode only with this function, with `convert`, or with a decoder that is created when its
+    module is imported.
     """
     with _lock:
         if kind not in _decoders:
@@ -30,13 +31,17 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Converts parsed JSON or YAML to the type `kind`. Raises msgspec.ValidationError if that fails."""
+    """Converts parsed JSON or YAML to the type `kind`. Raises msgspec.ValidationError if that
+    fails.
+    """
     find_decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
 def format_error(error: Exception) -> str:
-    """Returns the message of a msgspec error with the path first: "users[0].name: expected `str`, got `int`"."""
+    """Returns the message of a msgspec error with the path first: "users[0].name: expected `str`,
+    got `int`".
+    """
     message, _, path = str(error).partition(" - at `$")
     if message[1:2].islower():
         message = message[:1].lower() + message[1:]
@@ -44,7 +49,9 @@ def format_error(error: Exception) -> str:
 
 
 def decode_json(content: bytes, path: str, kind: type[T]) -> T:
-    """Decodes JSON that another program wrote to `path`. Raises SourceError if the JSON does not match `kind`."""
+    """Decodes JSON that another program wrote to `path`. Raises SourceError if the JSON does not
+    match `kind`.
+    """
     try:
         return find_decoder(kind).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -54,12 +61,17 @@ def decode_json(content: bytes, path: str, kind: type[T]) -> T:
 def malformed(path: str, problem: str) -> SourceError:
     return SourceError(
         "malformed",
-        f"{path} cannot be decoded ({one_line(problem)[:200]}): if this persists, check the program that writes it",
+        (
+            f"{path} cannot be decoded ({one_line(problem)[:200]}): if this persists, check the "
+            "program that writes it"
+        ),
     )
 
 
 class _TextLoader(yaml.CSafeLoader):
-    """Interprets only `null`, `true`, `false` and `<<`. Other values, such as `0123`, `1e3` or `on`, stay text."""
+    """Interprets only `null`, `true`, `false` and `<<`. Other values, such as `0123`, `1e3` or
+    `on`, stay text.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it this way
         first: [
@@ -72,14 +84,19 @@ class _TextLoader(yaml.CSafeLoader):
 
 
 def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
-    """Decodes a YAML mapping. An empty file counts as an empty mapping. Raises UsageError if the file is invalid.
+    """Decodes a YAML mapping. An empty file counts as an empty mapping. Raises UsageError if the
+    file is invalid.
 
     Error messages do not quote values, because a value may be a secret.
     """
     try:
         text, depth = content.decode("utf-8-sig"), 0
-        for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # deep nesting would overflow PyYAML's stack
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        for event in yaml.parse(
+            text, Loader=yaml.CSafeLoader
+        ):  # deep nesting would overflow PyYAML's stack
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if depth > _MAX_DEPTH:
                 raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
         document = yaml.load(text, Loader=_TextLoader)
@@ -92,6 +109,16 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
         raise UsageError(one_line(f"{file}:{line} not YAML: {problem}")) from None
     except msgspec.ValidationError as error:
         raise UsageError(one_line(f"{file}: {format_error(error)}")) from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        # For a value with a wrong tag, such as `!!bool x`, PyYAML raises built-in errors of various types.
-        raise UsageError(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        # For a value with a wrong tag, such as `!!bool x`, PyYAML raises built-in errors of various
+        # types.
+        raise UsageError(
+            f"{file}: not YAML that podgpu can read ({type(error).__name__})"
+        ) from None

@@ -1,4 +1,6 @@
-"""Reads files up to a size limit, and replaces files so that readers never see an incomplete one."""
+"""Reads files up to a size limit, and replaces files so that readers never see an incomplete
+one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
 _MIN_CACHED_AGE_NS = 2_000_000_000
-"""Newer files are not cached. File systems may store time stamps in steps of 2 s, so a second change may be missed."""
+"""Newer files are not cached. File systems may store time stamps in steps of 2 s, so a second
+change may be missed.
+"""
 
 
 class FileIdentity(NamedTuple):
@@ -33,17 +37,23 @@ def identify_file(path: str) -> FileIdentity:
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
     _require_regular(status, path)
-    return FileIdentity(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns)
+    return FileIdentity(
+        status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns
+    )
 
 
 def read_bounded(path: str, limit: int) -> bytes:
-    """Reads a regular file. Raises SourceError if it cannot be read, or is larger than `limit` bytes."""
+    """Reads a regular file. Raises SourceError if it cannot be read, or is larger than `limit`
+    bytes.
+    """
     # Rejects devices and FIFOs before they are opened, because opening them has side effects.
     if identify_file(path).size > limit:
         raise _too_large(path, limit)
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for its writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             _require_regular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
@@ -54,14 +64,17 @@ def read_bounded(path: str, limit: int) -> bytes:
 
 
 def _too_large(path: str, limit: int) -> SourceError:
-    return SourceError("too_large", f"{path} is larger than the limit of {limit} bytes: is it the right file?")
+    return SourceError(
+        "too_large", f"{path} is larger than the limit of {limit} bytes: is it the right file?"
+    )
 
 
 def _require_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(
             "not_a_file",
-            f"{path} is a directory or a device: set the path of the file itself, and mount its directory"
+            f"{path} is a directory or a device: set the path of the file itself, and mount its "
+            "directory"
             " (mounting a file that does not exist yet creates a directory with its name)",
         )
 
@@ -70,12 +83,17 @@ def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
             "file_missing",
-            f"{path} does not exist: mount the host's directory that contains it, or set the path where it is mounted",
+            (
+                f"{path} does not exist: mount the host's directory that contains it, or set the "
+                "path "
+                "where it is mounted"
+            ),
         )
     if isinstance(error, PermissionError):
         return SourceError(
             "permission_denied",
-            f"no permission to read {path}: set securityContext.runAsUser to a user with permission, usually 0"
+            f"no permission to read {path}: set securityContext.runAsUser to a user with "
+            "permission, usually 0"
             " (no capability is needed)",
         )
     why = getattr(error, "strerror", None) or str(error)
@@ -91,16 +109,20 @@ class ReadOnChange(Generic[T]):
         self._cached: tuple[str, FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
-        """Returns the result of `parse(content, path)`. Raises SourceError if the file cannot be read."""
+        """Returns the result of `parse(content, path)`. Raises SourceError if the file cannot be
+        read.
+        """
         now, identity = time.time_ns(), identify_file(path)
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
         content = read_bounded(path, self._limit)
-        # The size is compared too, because two writes within one tick of the kernel's clock get the same time stamp.
+        # The size is compared too, because two writes within one tick of the kernel's clock get the
+        # same time stamp.
         if identify_file(path) != identity or len(content) != identity.size:
             raise SourceError(
                 "being_written",
-                f"{path} changed while it was read: podgpu retries; if this persists, the program that writes it"
+                f"{path} changed while it was read: podgpu retries; if this persists, the program "
+                "that writes it"
                 " should replace it by rename, and less often",
             )
         parsed = self._parse(content, path)
@@ -116,17 +138,26 @@ class OutputError(PodgpuError):
 
 
 class AtomicFile:
-    """Writes a temporary file and renames it, so that readers always see complete content. Rejects symbolic links."""
+    """Writes a temporary file and renames it, so that readers always see complete content. Rejects
+    symbolic links.
+    """
 
     def __init__(self, path: str, mode: int = 0o644, option: str = "--out") -> None:
-        """Raises UsageError if no file can be created at `path`. `option` is the flag to name in error messages."""
+        """Raises UsageError if no file can be created at `path`. `option` is the flag to name in
+        error messages.
+        """
         self.path = Path(path)
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-            raise UsageError(f"{option} {path}: is a symbolic link or not a regular file; set the path of a file")
+            raise UsageError(
+                f"{option} {path}: is a symbolic link or not a regular file; set the path of a file"
+            )
         if not self.path.parent.is_dir():
-            raise UsageError(f"{option} {path}: the directory {self.path.parent} does not exist; create or mount it")
+            raise UsageError(
+                f"{option} {path}: the directory {self.path.parent} does not exist; create or "
+                "mount it"
+            )
 
     def write(self, content: bytes) -> None:
         try:
@@ -141,12 +172,15 @@ class AtomicFile:
             finally:
                 self._temporary.unlink(missing_ok=True)
         except OSError as e:
-            raise OutputError(f"{self.path} was not written ({e.strerror}); the previous file is unchanged") from e
+            raise OutputError(
+                f"{self.path} was not written ({e.strerror}); the previous file is unchanged"
+            ) from e
 
     def remove(self) -> None:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as e:
             raise OutputError(
-                f"{self.path} was not removed ({e.strerror}): check the permissions of its directory"
+                f"{self.path} was not removed ({e.strerror}): check the permissions of its "
+                "directory"
             ) from e

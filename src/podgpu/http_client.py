@@ -1,6 +1,7 @@
 """Sends HTTP requests with deadlines, size limits and credentials from files.
 
-Redirects are not followed, because they could send credentials to another server. Error messages contain no secrets.
+Redirects are not followed, because they could send credentials to another server. Error messages
+contain no secrets.
 """
 
 from __future__ import annotations
@@ -25,47 +26,80 @@ from podgpu.tls import Pem, make_client_context
 
 DEFAULT_TIMEOUT = 4.0
 MAX_METRICS_BYTES = 16 * 1024 * 1024
-"""Three times the size of the largest expected response: 16 GPUs with seven MIG instances each, and all fields."""
+"""Three times the size of the largest expected response: 16 GPUs with seven MIG instances each, and
+all fields.
+"""
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _KEEP_ALIVE_SECONDS = 70.0
-"""Longer than most scrape intervals. Shorter than 75 s, because aiohttp servers close idle connections then."""
+"""Longer than most scrape intervals. Shorter than 75 s, because aiohttp servers close idle
+connections then.
+"""
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
-_HOST_PORT = re.compile(r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE)
+_HOST_PORT = re.compile(
+    r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
 class Access:
-    """TLS options and credentials for a server. Files are read for each request, so that new secrets take effect."""
+    """TLS options and credentials for a server. Files are read for each request, so that new
+    secrets take effect.
+    """
 
     ca_file: str = ""
     insecure: bool = False  # accept any certificate
     username: str = ""
     password_file: str = ""
     token_file: str = ""
-    headers: tuple[tuple[str, str], ...] = ()  # additional headers, such as the tenant of a Mimir server
-    advice: str = "write the login into the URL, http://USER:PASSWORD@HOST:PORT, and set SSL_CERT_FILE to its CA's file"
-    """Shown in the error message if the server rejects the credentials, or if its certificate is not trusted."""
+    headers: tuple[
+        tuple[str, str], ...
+    ] = ()  # additional headers, such as the tenant of a Mimir server
+    advice: str = (
+        "write the login into the URL, http://USER:PASSWORD@HOST:PORT, and set SSL_CERT_FILE to "
+        "its CA's file"
+    )
+    """Shown in the error message if the server rejects the credentials, or if its certificate is
+    not trusted.
+    """
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], prefix: str, **headers: str) -> Access:
-        """Reads --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict each other."""
+        """Reads --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict
+        each other.
+        """
         names = ("ca_file", "insecure_skip_verify", "username", "password_file", "token_file")
         ca_file, insecure, username, password_file, token_file = (
             options.get(f"{prefix}_{name}") or "" for name in names
         )
         if token_file and username:
-            raise UsageError(f"--{prefix}-token-file and --{prefix}-username: only one of them can be set")
+            raise UsageError(
+                f"--{prefix}-token-file and --{prefix}-username: only one of them can be set"
+            )
         if bool(username) != bool(password_file):
-            raise UsageError(f"--{prefix}-username and --{prefix}-password-file must be set together")
+            raise UsageError(
+                f"--{prefix}-username and --{prefix}-password-file must be set together"
+            )
         if ca_file and insecure:
-            raise UsageError(f"--{prefix}-ca-file: has no effect with --{prefix}-insecure-skip-verify: remove one")
+            raise UsageError(
+                f"--{prefix}-ca-file: has no effect with --{prefix}-insecure-skip-verify: "
+                "remove "
+                "one"
+            )
         if not all(map(str.isprintable, headers.values())):
             raise UsageError(f"the headers {headers} must not contain line breaks")
-        advice = ", ".join(f"--{prefix}-{name}" for name in ("username", "password-file", "token-file", "ca-file"))
+        advice = ", ".join(
+            f"--{prefix}-{name}" for name in ("username", "password-file", "token-file", "ca-file")
+        )
         return cls(
-            ca_file, bool(insecure), username, password_file, token_file, tuple(headers.items()), f"see {advice}"
+            ca_file,
+            bool(insecure),
+            username,
+            password_file,
+            token_file,
+            tuple(headers.items()),
+            f"see {advice}",
         )
 
     def make_headers(self) -> dict[str, str]:
@@ -74,16 +108,22 @@ class Access:
         if self.token_file:
             headers["Authorization"] = f"Bearer {_read_secret(self.token_file)}"
         elif self.username:
-            headers["Authorization"] = _encode_basic(self.username, _read_secret(self.password_file))
+            headers["Authorization"] = _encode_basic(
+                self.username, _read_secret(self.password_file)
+            )
         return headers
 
     def tls_context(self) -> ssl.SSLContext:
-        return _cached_context(self.ca_file, identify_file(self.ca_file) if self.ca_file else None, self.insecure)
+        return _cached_context(
+            self.ca_file, identify_file(self.ca_file) if self.ca_file else None, self.insecure
+        )
 
 
 @lru_cache(maxsize=8)
 def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
-    """Creates a TLS context. Cached, because loading CAs is slow. `_identity` changes with the file's content."""
+    """Creates a TLS context. Cached, because loading CAs is slow. `_identity` changes with the
+    file's content.
+    """
     return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
 
 
@@ -94,12 +134,16 @@ def _encode_basic(username: str, password: str) -> str:
 def _read_secret(path: str) -> str:
     secret = read_bounded(path, _MAX_SECRET_BYTES).decode("utf-8", "replace").strip()
     if not secret or not secret.isprintable():  # a line break would begin another header
-        raise SourceError("unauthorized", f"{path} has no usable secret: write one line of text into it")
+        raise SourceError(
+            "unauthorized", f"{path} has no usable secret: write one line of text into it"
+        )
     return secret
 
 
 def with_scheme(place: str, scheme: str = "http") -> str:
-    """Completes `gpu-1:9400` and `:9400` (this machine) to URLs. Returns anything else unchanged."""
+    """Completes `gpu-1:9400` and `:9400` (this machine) to URLs. Returns anything else
+    unchanged.
+    """
     match = _HOST_PORT.fullmatch(place)
     return place if match is None else f"{scheme}://{match[1] or 'localhost'}{match[2]}"
 
@@ -107,22 +151,35 @@ def with_scheme(place: str, scheme: str = "http") -> str:
 def redact_url(url: str) -> str:
     """Returns a URL for messages: quoted, and without secrets even if it is malformed.
 
-    Removes everything before the last @, which may be a login, and everything after a ?, which may be a key.
+    Removes everything before the last @, which may be a login, and everything after a ?, which may
+    be a key.
     """
     scheme, separator, rest = url.partition("://")
-    rest = re.split(r"[?#]", re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest if separator else scheme))[0]
+    rest = re.split(r"[?#]", re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest if separator else scheme))[
+        0
+    ]
     return ascii(f"{scheme}://{rest}" if separator and scheme.isalnum() else rest)[:200]
 
 
 def _parse_url(text: str, access: Access) -> URL:
     try:
         url = URL(with_scheme(text, "https" if access.ca_file or access.insecure else "http"))
-        is_usable = url.scheme in ("http", "https") and url.host and url.port and text.isprintable() and " " not in text
+        is_usable = (
+            url.scheme in ("http", "https")
+            and url.host
+            and url.port
+            and text.isprintable()
+            and " " not in text
+        )
     except (ValueError, IndexError):  # yarl raises IndexError for `http://user:[]@`
         is_usable = False
-    # In http://user:12/34@host the / of the password was not escaped, so yarl takes `user` for the host.
+    # In http://user:12/34@host the / of the password was not escaped, so yarl takes `user` for the
+    # host.
     if not is_usable or "@" in url.path + url.query_string + url.fragment:
-        advice = "write HOST:PORT or http(s)://HOST:PORT, and escape @, /, ? and # in a password (@ is %40)"
+        advice = (
+            "write HOST:PORT or http(s)://HOST:PORT, and escape @, /, ? and # in a password (@ is "
+            "%40)"
+        )
         raise UsageError(f"{redact_url(text)}: not the URL of an HTTP server; {advice}")
     return url.with_fragment(None)
 
@@ -142,8 +199,12 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large") -> bytes:
-    """Reads and decompresses the body. Raises SourceError if it is too large; the message contains the URL `shown`."""
+async def read_body(
+    response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large"
+) -> bytes:
+    """Reads and decompresses the body. Raises SourceError if it is too large; the message contains
+    the URL `shown`.
+    """
     chunks, size = [], 0
     is_too_large = (response.content_length or 0) > max_bytes
     while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
@@ -151,12 +212,16 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str
         size += len(chunk)
         is_too_large = size > max_bytes
     if is_too_large:
-        raise SourceError(reason, f"{shown} answers with more than {max_bytes} bytes: is it the right URL?")
+        raise SourceError(
+            reason, f"{shown} answers with more than {max_bytes} bytes: is it the right URL?"
+        )
     return b"".join(chunks)
 
 
 class HttpClient:
-    """Sends requests to one server. Callers pass the aiohttp session, so that many clients can share it."""
+    """Sends requests to one server. Callers pass the aiohttp session, so that many clients can
+    share it.
+    """
 
     def __init__(
         self,
@@ -167,13 +232,17 @@ class HttpClient:
         max_bytes: int = _MAX_BODY_BYTES,
         default_path: str = "",
     ) -> None:
-        """`url` may be HOST:PORT. A URL without a path gets `default_path`. Raises UsageError if the URL is invalid."""
+        """`url` may be HOST:PORT. A URL without a path gets `default_path`. Raises UsageError if
+        the URL is invalid.
+        """
         self._access = access or Access()
         parsed = _parse_url(url, self._access)
         if parsed.path in ("", "/") and default_path:
             parsed = parsed.with_path(default_path).with_query(parsed.query)
         self._url = parsed.with_user(None)
-        self.shown = str(self._url.with_query(None)).rstrip("/") + ("?…" if self._url.query_string else "")
+        self.shown = str(self._url.with_query(None)).rstrip("/") + (
+            "?…" if self._url.query_string else ""
+        )
         """The URL without secrets, for messages."""
         self.host = self._url.authority
         self.timeout = timeout
@@ -181,7 +250,11 @@ class HttpClient:
         self._login: str | None = None
         if parsed.user is not None:
             if self._access.username or self._access.token_file:
-                raise UsageError(f"{self.shown}: both the URL and the options have a login: remove it from the URL")
+                raise UsageError(
+                    f"{self.shown}: both the URL and the options have a login: remove it from "
+                    "the "
+                    "URL"
+                )
             self._login = _encode_basic(parsed.user, parsed.password or "")
 
     async def send(
@@ -192,11 +265,14 @@ class HttpClient:
         form: Mapping[str, str] | None = None,
         accept: str = "*/*",
     ) -> HttpResponse:
-        """Sends a request and returns the response, whatever its status. Raises SourceError if there is no response.
+        """Sends a request and returns the response, whatever its status. Raises SourceError if
+        there is no response.
 
         `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST.
         """
-        url = self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
+        url = (
+            self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
+        )
         headers = self._access.make_headers() | {"Accept": accept}
         if self._login is not None:
             headers["Authorization"] = self._login
@@ -219,7 +295,8 @@ class HttpClient:
                 try:
                     return await attempt()
                 except aiohttp.ServerDisconnectedError:
-                    # A server may close an idle connection just when it is reused. aiohttp itself repeats only GETs.
+                    # A server may close an idle connection just when it is reused. aiohttp itself
+                    # repeats only GETs.
                     return await attempt()
 
     async def get(
@@ -236,7 +313,10 @@ class HttpClient:
         return response.body
 
     def get_blocking(
-        self, path: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
+        self,
+        path: str = "",
+        query: Mapping[str, str] | None = None,
+        accept: str = "application/json",
     ) -> bytes:
         """Like `get`, but blocks and opens a new connection. For threads without an event loop."""
 
@@ -268,7 +348,8 @@ def check_is_metrics(body: bytes, shown: str) -> None:
     """Raises SourceError if the body is a web page instead of metrics."""
     if body[:512].lstrip()[:1] == b"<":
         raise SourceError(
-            "not_prometheus", f"{shown} is a web page, not metrics: add the path of the metrics to the URL"
+            "not_prometheus",
+            f"{shown} is a web page, not metrics: add the path of the metrics to the URL",
         )
 
 
@@ -276,8 +357,8 @@ def check_is_metrics(body: bytes, shown: str) -> None:
 def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[None]:
     """Converts errors of aiohttp, ssl and the operating system to errors of podgpu.
 
-    Calls `make_error` with the reason (timeout, tls, truncated, not_http, bad_url or unreachable) and an explanation
-    without secrets.
+    Calls `make_error` with the reason (timeout, tls, truncated, not_http, bad_url or unreachable)
+    and an explanation without secrets.
     """
     try:
         yield
@@ -306,5 +387,9 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line of an error message. The other lines quote the request, which may contain secrets."""
-    return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[:200]
+    """Returns the first line of an error message. The other lines quote the request, which may
+    contain secrets.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[
+        :200
+    ]

@@ -1,8 +1,9 @@
-"""Defines the document that describes a node (`NodeState`), and the readings from which it is built.
+"""Defines the document that describes a node (`NodeState`), and the readings from which it is
+built.
 
-In documents, amounts are exact integers whose name ends with the unit: `_ns`, `_mj`, `_mw`, `_bytes`. Times are Unix
-seconds of the node's clock. An unknown value is None, an empty text or an empty collection, and is omitted from the
-JSON. A zero is a measured zero.
+In documents, amounts are exact integers whose name ends with the unit: `_ns`, `_mj`, `_mw`,
+`_bytes`. Times are Unix seconds of the node's clock. An unknown value is None, an empty text or an
+empty collection, and is omitted from the JSON. A zero is a measured zero.
 """
 
 from __future__ import annotations
@@ -21,22 +22,31 @@ W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
 MJ = 1000  # millijoules per joule
 MIB = 1024 * 1024
-SCHEMA = 1  # incremented if the meaning of a JSON key changes, but not for a new key, which old decoders ignore
+# incremented if the meaning of a JSON key changes, but not for a new key, which old decoders ignore
+SCHEMA = 1
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ratio = Annotated[float, Meta(ge=0)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
-Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
+Fields = Annotated[
+    dict[Name, int | float | Text], Meta(max_length=1024)
+]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
-PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
+PodLabels = Mapping[
+    tuple[str, str], tuple[tuple[str, str], ...]
+]  # (namespace, pod) -> selected labels
 Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
-Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
+Lack = Literal[
+    "no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"
+]
 """Error reason for a usage value that a GPU does not provide."""
 UsageMethod = Literal["samples", "switches", "exact", "mps"]
-"""How busy time is split among processes. `samples`: by the driver's samples. `switches`: by context switches. `exact`:
-by context switches and busy samples. `mps`: not split, because the driver reports only the MPS server."""
+"""How busy time is split among processes. `samples`: by the driver's samples. `switches`: by
+context switches. `exact`: by context switches and busy samples. `mps`: not split, because the
+driver reports only the MPS server.
+"""
 _SHORT_ID = 12  # length of a container id in the output of crictl
 
 
@@ -55,9 +65,13 @@ class Device:
     mig_enabled: bool = False
     gi_id: int | None = None
     profile: str = ""
-    mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances; the kubelet uses them as device ids
+    mig_uuids: tuple[
+        str, ...
+    ] = ()  # UUIDs of its compute instances; the kubelet uses them as device ids
     maker: str = "nvidia"  # prefix of `name`
-    memory_bytes: float | None = field(default=None, compare=False)  # set only for allocation sources
+    memory_bytes: float | None = field(
+        default=None, compare=False
+    )  # set only for allocation sources
 
     @property
     def name(self) -> str:
@@ -79,7 +93,9 @@ def device_key(uuid: str, gi_id: int | None) -> str:
 
 
 def split_key(key: str) -> tuple[str, int | None]:
-    """Returns the UUID of the physical GPU and the id of the MIG instance. The reverse of `device_key`."""
+    """Returns the UUID of the physical GPU and the id of the MIG instance. The reverse of
+    `device_key`.
+    """
     uuid, _, gi_id = key.partition("/gi")
     return uuid, int(gi_id) if gi_id.isdecimal() else None
 
@@ -92,15 +108,19 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     return groups
 
 
-# -- the document ----------------------------------------------------------------------------------------------------
+# The document
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Base class of `NodeState` and of the objects in it. `gc=False` is safe, because there are no reference cycles."""
+    """Base class of `NodeState` and of the objects in it. `gc=False` is safe, because there are no
+    reference cycles.
+    """
 
 
 class Workload(Document, frozen=True):
-    """A container, a job of an HPC scheduler, or the processes of a user. Each source reports only some fields."""
+    """A container, a job of an HPC scheduler, or the processes of a user. Each source reports only
+    some fields.
+    """
 
     namespace: Name = ""
     pod: Name = ""
@@ -126,18 +146,24 @@ class Workload(Document, frozen=True):
 
     @property
     def is_reservation(self) -> bool:
-        """Returns True for a pod of KAI Scheduler or Run:ai that only reserves a GPU. Other pods hold the GPU."""
+        """Returns True for a pod of KAI Scheduler or Run:ai that only reserves a GPU. Other pods
+        hold the GPU.
+        """
         is_named = self.pod.startswith(("gpu-reservation-", "runai-reservation-gpu-"))
         return is_named and self.container in ("resource-reservation", "runai-reservation")
 
     @property
     def has_labels(self) -> bool:
-        """Returns False for processes of a user that belong to no job. podgpu exports no series for them."""
+        """Returns False for processes of a user that belong to no job. podgpu exports no series for
+        them.
+        """
         return bool(self.job or not self.user)
 
     @property
     def job_or_user(self) -> str:
-        """The job, or `user NAME` if the workload has neither job nor container. Empty for pods and containers."""
+        """The job, or `user NAME` if the workload has neither job nor container. Empty for pods and
+        containers.
+        """
         return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
 
     @property
@@ -168,7 +194,9 @@ parts_of = attrgetter(*WORKLOAD_PARTS)  # sort key of workloads
 
 
 class WaitPart(Workload, frozen=True, kw_only=True):
-    """A workload for which another workload waited. If all names are empty, it stands for processes outside pods."""
+    """A workload for which another workload waited. If all names are empty, it stands for processes
+    outside pods.
+    """
 
     seconds: Ratio = 0.0  # waiting time in the last usage window
     ratio: Ratio = 0.0  # waiting time as a fraction of the window
@@ -185,15 +213,21 @@ class HolderUsage(Document, frozen=True):
     busy_min_ns: Amount | None = None
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
-    wait_ns: Amount | None = None  # time in which this workload had work, but another one occupied the GPU
+    wait_ns: Amount | None = (
+        None  # time in which this workload had work, but another one occupied the GPU
+    )
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
     waits_for: tuple[WaitPart, ...] = ()  # workloads that ran meanwhile, largest ratio first
     energy_mj: Amount | None = None
-    power_ratio: Ratio | None = None  # the workload's share of the device's energy in the last usage window
+    power_ratio: Ratio | None = (
+        None  # the workload's share of the device's energy in the last usage window
+    )
     idle_since: float | None = None  # None if the workload is or may be busy
-    unallocated_since: float | None = None  # set if the workload uses the device without an allocation
+    unallocated_since: float | None = (
+        None  # set if the workload uses the device without an allocation
+    )
 
 
 class RunningProcess(Document, frozen=True):
@@ -201,21 +235,28 @@ class RunningProcess(Document, frozen=True):
     memory_used_bytes: Amount | None = None
     utilization_ratio: Ratio | None = None
     owner: Workload | None = None  # not set in documents, which list processes by holder
-    command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
+    command: Name = (
+        ""  # the program's name without arguments; set only on a node without Kubernetes
+    )
 
 
-RESERVATION = "reservation"  # `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
+# `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
+RESERVATION = "reservation"
 
 
 class Holder(Workload, frozen=True):
-    """A workload that has the device allocated, or uses it without an allocation (`source` is empty)."""
+    """A workload that has the device allocated, or uses it without an allocation (`source` is
+    empty).
+    """
 
     source: Name = ""
     share_ratio: Ratio | None = None
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
     labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
-    running: Annotated[tuple[RunningProcess, ...], Meta(max_length=4096)] = ()  # only on a node without Kubernetes
+    running: Annotated[
+        tuple[RunningProcess, ...], Meta(max_length=4096)
+    ] = ()  # only on a node without Kubernetes
 
 
 class NamespaceUsage(Document, frozen=True):
@@ -245,7 +286,8 @@ class XidCount(Document, frozen=True):
 
 
 class DeviceTotals(Document, frozen=True):
-    """Total usage of a device. Each total is the sum of the holders' usage and the unattributed usage.
+    """Total usage of a device. Each total is the sum of the holders' usage and the unattributed
+    usage.
 
     Usage outside jobs and pods counts as unattributed, because it has no series of its own.
     """
@@ -258,7 +300,9 @@ class DeviceTotals(Document, frozen=True):
     unattributed_busy_ns: Amount | None = None
     unattributed_energy_mj: Amount | None = None
     method: Name = ""  # samples, switches, exact or mps
-    pressure_ratio: Ratio | None = None  # fraction of the last usage window in which at least one workload waited
+    pressure_ratio: Ratio | None = (
+        None  # fraction of the last usage window in which at least one workload waited
+    )
 
 
 class GpuOrInstance(Document, frozen=True):
@@ -268,7 +312,9 @@ class GpuOrInstance(Document, frozen=True):
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
     memory_total_bytes: Amount | None = None
-    usage: DeviceTotals | None = None  # measured at `usage_at`, while other values are from `taken_at`
+    usage: DeviceTotals | None = (
+        None  # measured at `usage_at`, while other values are from `taken_at`
+    )
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
     details: Annotated[
@@ -277,7 +323,9 @@ class GpuOrInstance(Document, frozen=True):
     unsupported: tuple[Name, ...] = ()
     xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
     last_xid: Amount | None = None
-    clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> number in the window, number since the start
+    clock_events: dict[
+        Name, tuple[Amount, Amount]
+    ] = {}  # event -> number in the window, number since the start
 
 
 class MigInstance(GpuOrInstance, frozen=True, kw_only=True):
@@ -300,9 +348,13 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     power_limit_mw: Amount | None = None  # enforced limit; set only by podgpu with NVML
     temperature_celsius: int | float | None = None
     throttled_ns: dict[Name, Amount] = {}  # reason -> total time, counted by the driver
-    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a GPU that is `lost` has no values
+    conditions: Annotated[
+        tuple[Condition, ...], Meta(max_length=64)
+    ] = ()  # a GPU that is `lost` has no values
     healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
-    last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # set only for a lost GPU
+    last_holders: Annotated[
+        tuple[Workload, ...], Meta(max_length=4096)
+    ] = ()  # set only for a lost GPU
     instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
 
 
@@ -328,7 +380,9 @@ class EntityState(Document, frozen=True):
 
 
 class VcudaRequest(Workload, frozen=True):
-    """Resources that a container requested from gpu-manager. It is unknown which card the container uses."""
+    """Resources that a container requested from gpu-manager. It is unknown which card the container
+    uses.
+    """
 
     cores: Amount = 0  # hundredths of a card
     memory_blocks: Amount = 0  # blocks of 256 MiB
@@ -341,13 +395,17 @@ class VcudaRequest(Workload, frozen=True):
 class NodeState(Document, frozen=True, kw_only=True):
     """The state of one node. `GET /api/v1/node` returns it as JSON."""
 
-    schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # `omit_defaults` omits plain defaults
+    schema: int = msgspec.field(
+        default_factory=lambda: SCHEMA
+    )  # `omit_defaults` omits plain defaults
     producer: Name  # podgpu or dcgm-exporter; dcgm-exporter does not report all values
     version: Name = ""
     node: Name = ""  # if empty, the cluster view uses the exporter's address as the node name
     exporter_id: Name = ""  # random; changes at each start, which resets all counters
     interval_seconds: float | None = None
-    taken_at: float | None = None  # end of the last reading of GPU values; None before the first reading
+    taken_at: float | None = (
+        None  # end of the last reading of GPU values; None before the first reading
+    )
     holders_at: float | None = None
     usage_at: float | None = None
     stale: bool = False  # True if values are omitted because they were too old
@@ -358,15 +416,21 @@ class NodeState(Document, frozen=True, kw_only=True):
     devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
     namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
     sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
-    entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
+    entities: Annotated[
+        tuple[EntityState, ...], Meta(max_length=4096)
+    ] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
-    pod_labels: dict[Text, LabelTexts] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
+    pod_labels: dict[
+        Text, LabelTexts
+    ] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
     dropped: dict[Name, Amount] = {}  # field -> number of values rejected since the start
 
 
 def has_readings(state: NodeState) -> bool:
     """Returns True if the last reading of at least one GPU or MIG instance succeeded."""
-    return any(device.fields is not None for gpu in state.devices for device in (gpu, *gpu.instances))
+    return any(
+        device.fields is not None for gpu in state.devices for device in (gpu, *gpu.instances)
+    )
 
 
 _decoder = msgspec.json.Decoder(NodeState)
@@ -377,33 +441,53 @@ def decode_node(body: bytes) -> NodeState:
     """Decodes a NodeState. Raises msgspec.DecodeError if it is invalid or has a newer schema."""
     state = _decoder.decode(body)
     if state.schema > SCHEMA:
-        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}, so update this podgpu")
+        raise msgspec.ValidationError(
+            f"schema {state.schema} is newer than {SCHEMA}, so update this podgpu"
+        )
     return state
 
 
-# -- readings --------------------------------------------------------------------------------------------------------
+# Readings
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     gpus: tuple[Device, ...]
-    unreachable: dict[int, str] = field(default_factory=dict)  # index and reason of GPUs that the driver cannot read
-    hung: frozenset[int] = frozenset()  # indices of unreachable GPUs whose first driver call has not returned yet
+    unreachable: dict[int, str] = field(
+        default_factory=dict
+    )  # index and reason of GPUs that the driver cannot read
+    hung: frozenset[int] = (
+        frozenset()
+    )  # indices of unreachable GPUs whose first driver call has not returned yet
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
     """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
 
-    values: Mapping[Device, Mapping[int, Value]]  # by device and field id; the GPU comes before its instances
-    details: tuple[Detail, ...] = ()  # fields of the GPU that have several values, such as health checks
+    values: Mapping[
+        Device, Mapping[int, Value]
+    ]  # by device and field id; the GPU comes before its instances
+    details: tuple[
+        Detail, ...
+    ] = ()  # fields of the GPU that have several values, such as health checks
     unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
-    dropped: tuple[int, ...] = ()  # fields with an invalid value (special code, NaN, impossible), once per occurrence
-    errors: tuple[str, ...] = ()  # reasons of failed calls; the values of other calls are still valid
-    entities: tuple[EntityState, ...] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
-    slow_values: Mapping[int, Value] = field(default_factory=dict)  # additional fields for the GPU's page, by id
+    dropped: tuple[
+        int, ...
+    ] = ()  # fields with an invalid value (special code, NaN, impossible), once per occurrence
+    errors: tuple[
+        str, ...
+    ] = ()  # reasons of failed calls; the values of other calls are still valid
+    entities: tuple[
+        EntityState, ...
+    ] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
+    slow_values: Mapping[int, Value] = field(
+        default_factory=dict
+    )  # additional fields for the GPU's page, by id
     reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
-    links_up: int | None = None  # number of NVLinks that are up; None if the GPU has none or does not report them
+    links_up: int | None = (
+        None  # number of NVLinks that are up; None if the GPU has none or does not report them
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,13 +506,19 @@ class Assignment:
     source: str
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # fraction of the device, if known
-    attributes: tuple[tuple[str, str], ...] = ()  # additional labels for the device's series, such as dra_claim_name
-    is_shared: bool = False  # if True, an unknown share is not assumed to be 1, even for a sole holder
+    attributes: tuple[
+        tuple[str, str], ...
+    ] = ()  # additional labels for the device's series, such as dra_claim_name
+    is_shared: bool = (
+        False  # if True, an unknown share is not assumed to be 1, even for a sole holder
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """An assignment that cannot be used, for example because its GPU is unknown. `reason` explains why."""
+    """An assignment that cannot be used, for example because its GPU is unknown. `reason` explains
+    why.
+    """
 
     source: str
     reason: str
@@ -439,7 +529,9 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The assignments of one or all allocation sources. `sources`, `api_uids` and `at` are set only for all sources."""
+    """The assignments of one or all allocation sources. `sources`, `api_uids` and `at` are set only
+    for all sources.
+    """
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
@@ -447,7 +539,9 @@ class Allocation:
     offered: frozenset[str] = frozenset()  # UUIDs of all allocatable GPUs
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: UID on the node -> UID in the API server
+    api_uids: Mapping[str, str] = field(
+        default_factory=dict
+    )  # static pods: UID on the node -> UID in the API server
     at: float | None = None  # Unix time
 
     def with_api_uid(self, workload: W) -> W:
@@ -463,12 +557,16 @@ class ProcessUsage:
     device: str  # `Device.key`
     pid: int
     memory: int | None = None
-    mps: bool = False  # True for MPS clients; the driver attributes their busy time to the MPS server
+    mps: bool = (
+        False  # True for MPS clients; the driver attributes their busy time to the MPS server
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessWaits:
-    """How long processes waited for a device in one time window. A process does not wait while it is resident."""
+    """How long processes waited for a device in one time window. A process does not wait while it
+    is resident.
+    """
 
     processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
     pairs: Mapping[tuple[int, int], int]  # (waiting pid, running pid) -> estimated nanoseconds
@@ -480,7 +578,9 @@ class SwitchStatus:
     """State of the context-switch log. The log is used only while a GPU is shared."""
 
     errors: tuple[str, ...] = ()  # reasons of the errors in this reading
-    fallback_reason: str = ""  # why usage comes from the driver's samples instead of the log; empty if it does not
+    fallback_reason: str = (
+        ""  # why usage comes from the driver's samples instead of the log; empty if it does not
+    )
     fallback: str = ""  # message for `fallback_reason`
 
 
@@ -488,9 +588,13 @@ class SwitchStatus:
 class UsageProblems:
     """What could not be read of a GPU's usage."""
 
-    dropped: tuple[str, ...] = ()  # driver functions that returned an invalid value, once per occurrence
+    dropped: tuple[
+        str, ...
+    ] = ()  # driver functions that returned an invalid value, once per occurrence
     errors: tuple[str, ...] = ()  # reasons of the calls that failed
-    lacks: tuple[tuple[str, Lack], ...] = ()  # unsupported driver functions, and the value that is missing
+    lacks: tuple[
+        tuple[str, Lack], ...
+    ] = ()  # unsupported driver functions, and the value that is missing
     switches: SwitchStatus | None = None  # None if context switches are not used
 
 
@@ -499,18 +603,28 @@ class DeviceUsage:
     """Usage of one device since the previous reading. Unknown values are None."""
 
     device: Device
-    window_ns: int  # length of the time window by the driver's clock; 0 if the driver did not answer
+    window_ns: (
+        int  # length of the time window by the driver's clock; 0 if the driver did not answer
+    )
     busy_ns: int | None = None
     energy_mj: int | None = None  # since the counter was last read; None if it was not read
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None  # None if podgpu is in another PID namespace
-    process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None if the driver does not report it
+    process_busy_ns: Mapping[int, int | None] | None = (
+        None  # by pid; None if the driver does not report it
+    )
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
-    resident_ns: Mapping[int, int] | None = None  # by pid: time in which its context was on the engine, busy or idle
+    resident_ns: Mapping[int, int] | None = (
+        None  # by pid: time in which its context was on the engine, busy or idle
+    )
     switching_ns: int = 0  # busy time spent on context switches; it is not attributed
-    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: maximum time for saving its context
+    saving_ns: Mapping[int, int] = field(
+        default_factory=dict
+    )  # by pid: maximum time for saving its context
     waits: ProcessWaits | None = None  # None if context switches are not read
     bounded: bool = False  # True if lower and upper bounds of the busy time are computed
-    power_mw: int | None = None  # at the end of the window; used to estimate energy while the counter is not read
+    power_mw: int | None = (
+        None  # at the end of the window; used to estimate energy while the counter is not read
+    )
     instances: tuple[DeviceUsage, ...] = ()  # usage of the GPU's MIG instances
     problems: UsageProblems = UsageProblems()  # of the GPU and its instances

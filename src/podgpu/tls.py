@@ -1,4 +1,6 @@
-"""Loads certificates and keys, builds TLS contexts for clients and servers, and uses renewed files."""
+"""Loads certificates and keys, builds TLS contexts for clients and servers, and uses renewed
+files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from podgpu.files import read_bounded
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 MakeTlsContext = Callable[[], ssl.SSLContext]
-"""Returns the TLS context of a new connection. Called for each connection, so that renewed certificates are used."""
+"""Returns the TLS context of a new connection. Called for each connection, so that renewed
+certificates are used.
+"""
 _MAX_PEM_BYTES = 4 * 1024 * 1024
 
 
@@ -56,7 +60,9 @@ class ContextCache(Generic[T]):
 
 
 class LastValid(Generic[T]):
-    """Reads a value at every access. If reading fails, logs the error once and returns the last valid value."""
+    """Reads a value at every access. If reading fails, logs the error once and returns the last
+    valid value.
+    """
 
     def __init__(self, read: Callable[[], T], consequence: str) -> None:
         """`read` may raise SourceError or UsageError. Raises UsageError if the first read fails."""
@@ -80,8 +86,11 @@ class LastValid(Generic[T]):
         return self._last
 
 
-def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:
-    """Returns a context that trusts the CAs in the PEM text `authorities`, or the system's CAs if it is None.
+def make_client_context(
+    authorities: bytes | None, name: str, verify: bool = True
+) -> ssl.SSLContext:
+    """Returns a context that trusts the CAs in the PEM text `authorities`, or the system's CAs if
+    it is None.
 
     Raises SourceError if the PEM is invalid. The message contains `name`.
     """
@@ -92,7 +101,8 @@ def make_client_context(authorities: bytes | None, name: str, verify: bool = Tru
         context = ssl.create_default_context(cadata=text)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise SourceError("tls", f"{name} contains no usable certificates ({error})") from error
-    # Since Python 3.13 the default rejects CAs without a key identifier. Older kubeadm and k3s created such CAs.
+    # Since Python 3.13 the default rejects CAs without a key identifier. Older kubeadm and k3s
+    # created such CAs.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not verify:
         context.check_hostname = False
@@ -101,7 +111,9 @@ def make_client_context(authorities: bytes | None, name: str, verify: bool = Tru
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: str) -> None:
-    """Loads a certificate and its key. Raises SourceError if they are invalid; the message begins with `names`."""
+    """Loads a certificate and its key. Raises SourceError if they are invalid; the message begins
+    with `names`.
+    """
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
             # Without this callback, OpenSSL would prompt for a password on the terminal.
@@ -109,7 +121,9 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: st
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or ""
         if reason == "KEY_VALUES_MISMATCH":
-            raise SourceError("tls", f"{names} do not match: the key belongs to another certificate") from error
+            raise SourceError(
+                "tls", f"{names} do not match: the key belongs to another certificate"
+            ) from error
         why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
         problem = f"{names} must be a certificate and a key in PEM without a password{why}"
         raise SourceError("tls", problem) from error

@@ -1,4 +1,6 @@
-"""Runs the calls of each source in a separate thread, so that a source that hangs does not delay the others."""
+"""Runs the calls of each source in a separate thread, so that a source that hangs does not delay
+the others.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,24 @@ class ErrorCounts:
             self._counts[source][reason] += count
 
     def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        """Returns the status of a source after a call, and counts the call's error. Re-raises a StartError."""
+        """Returns the status of a source after a call, and counts the call's error. Re-raises a
+        StartError.
+        """
         if isinstance(result.error, StartError):
             raise result.error
         if result.error is None:
             return SourceStatus(source, True, result.seconds, device=device)
         self.add(source, result.error.reason)
-        return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
+        return SourceStatus(
+            source, False, result.seconds, result.error.reason, str(result.error), device
+        )
 
-    def add_to(self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]) -> tuple[SourceStatus, ...]:
-        """Adds the error counters to the statuses. Creates a status for each source that has only counters."""
+    def add_to(
+        self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]
+    ) -> tuple[SourceStatus, ...]:
+        """Adds the error counters to the statuses. Creates a status for each source that has only
+        counters.
+        """
         unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in unmapped:
             unknown[entry.source][entry.reason] += 1
@@ -59,7 +69,11 @@ class ErrorCounts:
             errors = {source: dict(counts) for source, counts in self._counts.items()}
         others = sorted((errors.keys() | unknown.keys()) - {status.name for status in statuses})
         return tuple(
-            replace(status, errors=errors.pop(status.name, {}), unmapped=dict(unknown.pop(status.name, {})))
+            replace(
+                status,
+                errors=errors.pop(status.name, {}),
+                unmapped=dict(unknown.pop(status.name, {})),
+            )
             for status in (*statuses, *map(SourceStatus, others))
         )
 
@@ -67,11 +81,16 @@ class ErrorCounts:
 class Workers:
     """Runs named calls. Each name has its own thread, which runs one call at a time.
 
-    The threads are daemons, so that a call that never returns does not prevent the process from exiting.
+    The threads are daemons, so that a call that never returns does not prevent the process from
+    exiting.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 300.0) -> None:
-        """`idle_seconds`: time without a call after which a thread ends. Must be longer than collection intervals."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 300.0
+    ) -> None:
+        """`idle_seconds`: time without a call after which a thread ends. Must be longer than
+        collection intervals.
+        """
         self._clock = clock
         self._idle_seconds = idle_seconds
         self._calls: dict[str, _Call[Any]] = {}  # the last call of each name
@@ -80,20 +99,29 @@ class Workers:
         self._closed = False
 
     def run(
-        self, jobs: Mapping[str, Callable[[], T]], deadline: float, on_late: Callable[[], object] | None = None
+        self,
+        jobs: Mapping[str, Callable[[], T]],
+        deadline: float,
+        on_late: Callable[[], object] | None = None,
     ) -> dict[str, Result[T]]:
         """Starts all calls and waits for them until the deadline.
 
-        A call that misses the deadline continues in its thread, and is not repeated before it ends. Without `on_late`,
-        its result is discarded. With `on_late`, its thread then calls `on_late`, and the next run returns the result.
+        A call that misses the deadline continues in its thread, and is not repeated before it ends.
+        Without `on_late`, its result is discarded. With `on_late`, its thread then calls `on_late`,
+        and the next run returns the result.
         """
         with self._lock:
             if self._closed:
                 error = SourceError("stopping", "podgpu is stopping")
                 return {name: Result(None, error, 0.0) for name in jobs}
-            calls = {name: self._start(name, job, on_late is not None) for name, job in jobs.items()}
+            calls = {
+                name: self._start(name, job, on_late is not None) for name, job in jobs.items()
+            }
         until = time.monotonic() + deadline
-        return {name: self._wait(name, call, is_new, until, on_late) for name, (call, is_new) in calls.items()}
+        return {
+            name: self._wait(name, call, is_new, until, on_late)
+            for name, (call, is_new) in calls.items()
+        }
 
     def close(self) -> None:
         """Ends the threads. Later calls of `run` return errors."""
@@ -103,14 +131,20 @@ class Workers:
                 inbox.put(None)
 
     def _start(self, name: str, job: Callable[[], T], keeps_late: bool) -> tuple[_Call[T], bool]:
-        """Starts a call. Returns the call and True, or the earlier call and False if its result is still needed."""
+        """Starts a call. Returns the call and True, or the earlier call and False if its result is
+        still needed.
+        """
         earlier = self._calls.get(name)
-        if earlier is not None and not (earlier.is_returned if keeps_late else earlier.done.is_set()):
+        if earlier is not None and not (
+            earlier.is_returned if keeps_late else earlier.done.is_set()
+        ):
             return earlier, False
         call = self._calls[name] = _Call(name, job, self._clock)
         if name not in self._inboxes:
             self._inboxes[name] = SimpleQueue()
-            threading.Thread(target=self._work, args=(name,), name=f"read-{name}", daemon=True).start()
+            threading.Thread(
+                target=self._work, args=(name,), name=f"read-{name}", daemon=True
+            ).start()
         self._inboxes[name].put(call)
         return call, True
 
@@ -131,16 +165,28 @@ class Workers:
             call.run()
 
     def _wait(
-        self, name: str, call: _Call[T], is_new: bool, until: float, on_late: Callable[[], object] | None
+        self,
+        name: str,
+        call: _Call[T],
+        is_new: bool,
+        until: float,
+        on_late: Callable[[], object] | None,
     ) -> Result[T]:
         if not call.done.wait(max(0.0, until - time.monotonic()) if is_new else 0.0):
             call.on_late = on_late
             seconds = self._clock() - call.began
             if on_late is None and not is_new:
-                message = f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped until it does"
+                message = (
+                    f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped "
+                    "until it does"
+                )
                 return Result(None, SourceError("hung", message), 0.0)
             if not call.done.is_set():  # the call may have ended before `on_late` was set
-                return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
+                return Result(
+                    None,
+                    SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"),
+                    seconds,
+                )
         call.is_returned = True
         return call.result
 
@@ -153,7 +199,9 @@ class _Call(Generic[T]):
     done: threading.Event = field(default_factory=threading.Event)
     result: Result[T] = Result(None, None, 0.0)
     is_returned: bool = False  # True if a run has returned the result
-    on_late: Callable[[], object] | None = None  # set if the call missed its deadline; called at its end
+    on_late: Callable[[], object] | None = (
+        None  # set if the call missed its deadline; called at its end
+    )
 
     def __post_init__(self) -> None:
         self.began = self._clock()
@@ -175,7 +223,8 @@ class _Call(Generic[T]):
 
 
 def run_loop(name: str, loop: Callable[[], object]) -> StartError | None:
-    """Runs a loop of the process. Returns the error that must end the process, or None if the loop was stopped.
+    """Runs a loop of the process. Returns the error that must end the process, or None if the loop
+    was stopped.
 
     A bug in a loop ends the process, because podgpu would otherwise serve old values forever.
     """
@@ -185,7 +234,9 @@ def run_loop(name: str, loop: Callable[[], object]) -> StartError | None:
         return error
     except Exception as error:  # noqa: BLE001 - the outermost frame of a thread
         _log.exception("unexpected error in the %s loop, please report it", name)
-        return StartError(f"the {name} loop stopped because of a bug ({type(error).__name__}: {error}); exiting")
+        return StartError(
+            f"the {name} loop stopped because of a bug ({type(error).__name__}: {error}); exiting"
+        )
     return None
 
 
@@ -208,9 +259,11 @@ class DriverLock:
                 self.is_open = self._was_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
-        """Waits until no call is in progress, then calls `stop`. Gives up after `wait` seconds and returns False.
+        """Waits until no call is in progress, then calls `stop`. Gives up after `wait` seconds and
+        returns False.
 
-        New calls are allowed during the wait, so that one call that hangs does not block all others.
+        New calls are allowed during the wait, so that one call that hangs does not block all
+        others.
         """
         if not self._opening.acquire(timeout=wait):
             return False  # `start` hangs
@@ -229,10 +282,11 @@ class DriverLock:
 
     @contextmanager
     def hold(self, gives_way: bool = False) -> Iterator[None]:
-        """Prevents `close` from closing the library during the enclosed calls. Raises DriverGone if it is closed.
+        """Prevents `close` from closing the library during the enclosed calls. Raises DriverGone if
+        it is closed.
 
-        With `gives_way`, first waits until pending `close` calls are done. Callers that use the library all the time
-        must set `gives_way`. Otherwise, `close` would time out.
+        With `gives_way`, first waits until pending `close` calls are done. Callers that use the
+        library all the time must set `gives_way`. Otherwise, `close` would time out.
         """
         with self._idle:
             if gives_way:

@@ -7,7 +7,17 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from podgpu.model import Allocation, Assignment, Device, GpuReading, Holder, HolderUsage, NodeState, Value, Workload
+from podgpu.model import (
+    Allocation,
+    Assignment,
+    Device,
+    GpuReading,
+    Holder,
+    HolderUsage,
+    NodeState,
+    Value,
+    Workload,
+)
 from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.publish import build_node_state
 from podgpu.node.agent.usage_collector import UsageResult
@@ -22,7 +32,10 @@ def make_state(
 ) -> NodeState:
     """Returns the document of node `h`, which has one device."""
     readings = {device.uuid: GpuReading({device: values})}
-    holders = {key: {w.key: Holder(**asdict(w), usage=u) for w, u in those} for key, those in (usage or {}).items()}
+    holders = {
+        key: {w.key: Holder(**asdict(w), usage=u) for w, u in those}
+        for key, those in (usage or {}).items()
+    }
     return build_node_state(
         TelemetryResult((device,), (device,), readings, at=1.0),
         Allocation(tuple(assignments)),
@@ -35,4 +48,8 @@ def make_state(
 
 def errors_of(state: NodeState) -> dict[tuple[str, str], int]:
     """Returns the number of failures since the start, by source and reason."""
-    return {(source.name, reason): count for source in state.sources for reason, count in source.errors.items()}
+    return {
+        (source.name, reason): count
+        for source in state.sources
+        for reason, count in source.errors.items()
+    }

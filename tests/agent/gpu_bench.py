@@ -51,7 +51,12 @@ class PodPerGpu:
             yield Assignment(device.uuid, holder(number), "kubelet", share=1.0)
             return
         for n in range(crowd):
-            yield Assignment(device.uuid, Workload("ns", f"crowd-{n}", "main", f"u-{n}"), "kubelet", share=1 / crowd)
+            yield Assignment(
+                device.uuid,
+                Workload("ns", f"crowd-{n}", "main", f"u-{n}"),
+                "kubelet",
+                share=1 / crowd,
+            )
 
 
 def holder(number: int) -> Workload:
@@ -62,15 +67,21 @@ NAMES = Identities(current=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench(SimulatedNode):
-    """H100s that are busy half of the time, with one pod on each. Deadlines are two seconds of real time (-c 2000)."""
+    """H100s that are busy half of the time, with one pod on each. Deadlines are two seconds of real
+    time (-c 2000).
+    """
 
     def __init__(self, folder: Path, gpus: str) -> None:
         proc = FaultyProc(folder / "proc")
         self._holders = PodPerGpu()
         settings = Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h"))
-        super().__init__(gpus, settings, sources=[self._holders], proc=proc, identities=lambda: NAMES)
+        super().__init__(
+            gpus, settings, sources=[self._holders], proc=proc, identities=lambda: NAMES
+        )
         for gpu in self.driver.gpus:
-            proc.add(41 + gpu.number, container_cgroup(UID.format(gpu.number), f"{gpu.number:x}" * 64))
+            proc.add(
+                41 + gpu.number, container_cgroup(UID.format(gpu.number), f"{gpu.number:x}" * 64)
+            )
             if not gpu.mig_enabled:
                 self.driver.place(SimulatedLoad(gpu.number, 41 + gpu.number, duty=0.5, memory=GIB))
         self.client: Client
@@ -88,7 +99,9 @@ class GpuBench(SimulatedNode):
             gpu.epoch += seconds
 
     def turn(self, *well: int, seconds: float = 1.0) -> str:  # type: ignore[override]
-        """Runs the three loops once and scrapes. Checks all counters, and the values of the GPUs in `well`."""
+        """Runs the three loops once and scrapes. Checks all counters, and the values of the GPUs in
+        `well`.
+        """
         super().turn(seconds)
         self.scrape()
         self._check_counters()
@@ -116,7 +129,9 @@ class GpuBench(SimulatedNode):
         return self.value("DCGM_FI_DEV_GPU_TEMP", gpu) is not None
 
     def energy_error(self, gpu: int) -> float:
-        """Returns podgpu's energy minus the driver's energy in joules, both since the first call of this method."""
+        """Returns podgpu's energy minus the driver's energy in joules, both since the first call of
+        this method.
+        """
         told = self.value("podgpu_device_energy_joules_total", gpu)
         assert told is not None
         counted = self.driver.gpu(gpu).energy_mj
@@ -132,7 +147,9 @@ class GpuBench(SimulatedNode):
         assert -6_000 < self.energy_error(number) < 0.002, "podgpu's energy lags by at most 5 s"
 
     def _check_counters(self) -> None:
-        """Checks that no counter is below its highest value in earlier scrapes, even if it was absent in between."""
+        """Checks that no counter is below its highest value in earlier scrapes, even if it was
+        absent in between.
+        """
         for family, lines in _families(self.scraped).items():
             for pairs, value in lines if family.endswith("_total") else ():
                 series = f"{family}{{{pairs}}}"
@@ -151,9 +168,13 @@ def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
 
 @contextmanager
 def bench_of(
-    folder: Path, gpus: str, *well: int, before: Callable[[FaultyNvml], object] = lambda faults: None
+    folder: Path,
+    gpus: str,
+    *well: int,
+    before: Callable[[FaultyNvml], object] = lambda faults: None,
 ) -> Iterator[GpuBench]:
-    """Yields a bench after two readings, when rates are available. Checks that no thread and no open file is left.
+    """Yields a bench after two readings, when rates are available. Checks that no thread and no
+    open file is left.
 
     `before` injects faults before the start.
     """

@@ -52,7 +52,14 @@ class SimulatedNode:
         if proc is not None:
             agent["containers"] = ContainerFinder(str(proc.root), self.monotonic)
         self.agent = Agent(
-            NvmlTelemetry(self.driver, "nvml", lambda: self.expected, self.monotonic, self.wall, **(telemetry or {})),
+            NvmlTelemetry(
+                self.driver,
+                "nvml",
+                lambda: self.expected,
+                self.monotonic,
+                self.wall,
+                **(telemetry or {}),
+            ),
             HolderSources([self.holders] if sources is None else sources, identities),
             settings,
             Clock(self.monotonic, self.wall),

@@ -1,4 +1,6 @@
-"""The agent's turns with a simulated driver, a simulated source of holders and a simulated clock."""
+"""The agent's turns with a simulated driver, a simulated source of holders and a simulated
+clock.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
     tracemalloc.start()
     for turn in range(45):
         pods = [Workload("ns", f"p{turn}-{n}", "c", f"uid{turn}-{n}") for n in range(100)]
-        node.holders.now = [Assignment(uuid, pod, "kubelet", str(n), 0.01) for n, pod in enumerate(pods)]
+        node.holders.now = [
+            Assignment(uuid, pod, "kubelet", str(n), 0.01) for n, pod in enumerate(pods)
+        ]
         node.turn()
         if turn in (25, 44):
             gc.collect()
@@ -78,9 +82,15 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
         seen = node.turn(0.0)
     key = f'UUID="{node.driver.gpus[0].uuid}"'
     lines = [line for line in seen.splitlines() if key in line]
-    assert any(line.startswith("podgpu_xid_errors_total{") and 'xid="79"} 2' in line for line in lines)
-    assert any(line.startswith("podgpu_device_xid_errors_total{") and line.endswith(" 3") for line in lines)
-    assert any(line.startswith("DCGM_FI_DEV_XID_ERRORS{") and line.endswith(" 31") for line in lines)
+    assert any(
+        line.startswith("podgpu_xid_errors_total{") and 'xid="79"} 2' in line for line in lines
+    )
+    assert any(
+        line.startswith("podgpu_device_xid_errors_total{") and line.endswith(" 3") for line in lines
+    )
+    assert any(
+        line.startswith("DCGM_FI_DEV_XID_ERRORS{") and line.endswith(" 31") for line in lines
+    )
     assert any('window_size_in_ms="300000",xid="79"} 2' in line for line in lines)
     node.turn(301)
     gone = node.exposition
@@ -92,7 +102,11 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
 
 def test_clock_events_are_samples_within_the_window(node: Node) -> None:
     node.run(4)
-    idle = [x for x in node.exposition.splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
+    idle = [
+        x
+        for x in node.exposition.splitlines()
+        if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x
+    ]
     assert [line.rsplit(" ", 1)[1] for line in idle] == ["4", "4"]
 
 
@@ -105,7 +119,10 @@ def test_clock_events_that_begin_are_counted_for_good(node: Node) -> None:
         node.turn()
     exposition = node.turn(4000.0)
     totals = [x for x in exposition.splitlines() if x.startswith("DCGM_EXP_CLOCK_EVENTS_TOTAL")]
-    assert [line.partition("clock_event=")[2] for line in totals] == ['"power_cap"} 2', '"sw_thermal"} 1']
+    assert [line.partition("clock_event=")[2] for line in totals] == [
+        '"power_cap"} 2',
+        '"sw_thermal"} 1',
+    ]
 
 
 def test_release_of_the_driver_for_a_time(node: Node) -> None:
@@ -127,7 +144,9 @@ def test_library_and_driver_apart_is_fatal(node: Node) -> None:
 
 def test_the_loops_run_and_end(node: Node) -> None:
     read = threading.Event()
-    node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
+    node.holders.assignments = lambda devices: (
+        (read.set(), Allocation())[1] if devices else Allocation()
+    )  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
     assert read.wait(30), "the allocation loop runs as soon as devices are known"
 

@@ -1,4 +1,6 @@
-"""Three real loops that start, publish and stop concurrently. Each may publish while another one reads."""
+"""Three real loops that start, publish and stop concurrently. Each may publish while another one
+reads.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.nodes.clock import wait_until
 from tests.simulated import FaultyNvml, FaultyProc
 
 SECONDS = 2.0
-_CODES = [code for code in range(1, 200) if code not in (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,)]
+_CODES = [
+    code for code in range(1, 200) if code not in (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,)
+]
 
 
 class FailingHolders:
@@ -44,7 +48,9 @@ class FailingHolders:
 @contextmanager
 def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, FaultyNvml]]:
     often = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # switches threads after a few instructions, to provoke race conditions
+    sys.setswitchinterval(
+        1e-6
+    )  # switches threads after a few instructions, to provoke race conditions
     driver = FaultyNvml("4xH100")
     FaultyProc(proc)
     agent = Agent(
@@ -67,7 +73,10 @@ def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, 
 
 @pytest.mark.fault(
     "All three cadences turn as fast as they can, each with new errors in every turn",
-    "Each hands over a part that nobody changes any more: every exposition is whole, and the process goes on",
+    (
+        "Each hands over a part that nobody changes any more: every exposition is whole, and the "
+        "process goes on"
+    ),
 )
 def test_three_cadences_against_each_other(tmp_path: Path) -> None:
     ended, holders = threading.Event(), FailingHolders()
@@ -79,4 +88,7 @@ def test_three_cadences_against_each_other(tmp_path: Path) -> None:
             driver.faults.fail("nvmlDeviceGetTotalEnergyConsumption", code, code % 4)
         assert agent.fatal is None
         wait_until(lambda: holders.asked > 50, "the loops have turned")
-        wait_until(lambda: agent.published.state.devices[0].clock_events, "samples of clock events are counted")
+        wait_until(
+            lambda: agent.published.state.devices[0].clock_events,
+            "samples of clock events are counted",
+        )

@@ -46,7 +46,9 @@ def well(device: str = GPU_A) -> SourceStatus:
     return SourceStatus("gpu1", True, 0.1, device=device)
 
 
-def test_unmapped_assignments_are_logged_once_per_change(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_unmapped_assignments_are_logged_once_per_change(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
     for devices in (["GPU-x"], ["GPU-x"], ["GPU-x", "GPU-y"], ["GPU-y"], ["GPU-x", "GPU-y"]):
         log.report_unmapped(*map(unknown, devices))
     subjects = [": ".join(message.split(": ")[:2]) for message in caplog.messages]
@@ -60,7 +62,9 @@ def test_a_thousand_at_once_are_one_line(log: Log, caplog: pytest.LogCaptureFixt
     assert "995 more" in message
 
 
-def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
     log.report(*(source for _ in range(90) for source in (failing("deadline"), well())))
     assert len(caplog.messages) == 2 * 3
     log.report(*(failing("deadline") for _ in range(61)))

@@ -29,7 +29,9 @@ HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/
 
 @pytest.fixture(autouse=True)
 def _no_variables() -> Iterator[None]:
-    """Removes the environment variables and restores the logging configuration, which the command changes."""
+    """Removes the environment variables and restores the logging configuration, which the command
+    changes.
+    """
     handlers, level = list(logging.root.handlers), logging.root.level
     with only_these_variables({}):
         yield
@@ -48,7 +50,8 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "words"), [("crystal-ball", f"or some of {', '.join(SOURCES)}"), ("auto,kubelet", "write auto alone")]
+    ("chosen", "words"),
+    [("crystal-ball", f"or some of {', '.join(SOURCES)}"), ("auto,kubelet", "write auto alone")],
 )
 def test_a_wrong_option_is_one_line(
     chosen: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -68,7 +71,9 @@ def test_annotations_need_the_node_and_the_api_server(
     monkeypatch.setenv("NODE_NAME", "node-1")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "kubeconfig" in complaint(asked, capsys).lower()
-    assert str(tmp_path / "none") in complaint([*asked, "--kubeconfig", str(tmp_path / "none")], capsys)
+    assert str(tmp_path / "none") in complaint(
+        [*asked, "--kubeconfig", str(tmp_path / "none")], capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,10 @@ def test_annotations_need_the_node_and_the_api_server(
     ids=lambda words: words[-1],
 )
 def test_what_is_nice_to_have_is_gone_without_and_said_once(
-    wanted: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wanted: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run([*QUICK, *wanted]) == 0
@@ -91,7 +99,9 @@ def test_what_is_nice_to_have_is_gone_without_and_said_once(
 
 
 @pytest.mark.parametrize("name", ["counters", "a:", "a/b:c"])
-def test_a_configmap_is_named_by_namespace_and_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configmap_is_named_by_namespace_and_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert f"-m {name!r}: write NAMESPACE:NAME" in complaint([*QUICK, "-m", name], capsys)
 
 
@@ -100,7 +110,9 @@ def exposition(agent: Agent) -> str:
 
 
 def errors(agent: Agent, source: str) -> Mapping[str, int]:
-    found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', exposition(agent))
+    found = re.findall(
+        rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', exposition(agent)
+    )
     return {reason: int(count) for reason, count in found}
 
 
@@ -113,7 +125,9 @@ def two_sources(folder: Path, podlist: str, interval: str = "1s") -> Iterator[No
     arguments = ["-k", "-f", "none", "--usage-from=none", "-c", interval]
     files = {"podlist.json": podlist}
     uuids = [UUID, UUID.replace("00000000", "00000001")]
-    with node_of(Description("", "2xT4", arguments, uuids=uuids, pods=[HELD], files=files), folder) as node:
+    with node_of(
+        Description("", "2xT4", arguments, uuids=uuids, pods=[HELD], files=files), folder
+    ) as node:
         node.take_turns()
         yield node
 
@@ -144,7 +158,10 @@ def _set(**what: Any) -> Callable[[FaultyKubelet], None]:
     ids=["gone", "killed", "garbage", "refuses", "moved", "rate limit"],
 )
 def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
-    ill: Callable[[FaultyKubelet], None], reason: str, folder: Path, caplog: pytest.LogCaptureFixture
+    ill: Callable[[FaultyKubelet], None],
+    reason: str,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with two_sources(folder, GOOD) as node:
         ill(node.kubelet)
@@ -164,7 +181,9 @@ def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
 # Changes at run time
 
 
-def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(folder: Path) -> None:
+def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(
+    folder: Path,
+) -> None:
     """The allocation interval is so long that only the signal can cause the change."""
     counters, podlist, jobs = folder / "counters.csv", folder / "podlist.json", folder / "jobs"
     temperature = "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"
@@ -173,9 +192,13 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(f
     jobs.mkdir()
     sources = f"podlist:{podlist},hpc:{jobs}"
     quiet = ["--allocation-interval", "10m", "--usage-from=none"]
-    with podgpu((*EXPORTER, "-f", str(counters), "--allocation", sources, *quiet), folder) as exporter:
+    with podgpu(
+        (*EXPORTER, "-f", str(counters), "--allocation", sources, *quiet), folder
+    ) as exporter:
         process, client = exporter.popen, exporter.client
-        wait_until(lambda: "DCGM_FI_DEV_GPU_TEMP{" in client.ask("/metrics").text, "the first figures")
+        wait_until(
+            lambda: "DCGM_FI_DEV_GPU_TEMP{" in client.ask("/metrics").text, "the first figures"
+        )
         counters.write_text(temperature + "DCGM_FI_DEV_SM_CLOCK, gauge, c\n")
         entry = {"name": "chat", "namespace": "ns", "container": "c", "gpu_list": ["0"]}
         podlist.write_text(json.dumps([entry]))
@@ -194,5 +217,7 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(f
         process.send_signal(signal.SIGHUP)
         bad = 'source_errors_total{source="counters",reason="malformed"} 1'
         wait_until(lambda: bad in client.ask("/metrics").text, "the bad file is counted")
-        assert "DCGM_FI_DEV_SM_CLOCK{" in client.ask("/metrics").text, "the last valid counter file is used"
+        assert "DCGM_FI_DEV_SM_CLOCK{" in client.ask("/metrics").text, (
+            "the last valid counter file is used"
+        )
         exporter.stop()

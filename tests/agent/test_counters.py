@@ -14,7 +14,12 @@ from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.metrics.counters import CounterSpec, parse_counters
 from podgpu.metrics.labels import Policy
 from podgpu.node.agent.agent import Settings
-from podgpu.node.agent.schedule import Collection, ReadCounters, counters_in_configmap, counters_in_file
+from podgpu.node.agent.schedule import (
+    Collection,
+    ReadCounters,
+    counters_in_configmap,
+    counters_in_file,
+)
 from tests.agent.simulated_node import SimulatedNode
 
 CSV = (
@@ -97,11 +102,15 @@ def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
     assert before is not None
     asked_for.driver.faults.answer(pynvml.NVML_FI_DEV_PERF_POLICY_POWER, 10**12)
     asked_for.run(1)
-    assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, "the file's fields are read every second"
+    assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, (
+        "the file's fields are read every second"
+    )
 
 
 def test_a_mean_is_over_its_own_interval() -> None:
-    """Profiling ratios are means since the field was last read. Fields with a shorter interval do not shorten them."""
+    """Profiling ratios are means since the field was last read. Fields with a shorter interval do
+    not shorten them.
+    """
     quick = Collection("quick", 2.0, ("DCGM_FI_PROF_GR_ENGINE_ACTIVE",), place="c.yaml:1:1")
     bench = Bench(quick, text=f"{CSV}DCGM_FI_PROF_SM_ACTIVE,gauge,s\n")
     load = SimulatedLoad(0, 4000, duty=1.0)
@@ -118,7 +127,10 @@ def test_a_mean_is_over_its_own_interval() -> None:
 
 @pytest.mark.fault(
     "A GPU fails for one turn, while some of its fields are read far more seldom than others",
-    "Nothing it said before is told again; all its fields are read as soon as it answers, whatever their interval",
+    (
+        "Nothing it said before is told again; all its fields are read as soon as it answers, "
+        "whatever their interval"
+    ),
 )
 @pytest.mark.parametrize("seconds_before", [10, 28])  # during the slow interval, and at its end
 def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_before: int) -> None:
@@ -138,7 +150,10 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
 
 
 @pytest.mark.fault(
-    "Counters change to an invalid file, or so that a collection of the configuration file has none of them",
+    (
+        "Counters change to an invalid file, or so that a collection of the configuration file has "
+        "none of them"
+    ),
     "The last good counters stay; the source counters is down until the file is valid",
 )
 @pytest.mark.parametrize(
@@ -151,7 +166,9 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
         (None, "file_missing"),
     ],
 )
-def test_bad_counters_keep_the_last_good_ones(tmp_path: Path, bad: bytes | None, reason: str) -> None:
+def test_bad_counters_keep_the_last_good_ones(
+    tmp_path: Path, bad: bytes | None, reason: str
+) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
     bench = Bench(QUICK, feed=counters_in_file(str(path)))
@@ -163,7 +180,10 @@ def test_bad_counters_keep_the_last_good_ones(tmp_path: Path, bad: bytes | None,
     bench.run(2)
     assert bench.value("DCGM_FI_DEV_POWER_USAGE") is not None
     assert 'podgpu_exporter_source_up{source="counters"} 0' in bench.exposition
-    assert f'podgpu_exporter_source_errors_total{{source="counters",reason="{reason}"}} 1' in bench.exposition
+    assert (
+        f'podgpu_exporter_source_errors_total{{source="counters",reason="{reason}"}} 1'
+        in bench.exposition
+    )
     path.write_text(CSV, encoding="utf-8")
     bench.agent.read_counters()
     bench.run(2)

@@ -22,10 +22,13 @@ def lines_about(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
 
 @pytest.mark.fault(
     "A call into the driver about one GPU hangs for ever",
-    "The other GPUs are in every scrape; the hung one has no figures, is named in /health and in one line of the log,"
+    "The other GPUs are in every scrape; the hung one has no figures, is named in /health and in "
+    "one line of the log,"
     " and is back with the first reading after the call returns",
 )
-def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hung_gpu_never_takes_the_others_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         hang = bench.faults.hang("nvmlDeviceGetTemperature", 1)
@@ -45,7 +48,10 @@ def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytes
 
 @pytest.mark.fault(
     "Prometheus scrapes at the very moment in which a turn waits for a GPU that hangs",
-    "The scrape does not wait: it answers with the figures of the last turn before the driver returns",
+    (
+        "The scrape does not wait: it answers with the figures of the last turn before the driver "
+        "returns"
+    ),
 )
 def test_a_scrape_waits_for_no_driver(tmp_path: Path) -> None:
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
@@ -63,14 +69,23 @@ def test_a_scrape_waits_for_no_driver(tmp_path: Path) -> None:
 
 @pytest.mark.fault(
     "A GPU hangs in its very first calls, while podgpu starts",
-    "The other GPUs are there after the first deadline; the hung one is named in /health and joins them when its call"
+    "The other GPUs are there after the first deadline; the hung one is named in /health and "
+    "joins them when its call"
     " returns",
 )
 @pytest.mark.parametrize(
-    "function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo"]
+    "function",
+    [
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetPciInfo",
+    ],
 )
 def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
-    with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.hang(function, 1)) as bench:
+    with bench_of(
+        tmp_path, "3xH100", 0, 2, before=lambda faults: faults.hang(function, 1)
+    ) as bench:
         bench.turns(MINUTE, 0, 2)
         assert "gpu1: hung: GPU 1 does not answer" in bench.client.ask("/health").text
         assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.scraped
@@ -81,7 +96,8 @@ def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
 
 @pytest.mark.fault(
     "A GPU is lost (XID 79, fell off the bus) and comes back",
-    "NVML is not initialised anew for it, so the others' figures and sums stay exact; their XIDs are watched on; the"
+    "NVML is not initialised anew for it, so the others' figures and sums stay exact; their XIDs "
+    "are watched on; the"
     " lost one is looked for by its slot and goes on where it was",
 )
 def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,7 +109,9 @@ def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             assert not bench.shown(1)
         assert bench.driver.calls["nvmlInit"] == 1
         bench.faults.raise_xid(2, 31)
-        wait_until(lambda: 'xid="31"' in bench.turn(0, 2, seconds=0.5), "the XID of another GPU is counted")
+        wait_until(
+            lambda: 'xid="31"' in bench.turn(0, 2, seconds=0.5), "the XID of another GPU is counted"
+        )
         assert len(lines_about(caplog, "gpu1", bench.uuid(1))) == 1
         bench.faults.recover(1)
         bench.turn(0, 2)
@@ -103,7 +121,11 @@ def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.fault(
     "A GPU has fallen off the bus when the driver is loaded again, and comes back later",
-    "The others have figures as ever; the driver lists its GPUs again every two minutes, and so it is found",
+    (
+        "The others have figures as ever; the driver lists its GPUs again every two minutes, and "
+        "so "
+        "it is found"
+    ),
 )
 def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
@@ -114,10 +136,14 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
         assert not bench.shown(1)
         bench.faults.recover(1)
         bench.turns(2 * MINUTE)
-        assert bench.shown(1), "the GPU returns although the number of GPUs on the bus did not change"
+        assert bench.shown(1), (
+            "the GPU returns although the number of GPUs on the bus did not change"
+        )
         begun = bench.driver.calls["nvmlInit"]
         bench.turns(2 * MINUTE)
-        assert bench.driver.calls["nvmlInit"] == begun, "the driver is not opened again when all GPUs are present"
+        assert bench.driver.calls["nvmlInit"] == begun, (
+            "the driver is not opened again when all GPUs are present"
+        )
 
 
 def test_of_two_lost_gpus_the_one_that_the_driver_lists_returns_at_once(tmp_path: Path) -> None:
@@ -150,7 +176,10 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
         bench.faults.recover(1)
         wait_until(lambda: bench.turn() and bench.shown(1) and bench.shown(2), "both are back")
         # The driver is still opened again from time to time, and rates need two readings.
-        wait_until(lambda: bench.turn() and bench.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0) is not None, "rates, too")
+        wait_until(
+            lambda: bench.turn() and bench.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0) is not None,
+            "rates, too",
+        )
 
 
 @pytest.mark.fault(
@@ -186,7 +215,11 @@ def test_instances_of_a_gpu_that_is_listed_again_stay_known(tmp_path: Path) -> N
         seen = set()
         for _ in range(2 * MINUTE // 5):
             bench.turn(seconds=5.0)
-            seen |= {len(gpu.instances) for gpu in bench.agent.published.state.devices if gpu.uuid == bench.uuid(1)}
+            seen |= {
+                len(gpu.instances)
+                for gpu in bench.agent.published.state.devices
+                if gpu.uuid == bench.uuid(1)
+            }
         assert seen == {2}
 
 
@@ -215,7 +248,10 @@ def test_an_xid_storm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(storm):
             bench.faults.raise_xid(1, 94)
         wait_until(
-            lambda: bench.turn(0, 1, seconds=0.5) and bench.value("podgpu_xid_errors_total", 1, 'xid="94"') == storm,
+            lambda: (
+                bench.turn(0, 1, seconds=0.5)
+                and bench.value("podgpu_xid_errors_total", 1, 'xid="94"') == storm
+            ),
             "all are counted",
         )
         assert len(lines_about(caplog, "XID 94")) == 1
@@ -230,7 +266,10 @@ def test_the_wall_clock_jumps(tmp_path: Path, leap: float) -> None:
     with bench_of(tmp_path, "2xH100", 0, 1) as bench:
         bench.faults.raise_xid(0, 31)
         in_window = ("DCGM_EXP_XID_ERRORS_COUNT", 0, 'xid="31"')
-        wait_until(lambda: bench.turn(0, 1, seconds=0.5) and bench.value(*in_window) == 1, "the XID is counted")
+        wait_until(
+            lambda: bench.turn(0, 1, seconds=0.5) and bench.value(*in_window) == 1,
+            "the XID is counted",
+        )
         for seconds in (leap, -leap, leap):
             bench.leap(seconds)
             for _ in range(10):
@@ -244,7 +283,9 @@ def test_the_wall_clock_jumps(tmp_path: Path, leap: float) -> None:
     "The driver answers an impossible figure for energy",
     "The figure is left out and counted as refused; the next good one makes up for it",
 )
-def test_an_energy_counter_without_a_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_energy_counter_without_a_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with bench_of(tmp_path, "2xH100", 0, 1) as bench:
         bench.faults.answer("nvmlDeviceGetTotalEnergyConsumption", 2**64 - 1, 1)
         for _ in range(5):
@@ -263,19 +304,24 @@ def test_an_energy_counter_without_a_value(tmp_path: Path, caplog: pytest.LogCap
 )
 def test_no_handle_for_any_gpu(tmp_path: Path) -> None:
     error = pynvml.NVML_ERROR_UNKNOWN
-    with bench_of(tmp_path, "2xH100", before=lambda faults: faults.fail("nvmlDeviceGetHandleByIndex", error)) as bench:
+    with bench_of(
+        tmp_path, "2xH100", before=lambda faults: faults.fail("nvmlDeviceGetHandleByIndex", error)
+    ) as bench:
         health = bench.client.ask("/health").text
         assert health.startswith("degraded\n")
         assert "gpu0: unreachable: " in health
         assert "gpu1: unreachable: " in health
         assert bench.client.ask("/ready").status == 503
         bench.faults.clear("nvmlDeviceGetHandleByIndex")
-        wait_until(lambda: bench.turn() and bench.shown(0) and bench.shown(1), "it is over by itself")
+        wait_until(
+            lambda: bench.turn() and bench.shown(0) and bench.shown(1), "it is over by itself"
+        )
 
 
 @pytest.mark.fault(
     "A GPU is taken out of the machine and put back",
-    "The others' sums stay exact; its own counters go on where they were, and the GPU that has its number meanwhile is"
+    "The others' sums stay exact; its own counters go on where they were, and the GPU that has "
+    "its number meanwhile is"
     " not said to have recovered",
 )
 def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,7 +335,9 @@ def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptur
         bench.turn(0, 2)
         bench.faults.lose(1, enumerated=False)
         bench.expected = 2
-        wait_until(lambda: bench.turn() and bench.driver.calls["nvmlInit"] == 2, "the bus was looked at")
+        wait_until(
+            lambda: bench.turn() and bench.driver.calls["nvmlInit"] == 2, "the bus was looked at"
+        )
         bench.run(10)
         assert bench.agent.published.state.devices[1].uuid == bench.uuid(2), "GPU 2 has index 1 now"
         assert not lines_about(caplog, "answers again")
@@ -305,7 +353,11 @@ def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptur
 
 @pytest.mark.fault(
     "How a GPU is used cannot be read, although all else about it can",
-    "Its device series stand; the usage source is not up, and /health says whose figures are left out and why",
+    (
+        "Its device series stand; the usage source is not up, and /health says whose figures are "
+        "left "
+        "out and why"
+    ),
 )
 def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
     with bench_of(tmp_path, "2xH100", 0, 1) as bench:
@@ -313,7 +365,13 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
         for _ in range(3):
             bench.turn(0)
             assert bench.shown(1)
-        assert f"usage: hung: container usage of {bench.uuid(1)} is unknown" in bench.client.ask("/health").text
+        assert (
+            f"usage: hung: container usage of {bench.uuid(1)} is unknown"
+            in bench.client.ask("/health").text
+        )
         assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.scraped
         bench.faults.release_all()
-        wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")
+        wait_until(
+            lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n",
+            "it is over by itself",
+        )

@@ -44,7 +44,9 @@ def broken(bench: GpuBench, number: int) -> list[str]:
     found = [c["condition"] for c in of.get("conditions", ())]
     for name in conditions():
         value = bench.value("podgpu_device_health", number, f'condition="{name}"')
-        assert (value == 1) == (name in found), f"{name}: {value} in the metric, {found} in the JSON"
+        assert (value == 1) == (name in found), (
+            f"{name}: {value} in the metric, {found} in the JSON"
+        )
     health = bench.client.ask("/health").text.splitlines()
     told = [a["text"] for a in view(bench)["alerts"] if a.get("uuid") == bench.uuid(number)]
     assert [text for text in told if text not in health] == []
@@ -69,14 +71,18 @@ def test_a_gpu_that_is_well(bench: GpuBench) -> None:
     assert not known(bench, 0, "thermal"), "throttling is known after a minute"
     bench.turn(0, 1, 2, 3, seconds=61.0)
     for condition in conditions():
-        assert known(bench, 0, condition) == (condition not in ("node_gone", "unallocated_use")), condition
+        assert known(bench, 0, condition) == (condition not in ("node_gone", "unallocated_use")), (
+            condition
+        )
     assert broken(bench, 0) == []
 
 
 @pytest.mark.fault(
     "A GPU falls off the bus, and the driver does not list it any more",
-    "It stays in the metrics, in the JSON and in podgpu_device_health as lost: with its number, its holder for as"
-    " long as the kubelet names it, since when and what to do; /health says the same words; when it is back it is well",
+    "It stays in the metrics, in the JSON and in podgpu_device_health as lost: with its number, "
+    "its holder for as"
+    " long as the kubelet names it, since when and what to do; /health says the same words; when "
+    "it is back it is well",
 )
 def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     lost_at = bench.wall() + 1.0
@@ -86,7 +92,9 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
     bench.turns(150)
-    assert bench.driver.calls["nvmlInit"] > 1, "the driver was opened again, so it no longer lists the GPU"
+    assert bench.driver.calls["nvmlInit"] > 1, (
+        "the driver was opened again, so it no longer lists the GPU"
+    )
     found = gpu(bench, 1)
     assert broken(bench, 1) == ["lost"]
     assert (found["index"], found["model"], found["absent"]) == (1, "NVIDIA H100 80GB HBM3", True)
@@ -107,9 +115,15 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
 
 @pytest.mark.fault(
     "A GPU that is lost is not held any more",
-    "Who held it last stays beside it, until it is back or an operator has podgpu forget it (POST /-/forget)",
+    (
+        "Who held it last stays beside it, until it is back or an operator has podgpu forget it "
+        "(POST "
+        "/-/forget)"
+    ),
 )
-def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(
+    bench: GpuBench, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
     bench.turns(40)
@@ -138,7 +152,8 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys
 
 @pytest.mark.fault(
     "The driver is unloaded under podgpu, or its library is gone",
-    "Every known GPU stays, with the condition driver_away and without figures; one alert names all of them; when the"
+    "Every known GPU stays, with the condition driver_away and without figures; one alert names "
+    "all of them; when the"
     " driver is back they are well, and podgpu's counters continue",
 )
 def test_the_driver_goes_away(bench: GpuBench) -> None:
@@ -148,7 +163,9 @@ def test_the_driver_goes_away(bench: GpuBench) -> None:
     assert "absent" not in gpu(bench, 0)
     assert [h["pod"] for h in gpu(bench, 0)["holders"]] == ["p0"]
     (alert,) = view(bench)["alerts"]
-    assert alert["text"].startswith("node h: no driver answers for its 4 GPUs (driver_not_loaded): ")
+    assert alert["text"].startswith(
+        "node h: no driver answers for its 4 GPUs (driver_not_loaded): "
+    )
     assert alert["text"] in bench.client.ask("/health").text.splitlines()
     assert not bench.shown(0)
     assert bench.client.ask("/ready").status == 503
@@ -241,7 +258,8 @@ def raise_xid(bench: GpuBench, number: int, xid: int) -> None:
 
 @pytest.mark.fault(
     "A GPU tells of an XID that needs somebody's hands (48, 64, 74, 79, 95, 119 and the like)",
-    "It is broken, in the XID's words and with what to do, until it is reset, its driver is loaded anew, an operator"
+    "It is broken, in the XID's words and with what to do, until it is reset, its driver is "
+    "loaded anew, an operator"
     " has podgpu forget it, or a day after the last one",
 )
 def test_an_xid_that_needs_action_stays_until_the_gpu_is_reset(bench: GpuBench) -> None:
@@ -249,7 +267,9 @@ def test_an_xid_that_needs_action_stays_until_the_gpu_is_reset(bench: GpuBench) 
     raise_xid(bench, 1, 119)
     assert broken(bench, 1) == ["xid"]
     (condition,) = gpu(bench, 1)["conditions"]
-    assert condition["says"] == "it reported XID 48 (double-bit ECC error), XID 119 (GSP RPC timeout)"
+    assert (
+        condition["says"] == "it reported XID 48 (double-bit ECC error), XID 119 (GSP RPC timeout)"
+    )
     assert "reset the GPU" in condition["do"]
     bench.turn(seconds=3600.0)
     assert broken(bench, 1) == ["xid"]
@@ -304,7 +324,9 @@ def numbers(bench: GpuBench) -> list[int]:
     return [shown["index"] for shown in view(bench)["nodes"][0]["gpus"]]
 
 
-def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(bench: GpuBench) -> None:
+def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(
+    bench: GpuBench,
+) -> None:
     bench.faults.lose(1)
     bench.turns(10)
     assert broken(bench, 1) == ["lost"]
@@ -333,19 +355,25 @@ def test_a_forgotten_gpu_leaves_the_document_although_it_had_xids(bench: GpuBenc
     bench.faults.recover(1)
     bench.expected = 4
     bench.turns(150)
-    assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1, "a GPU that returns keeps its counters"
+    assert bench.value("podgpu_xid_errors_total", 1, 'xid="79"') == 1, (
+        "a GPU that returns keeps its counters"
+    )
 
 
 # GPUs that were lost before the start
 
 
 class Restarted(SimulatedNode):
-    """Three GPUs are on the bus, but the driver lists two. The second one was lost before this exporter started."""
+    """Three GPUs are on the bus, but the driver lists two. The second one was lost before this
+    exporter started.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.kubelet = FaultyKubelet(str(folder / "k.sock"))
         source = KubeletAllocation(self.kubelet.socket, clock=self.monotonic)
-        super().__init__("3xH100", Settings(interval=2.0, policy=Policy(hostname="h")), sources=[source])
+        super().__init__(
+            "3xH100", Settings(interval=2.0, policy=Policy(hostname="h")), sources=[source]
+        )
         self.uuids = [gpu.uuid for gpu in self.driver.gpus]
         self.faults.lose(1, enumerated=False)
         self.client: Client
@@ -369,7 +397,8 @@ def lost_in(view: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.fault(
     "The exporter is started anew while a GPU is lost",
-    "It is a tile all the same, by the kubelet's allocatable list: with its UUID, who holds it, and what to do;"
+    "It is a tile all the same, by the kubelet's allocatable list: with its UUID, who holds it, "
+    "and what to do;"
     " without a number, which nobody knows",
 )
 def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: Restarted) -> None:
@@ -382,7 +411,9 @@ def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: R
     assert [c["condition"] for c in lost["conditions"]] == ["lost"]
     assert [h["pod"] for h in lost["holders"]] == ["train"]
     (alert,) = view["alerts"]
-    assert alert["text"].startswith(f"a GPU of node h ({restarted.uuids[1]}): the driver no longer lists it")
+    assert alert["text"].startswith(
+        f"a GPU of node h ({restarted.uuids[1]}): the driver no longer lists it"
+    )
     assert alert["text"] in restarted.client.ask("/health").text.splitlines()
     exposition = restarted.client.ask("/metrics").text
     assert f'podgpu_device_health{{gpu="",UUID="{restarted.uuids[1]}"' in exposition
@@ -391,11 +422,15 @@ def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: R
     assert answer.status == 200
     restarted.expected = 2
     restarted.time += 60.0
-    assert lost_in(restarted.turns(8)) == [], "the removed GPU stays removed although the kubelet still allocates it"
+    assert lost_in(restarted.turns(8)) == [], (
+        "the removed GPU stays removed although the kubelet still allocates it"
+    )
 
 
 def test_an_id_that_names_no_gpu_is_no_lost_gpu(restarted: Restarted) -> None:
-    """If the driver lists every GPU on the bus, the unknown UUID belongs to a GPU that was replaced."""
+    """If the driver lists every GPU on the bus, the unknown UUID belongs to a GPU that was
+    replaced.
+    """
     restarted.expected = 2
     restarted.kubelet.allocatable = {GPU: [restarted.uuids[0], restarted.uuids[2]]}
     restarted.kubelet.pods = (SimulatedPod("ns", "train", {"main": {GPU: [restarted.uuids[1]]}}),)
@@ -425,8 +460,14 @@ def test_a_gpu_that_is_slow_to_say_its_name_is_not_lost(restarted: Restarted) ->
 
 
 def calls_but_waiting(bench: GpuBench) -> dict[str, int]:
-    """Returns the driver calls without those of the XID watch, which runs in a thread in real time."""
-    return {name: calls for name, calls in bench.driver.calls.items() if not name.startswith("nvmlEventSetWait")}
+    """Returns the driver calls without those of the XID watch, which runs in a thread in real
+    time.
+    """
+    return {
+        name: calls
+        for name, calls in bench.driver.calls.items()
+        if not name.startswith("nvmlEventSetWait")
+    }
 
 
 def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
@@ -444,7 +485,11 @@ def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
     assert fields["DCGM_FI_DEV_MAX_SM_CLOCK"]["value"] == 1980
     limit = fields["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"]
     assert (limit["unit"], limit["value"], limit["source"]) == ("W", 700, "nvml")
-    assert fields["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]["value"] in ("nothing", "power_cap", "gpu_idle")
+    assert fields["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]["value"] in (
+        "nothing",
+        "power_cap",
+        "gpu_idle",
+    )
     assert fields["nvlinks_up"]["value"] == 18
     assert [(x["xid"], x["class"], x["says"], x["total"]) for x in found["xids"]] == [
         (13, "application", "graphics engine exception", 1),

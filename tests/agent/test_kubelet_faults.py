@@ -1,4 +1,6 @@
-"""A failing kubelet and files that change while they are read, with real gRPC, files and threads."""
+"""A failing kubelet and files that change while they are read, with real gRPC, files and
+threads.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def answers(node: Node) -> bool:
 def held(folder: Path) -> Iterator[Node]:
     """Yields a node on which the kubelet reports a pod on GPU 0."""
     arguments = ["-k", "--allocation", "kubelet", "-c", "1000"]
-    with node_of(Description("two GPUs", "2xH100", arguments, uuids=GPUS, pods=[HELD]), folder) as node:
+    with node_of(
+        Description("two GPUs", "2xH100", arguments, uuids=GPUS, pods=[HELD]), folder
+    ) as node:
         node.take_turns()
         assert holders(node) == ["train"]
         yield node
@@ -46,7 +50,9 @@ def check_devices(node: Node) -> None:
     """Checks that both GPUs have values, and that only those of GPU 0 have the pod label."""
     node.clock.advance(1.0)
     node.agent.read_telemetry()
-    lines = [line for line in exposition(node).splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
+    lines = [
+        line for line in exposition(node).splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")
+    ]
     assert ['pod="train"' in line for line in lines] == [True, False]
 
 
@@ -67,14 +73,19 @@ def survive(node: Node, ends: Callable[[], object], turns: int = 3) -> None:
 
 @pytest.mark.fault(
     "the kubelet accepts calls and answers none",
-    "the last mapping stands, figures come on time, one call waits and no second is made; its answer is taken at last",
+    (
+        "the last mapping stands, figures come on time, one call waits and no second is made; its "
+        "answer is taken at last"
+    ),
 )
 def test_a_kubelet_that_hangs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with held(folder) as node:
         node.kubelet.hang()
         node.kubelet.calls.clear()
         survive(node, node.kubelet.resume)
-        assert node.kubelet.calls.count("/v1.PodResourcesLister/List") <= 2, "no second call is made during the hang"
+        assert node.kubelet.calls.count("/v1.PodResourcesLister/List") <= 2, (
+            "no second call is made during the hang"
+        )
         said = [message for message in caplog.messages if message.startswith("kubelet: ")]
         assert len([message for message in said if "answers again" not in message]) == 1
 
@@ -89,10 +100,16 @@ def podlist(pod: str) -> str:
 
 
 def checkpoint(pod: str) -> str:
-    entry = {"PodUID": f"{UID[:-1]}{len(pod) % 10}", "ContainerName": pod, "ResourceName": "nvidia.com/gpu"}
+    entry = {
+        "PodUID": f"{UID[:-1]}{len(pod) % 10}",
+        "ContainerName": pod,
+        "ResourceName": "nvidia.com/gpu",
+    }
     spam = {"PodUID": UID, "ContainerName": "x", "ResourceName": "cpu", "DeviceIDs": {"0": []}}
     entries = [*[spam] * 2000, {**entry, "DeviceIDs": {"0": [GPUS[0]]}}]
-    return json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+    return json.dumps(
+        {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}
+    )
 
 
 def replace_whole(path: Path, text: str) -> None:
@@ -108,8 +125,16 @@ def write_in_pieces(path: Path, text: str) -> None:
 
 
 @pytest.mark.fault(
-    "podlist.json or the kubelet's checkpoint is replaced, or written over in pieces, while it is read",
-    "one of its whole contents is in every exposition, never a part, never nobody; after the last change the newest",
+    (
+        "podlist.json or the kubelet's checkpoint is replaced, or written over in pieces, while "
+        "it is "
+        "read"
+    ),
+    (
+        "one of its whole contents is in every exposition, never a part, never nobody; after the "
+        "last "
+        "change the newest"
+    ),
 )
 @pytest.mark.parametrize("write", [replace_whole, write_in_pieces])
 @pytest.mark.parametrize("content", [podlist, checkpoint])
@@ -133,8 +158,15 @@ def test_a_file_that_changes_while_it_is_read(
         seen = set()
         while not done.is_set():
             node.agent.read_allocation()
-            (line,) = (one for one in exposition(node).splitlines() if one.startswith("podgpu_allocation_info{"))
+            (line,) = (
+                one
+                for one in exposition(node).splitlines()
+                if one.startswith("podgpu_allocation_info{")
+            )
             seen.add("three" if "three" in line else "one" if "one" in line else line)
         writer.join()
         assert seen <= {"one", "three"}
-        wait_until(lambda: node.agent.read_allocation() or "three" in exposition(node), "the newest is read")
+        wait_until(
+            lambda: node.agent.read_allocation() or "three" in exposition(node),
+            "the newest is read",
+        )

@@ -1,4 +1,6 @@
-"""Holders while the kubelet restarts, is absent, or lists no pods: real gRPC and files, and the whole agent."""
+"""Holders while the kubelet restarts, is absent, or lists no pods: real gRPC and files, and the
+whole agent.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ from tests.nodes.node import Description, Node, node_of
 from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet
 
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
-UIDS = {"train": "0f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10", "serve": "1f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"}
+UIDS = {
+    "train": "0f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10",
+    "serve": "1f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11",
+}
 IDS = {"train": "a" * 64, "serve": "b" * 64}
 PODS = tuple(
-    SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [gpu]}}) for name, gpu in zip(UIDS, GPUS, strict=True)
+    SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [gpu]}})
+    for name, gpu in zip(UIDS, GPUS, strict=True)
 )
-LOGS = {name: (f"pods/ns_{name}_{uid}", f"containers/{name}_ns_main-{IDS[name]}.log") for name, uid in UIDS.items()}
+LOGS = {
+    name: (f"pods/ns_{name}_{uid}", f"containers/{name}_ns_main-{IDS[name]}.log")
+    for name, uid in UIDS.items()
+}
 TURN = 5.0
 
 
@@ -55,7 +64,9 @@ class Kubelet:
         return self.node.agent.published.fresh.plain.decode()
 
     def allocated(self, pod: str) -> float:
-        (value,) = re.findall(rf'gpu_allocated_seconds_total\{{.*?pod="{pod}".*?\}} (\S+)', self.exposition)
+        (value,) = re.findall(
+            rf'gpu_allocated_seconds_total\{{.*?pod="{pod}".*?\}} (\S+)', self.exposition
+        )
         return float(value)
 
     def remove_logs(self, pod: str) -> None:
@@ -72,7 +83,10 @@ def held(folder: Path, logs: bool = True, processes: bool = False) -> Iterator[K
         uuids=GPUS,
         logs=[name for names in LOGS.values() for name in names] if logs else [],
         processes=(
-            {str(41 + n): {"uid": UIDS[name], "container_id": IDS[name]} for n, name in enumerate(UIDS)}
+            {
+                str(41 + n): {"uid": UIDS[name], "container_id": IDS[name]}
+                for n, name in enumerate(UIDS)
+            }
             if processes
             else None
         ),
@@ -86,21 +100,31 @@ def held(folder: Path, logs: bool = True, processes: bool = False) -> Iterator[K
 
 
 @pytest.mark.fault(
-    "the kubelet restarts while the API server is away: it lists no pods, and says no error, for ten minutes",
+    (
+        "the kubelet restarts while the API server is away: it lists no pods, and says no error, "
+        "for "
+        "ten minutes"
+    ),
     "every holder stays, its counters go on, because its log files are there; source_up is 1",
 )
-def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_holders_stay_while_their_containers_are_plainly_there(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     with held(folder) as kubelet:
         before = kubelet.allocated("train")
         kubelet.restarts()
         for turn in range(1, 121):
             assert kubelet.turn() == ["serve", "train"]
-            assert kubelet.allocated("train") == pytest.approx(before + turn * TURN), "the counter was reset"
+            assert kubelet.allocated("train") == pytest.approx(before + turn * TURN), (
+                "the counter was reset"
+            )
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.exposition
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
-        (said,) = (message for message in caplog.messages if "restarted and no longer lists" in message)
+        (said,) = (
+            message for message in caplog.messages if "restarted and no longer lists" in message
+        )
         assert "no longer lists 2 GPU containers" in said
 
 
@@ -112,14 +136,20 @@ def test_ended_holders_do_not_return_while_the_kubelet_does_not_answer(folder: P
     with held(folder) as kubelet:
         kubelet.node.kubelet.refusal = RATE_LIMITED
         assert kubelet.turn() == ["serve", "train"]
-        (folder / "log" / "pods" / "ns_other_2f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a12").mkdir()  # a pod without a GPU
+        (
+            folder / "log" / "pods" / "ns_other_2f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a12"
+        ).mkdir()  # a pod without a GPU
         for pod in UIDS:
             kubelet.remove_logs(pod)
         assert [kubelet.turn() for _ in range(3)] == [[], [], []]
 
 
 @pytest.mark.fault(
-    "the kubelet restarts and lists no pods, on a node where podgpu can look at neither logs nor processes",
+    (
+        "the kubelet restarts and lists no pods, on a node where podgpu can look at neither logs "
+        "nor "
+        "processes"
+    ),
     "every holder stays for 60 s after it was last named, and is then withdrawn",
 )
 def test_where_nothing_tells_time_does(folder: Path) -> None:
@@ -160,7 +190,10 @@ def test_a_new_pod_takes_the_gpu(folder: Path, logs: bool) -> None:
 
 @pytest.mark.fault(
     "the kubelet is stopped for ten minutes",
-    "source_up is 0; holders whose containers run on stay, with their counters; those that end meanwhile disappear",
+    (
+        "source_up is 0; holders whose containers run on stay, with their counters; those that end "
+        "meanwhile disappear"
+    ),
 )
 def test_a_kubelet_that_is_away_for_long(folder: Path) -> None:
     with held(folder) as kubelet:
@@ -179,7 +212,8 @@ def test_a_kubelet_that_is_away_for_long(folder: Path) -> None:
 
 NODE = tuple(Device(number, uuid, "", "H100", minor=number) for number, uuid in enumerate(GPUS))
 SLICES = tuple(
-    SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [f"{GPUS[0]}::{number}"]}}) for number, name in enumerate(UIDS)
+    SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [f"{GPUS[0]}::{number}"]}})
+    for number, name in enumerate(UIDS)
 )
 REGISTERED = {"nvidia.com/gpu": [f"{GPUS[0]}::{number}" for number in range(4)]}
 
@@ -193,7 +227,9 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
     clock, isolation = FakeClock(), Workers()
     with FaultyKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
         source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
-        reader = AllocationReader(HolderSources([source]), isolation, ErrorCounts(), Clock(clock.monotonic))
+        reader = AllocationReader(
+            HolderSources([source]), isolation, ErrorCounts(), Clock(clock.monotonic)
+        )
 
         def shares_after(seconds: float) -> dict[str, float | None]:
             clock.advance(seconds)
@@ -205,14 +241,21 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
         for _ in range(5):
             assert shares_after(61.0) == {"train": 0.25, "serve": 0.25}
         kubelet.pods = SLICES[:1]
-        assert shares_after(61.0) == {"train": 0.25}, "the only holder still has the share of one slice"
-        assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "counted once a minute"
+        assert shares_after(61.0) == {"train": 0.25}, (
+            "the only holder still has the share of one slice"
+        )
+        assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, (
+            "counted once a minute"
+        )
     isolation.close()
 
 
 @pytest.mark.fault(
     "the kubelet takes 1.5 s for every answer, and figures are collected every second (-c 1000)",
-    "holders are there: their sources have a deadline of their own, 5 s, and a later answer is taken when it comes",
+    (
+        "holders are there: their sources have a deadline of their own, 5 s, and a later answer is "
+        "taken when it comes"
+    ),
 )
 def test_a_kubelet_slower_than_the_collect_interval(folder: Path) -> None:
     arguments = ["-k", "-f", "none", "--allocation", "kubelet", "-c", "1000"]
@@ -225,4 +268,7 @@ def test_a_kubelet_slower_than_the_collect_interval(folder: Path) -> None:
         node.agent.read_allocation()
         answering.join()
         assert Kubelet(node, folder).turn(0.0) == ["serve", "train"]
-        assert 'podgpu_exporter_source_errors_total{source="kubelet"' not in node.agent.published.fresh.plain.decode()
+        assert (
+            'podgpu_exporter_source_errors_total{source="kubelet"'
+            not in node.agent.published.fresh.plain.decode()
+        )

@@ -20,7 +20,10 @@ MIRROR = {
         "namespace": "ns",
         "name": "train",
         "uid": IN_API,
-        "annotations": {"kubernetes.io/config.hash": ON_NODE, "kubernetes.io/config.mirror": ON_NODE},
+        "annotations": {
+            "kubernetes.io/config.hash": ON_NODE,
+            "kubernetes.io/config.mirror": ON_NODE,
+        },
     },
     "spec": {"nodeName": "node-1", "containers": [{"name": "main"}]},
     "status": {"phase": "Running"},
@@ -47,10 +50,14 @@ def uids(text: str) -> set[str]:
     return set(re.findall(r'pod_uid="([^"]*)"', text))
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["without the API server", "with the API server"])
+@pytest.mark.parametrize(
+    "asked", [False, True], ids=["without the API server", "with the API server"]
+)
 def test_a_static_pod_is_shown_by_the_uid_people_know(folder: Path, asked: bool) -> None:
     """Logs and cgroups contain the kubelet's internal uid. Usage is still attributed to the pod."""
-    arguments = ["--kubernetes-enable-pod-labels", "--kubeconfig", "{folder}/kubeconfig"] if asked else []
+    arguments = (
+        ["--kubernetes-enable-pod-labels", "--kubeconfig", "{folder}/kubeconfig"] if asked else []
+    )
     static = description(
         *arguments,
         logs=[f"pods/ns_train_{ON_NODE}", f"containers/train_ns_main-{ID}.log"],
@@ -64,13 +71,19 @@ def test_a_static_pod_is_shown_by_the_uid_people_know(folder: Path, asked: bool)
             wait_until(lambda: node.api.known_pods(), "the pods are read")
         node.take_turns()
         assert uids(exposition(node)) == {IN_API if asked else ON_NODE}
-        (ratio,) = re.findall(r'podgpu_container_gpu_utilization_ratio\{.*?pod="train".*?\} (\S+)', exposition(node))
+        (ratio,) = re.findall(
+            r'podgpu_container_gpu_utilization_ratio\{.*?pod="train".*?\} (\S+)', exposition(node)
+        )
         assert float(ratio) == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.fault(
     "/var/log/pods cannot be read",
-    "pod_uid is missing; source_up of identities is 0, /health names the directory, and the rest is exported",
+    (
+        "pod_uid is missing; source_up of identities is 0, /health names the directory, and the "
+        "rest "
+        "is exported"
+    ),
 )
 def test_unreadable_log_names(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
@@ -85,11 +98,16 @@ def test_unreadable_log_names(folder: Path, caplog: pytest.LogCaptureFixture) ->
             node.clock.advance(5.0)
             node.agent.read_allocation()
             assert 'podgpu_exporter_source_up{source="identities"} 0' in exposition(node)
-            errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="unreadable"}} {turn}'
+            errors = (
+                f'podgpu_exporter_source_errors_total{{source="identities",reason="unreadable"}} '
+                f"{turn}"
+            )
             assert errors in exposition(node)
         assert 'pod="train"' in exposition(node), "the other series are exported"
         assert str(pods) in exporter_app.is_live(node.agent)[1]
-        assert len([message for message in caplog.messages if message.startswith("identities: ")]) == 1
+        assert (
+            len([message for message in caplog.messages if message.startswith("identities: ")]) == 1
+        )
         pods.unlink()
         moved.rename(pods)
         node.clock.advance(5.0)

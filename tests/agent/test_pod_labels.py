@@ -21,16 +21,36 @@ from tests.agent.documents import make_state
 
 KEYS = st.one_of(
     st.sampled_from(
-        ["gpu", "UUID", "device", "pod", "namespace", "container", "err_code", "modelName", "Hostname", "xid"]
+        [
+            "gpu",
+            "UUID",
+            "device",
+            "pod",
+            "namespace",
+            "container",
+            "err_code",
+            "modelName",
+            "Hostname",
+            "xid",
+        ]
     ),
     st.from_regex(r"\A[a-z0-9./-]{1,20}\Z"),
 )
 
 
 def test_all_keys_pass_without_a_list_and_only_matching_ones_with_one() -> None:
-    record = PodRecord("ns", "p", "u", labels=(("app", "a"), ("team.example.com/owner", "ml"), ("tier", "x")))
-    assert dict(LabelFilter().select([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml", "tier": "x"}
-    assert dict(LabelFilter("^app$, owner").select([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml"}
+    record = PodRecord(
+        "ns", "p", "u", labels=(("app", "a"), ("team.example.com/owner", "ml"), ("tier", "x"))
+    )
+    assert dict(LabelFilter().select([record])["ns", "p"]) == {
+        "app": "a",
+        "team_example_com_owner": "ml",
+        "tier": "x",
+    }
+    assert dict(LabelFilter("^app$, owner").select([record])["ns", "p"]) == {
+        "app": "a",
+        "team_example_com_owner": "ml",
+    }
 
 
 def test_a_bad_pattern_is_refused() -> None:
@@ -44,10 +64,15 @@ def test_names_are_always_valid(key: str) -> None:
     assert not label_name(key).startswith("__")
 
 
-@given(st.dictionaries(KEYS, st.text(st.characters(blacklist_categories=("Cs",)), max_size=8), max_size=8))
+@given(
+    st.dictionaries(
+        KEYS, st.text(st.characters(blacklist_categories=("Cs",)), max_size=8), max_size=8
+    )
+)
 def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> None:
     counters = parse_counters(
-        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_FI_DRIVER_VERSION,label,d\n", "t"
+        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_FI_DRIVER_VERSION,label,d\n",
+        "t",
     )
     device = Device(0, "GPU-1", "0000:1", "H100")
     record = PodRecord("ns", "p", "u", labels=tuple(labels.items()))
@@ -66,4 +91,6 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     assert b'namespace="ns",pod="p",pod_uid="u"' in encode(families)
     (temperature,) = next(f.samples for f in families if f.name == "DCGM_FI_DEV_GPU_TEMP")
     values = [value for _, value in temperature.labels.pairs]
-    assert all(value in values for value in dict(LabelFilter().select([record])["ns", "p"]).values()), "no value lost"
+    assert all(
+        value in values for value in dict(LabelFilter().select([record])["ns", "p"]).values()
+    ), "no value lost"

@@ -1,4 +1,5 @@
-"""Bad input of the usage source affects only the values that depend on it, and is counted and explained.
+"""Bad input of the usage source affects only the values that depend on it, and is counted and
+explained.
 
 Each test compares two nodes with the same GPUs, pods and history. One of them gets bad input.
 """
@@ -21,13 +22,17 @@ from tests.simulated import cgroup_text, container_cgroup
 
 NO_VALUE = 4294967295
 GAUGES = frozenset({"utilization_ratio", "memory_used_bytes", "processes"})
-BY_USE = frozenset({"utilization_ratio", "busy_seconds_total", "idle_seconds_total", "energy_joules_total"})
+BY_USE = frozenset(
+    {"utilization_ratio", "busy_seconds_total", "idle_seconds_total", "energy_joules_total"}
+)
 NAMESPACE = frozenset({"namespace busy_seconds_total", "namespace energy_joules_total"})
 UNATTRIBUTED = frozenset({"unattributed_busy_seconds_total", "unattributed_energy_joules_total"})
 
 
 class Pair:
-    """Two nodes. `train` (pid 41) and `idle` share GPU 0. `serve` (pid 42) and a host process (99) use GPU 1."""
+    """Two nodes. `train` (pid 41) and `idle` share GPU 0. `serve` (pid 42) and a host process (99)
+    use GPU 1.
+    """
 
     def __init__(self, root: Path) -> None:
         self.sound, self.spoilt = (_node(root / name) for name in ("sound", "spoilt"))
@@ -38,10 +43,14 @@ class Pair:
             self.spoilt.turn(seconds)
 
     def differences(self) -> dict[str, set[str]]:
-        """Returns the metrics that differ or exist on one node only, by pod, `gpu0`, `gpu1` or namespace."""
+        """Returns the metrics that differ or exist on one node only, by pod, `gpu0`, `gpu1` or
+        namespace.
+        """
         sound, spoilt = _series(self.sound.exposition), _series(self.spoilt.exposition)
         found: dict[str, set[str]] = {}
-        for who, figure in {key for key in sound.keys() | spoilt.keys() if sound.get(key) != spoilt.get(key)}:
+        for who, figure in {
+            key for key in sound.keys() | spoilt.keys() if sound.get(key) != spoilt.get(key)
+        }:
             found.setdefault(who, set()).add(figure)
         return found
 
@@ -73,17 +82,23 @@ _LINE = re.compile(r"podgpu_(container_gpu|device|namespace_gpu)_(\w+)\{(.*)\} (
 
 
 def _series(exposition: str) -> dict[tuple[str, str], str]:
-    """Returns the value of each usage series by (owner, metric). Other lines have their name and labels as owner."""
+    """Returns the value of each usage series by (owner, metric). Other lines have their name and
+    labels as owner.
+    """
     found: dict[tuple[str, str], str] = {}
     for line in exposition.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            if not line.startswith(("#", "podgpu_exporter_source_errors_total", "podgpu_exporter_source_up")):
+            if not line.startswith(
+                ("#", "podgpu_exporter_source_errors_total", "podgpu_exporter_source_up")
+            ):
                 found[line.rsplit(" ", 1)[0], "other"] = line
             continue
         kind, figure, labels, value = match.groups()
         pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        who = pairs.get("pod") or (pairs["namespace"] if kind == "namespace_gpu" else f"gpu{pairs.get('gpu')}")
+        who = pairs.get("pod") or (
+            pairs["namespace"] if kind == "namespace_gpu" else f"gpu{pairs.get('gpu')}"
+        )
         found[who, f"namespace {figure}" if kind == "namespace_gpu" else figure] = value
     return found
 
@@ -108,7 +123,9 @@ def test_no_permission_for_a_containers_proc(pair: Pair) -> None:
     pair.spoilt.proc.forbid(42)
     with without_privilege():
         pair.turn(40)  # data about a process is cached for half a minute
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None, "utilisation is unknown, not 0"
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None, (
+        "utilisation is unknown, not 0"
+    )
     assert pair.differences() == {
         "serve": GAUGES | BY_USE - {"idle_seconds_total"},
         "gpu1": UNATTRIBUTED | {"unattributed_memory_bytes"},
@@ -138,6 +155,8 @@ def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     pair.turn(2)
     assert pair.errors() == {"bad_value": 2}
     assert pair.differences().keys() <= {"train", "idle", "gpu0", "ns"}
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "utilisation is unknown, not 0"
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, (
+        "utilisation is unknown, not 0"
+    )
     assert pair.differences()["train"] == BY_USE
     assert pair.differences()["gpu0"] == UNATTRIBUTED

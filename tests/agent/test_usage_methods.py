@@ -1,4 +1,6 @@
-"""Compares three methods to attribute the busy time of a shared GPU with the true times of the loads."""
+"""Compares three methods to attribute the busy time of a shared GPU with the true times of the
+loads.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def uid(number: int) -> str:
 
 
 NAMES = Identities(
-    current=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
+    current=frozenset(
+        Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6)
+    )
 )
 
 
@@ -70,7 +74,9 @@ class Node(SimulatedNode):
         )
         telemetry = {"switch_logs": None if usage_from == "samples" else switch_logs}
         settings = Settings(interval=5.0)  # deadline of a turn, long enough for slow machines
-        super().__init__(spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES)
+        super().__init__(
+            spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES
+        )
         self.gpu = self.driver.gpus[0]
         for number, burst in enumerate(loads):
             self.start(number, burst)
@@ -87,10 +93,14 @@ class Node(SimulatedNode):
         load = BurstLoad(0, pid, work / period, gi_id, period / 1000, phase=-late / 1000)
         self.driver.place(load)
         key = self.gpu.uuid if gi_id is None else f"{self.gpu.uuid}/gi{gi_id}"
-        self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
+        self.holders.now.append(
+            Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2)
+        )
 
     def turn(self, seconds: float = 1.0) -> str:
-        """Advances the clock by `seconds`. Steps the listeners at random moments and runs the agent at the end."""
+        """Advances the clock by `seconds`. Steps the listeners at random moments and runs the agent
+        at the end.
+        """
         end = self.time + seconds
         while (step := self.random.uniform(0.025, 0.075)) < end - self.time:
             self.time += step
@@ -100,19 +110,30 @@ class Node(SimulatedNode):
 
     @property
     def truth(self) -> dict[str, float]:
-        return {f"p{pid - FIRST_PID}": ns / 1e9 for e in self.gpu.engines.values() for pid, ns in e.worked.items()}
+        return {
+            f"p{pid - FIRST_PID}": ns / 1e9
+            for e in self.gpu.engines.values()
+            for pid, ns in e.worked.items()
+        }
 
     def series(self, name: str) -> dict[str, float]:
         """Returns the values of a metric by pod, or by method."""
-        found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', self.exposition, re.MULTILINE)
+        found = re.findall(
+            rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', self.exposition, re.MULTILINE
+        )
         return {key: float(value) for key, value in found}
 
     def total(self, name: str) -> float:
-        return sum(float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", self.exposition, re.MULTILINE))
+        return sum(
+            float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", self.exposition, re.MULTILINE)
+        )
 
     def errors(self) -> dict[str, float]:
         pattern = r'^podgpu_exporter_source_errors_total{source="switches",reason="(\w+)"} (\S+)$'
-        return {reason: float(value) for reason, value in re.findall(pattern, self.exposition, re.MULTILINE)}
+        return {
+            reason: float(value)
+            for reason, value in re.findall(pattern, self.exposition, re.MULTILINE)
+        }
 
 
 MakeNode = Callable[..., Node]
@@ -140,7 +161,10 @@ def gains(node: Node, seconds: int) -> dict[str, tuple[float, float]]:
     worked, told = node.truth, node.series(BUSY)
     node.run(seconds)
     return {
-        pod: (100 * (node.truth[pod] - worked[pod]) / seconds, 100 * (node.series(BUSY)[pod] - told[pod]) / seconds)
+        pod: (
+            100 * (node.truth[pod] - worked[pod]) / seconds,
+            100 * (node.series(BUSY)[pod] - told[pod]) / seconds,
+        )
         for pod in worked
     }
 
@@ -154,16 +178,23 @@ def test_exact_is_within_two_points_of_what_each_really_did(make: MakeNode, scen
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_switches_alone_bound_the_truth_and_lie_within_the_bounds(make: MakeNode, scenario: str) -> None:
+def test_switches_alone_bound_the_truth_and_lie_within_the_bounds(
+    make: MakeNode, scenario: str
+) -> None:
     node = make("switches", SCENARIOS[scenario])
     node.run(5)
-    least, most = "podgpu_container_gpu_busy_seconds_min_total", "podgpu_container_gpu_busy_seconds_max_total"
+    least, most = (
+        "podgpu_container_gpu_busy_seconds_min_total",
+        "podgpu_container_gpu_busy_seconds_max_total",
+    )
     before = node.truth, node.series(least), node.series(most), node.series(BUSY)
     node.run(SECONDS)
     after = node.truth, node.series(least), node.series(most), node.series(BUSY)
     for pod in node.truth:
         truth, low, high, told = (b[pod] - a[pod] for a, b in zip(before, after, strict=True))
-        assert low - 0.3 <= truth <= high + 0.3, pod  # bursts may overlap the start, and NVML reports whole percents
+        assert low - 0.3 <= truth <= high + 0.3, (
+            pod
+        )  # bursts may overlap the start, and NVML reports whole percents
         assert low - 1e-6 <= told <= high + 1e-6, pod
     assert node.series("podgpu_device_usage_method") == {"switches": 1}
 
@@ -183,8 +214,12 @@ def test_waiting_is_near_the_truth(make: MakeNode, scenario: str, usage_from: Us
     for pod, seconds in node.series(WAIT).items():
         pid = FIRST_PID + int(pod[1:])
         waited = (engine.waited[pid] - truth.get(pid, 0)) / 1e9
-        assert 100 * (seconds - before[pod]) / SECONDS == pytest.approx(100 * waited / SECONDS, abs=4.0), pod
-    assert node.driver.calls["nvmlDeviceGetProcessUtilization"] == calls, "samples are not read with the log"
+        assert 100 * (seconds - before[pod]) / SECONDS == pytest.approx(
+            100 * waited / SECONDS, abs=4.0
+        ), pod
+    assert node.driver.calls["nvmlDeviceGetProcessUtilization"] == calls, (
+        "samples are not read with the log"
+    )
     assert 0 <= node.total("podgpu_device_gpu_pressure_ratio") <= 1
     (gpu,) = node.agent.published.state.devices
     assert gpu.holders[0].usage is not None
@@ -220,7 +255,11 @@ def test_one_container_alone_is_not_listened_to(make: MakeNode) -> None:
 
 @pytest.mark.fault(
     "a process is killed while it works on a shared GPU",
-    "its busy time up to then stays its container's; the others' figures go on, within two points of the truth",
+    (
+        "its busy time up to then stays its container's; the others' figures go on, within two "
+        "points "
+        "of the truth"
+    ),
 )
 def test_a_kill_in_the_middle_costs_nobody_anything(make: MakeNode) -> None:
     node = make("exact", SCENARIOS["40/10/10 of 100"])
@@ -231,7 +270,9 @@ def test_a_kill_in_the_middle_costs_nobody_anything(make: MakeNode) -> None:
     node.proc.remove(FIRST_PID + 2)
     node.run(10)
     for pod in ("p0", "p1", "p2"):
-        assert node.series(BUSY)[pod] - told[pod] == pytest.approx(node.truth[pod] - worked[pod], abs=0.4), pod
+        assert node.series(BUSY)[pod] - told[pod] == pytest.approx(
+            node.truth[pod] - worked[pod], abs=0.4
+        ), pod
 
 
 class Broken:
@@ -247,7 +288,9 @@ class Broken:
         if self.fault == "sequence_gap":
             return data[32:]
         if self.fault == "ring_overflow":
-            raise SwitchLogError("ring_overflow", "7 context switches did not fit into the log before it was read")
+            raise SwitchLogError(
+                "ring_overflow", "7 context switches did not fit into the log before it was read"
+            )
         return data
 
     def is_busy(self) -> bool:
@@ -258,10 +301,15 @@ class Broken:
 
 @pytest.mark.fault(
     "the driver's context-switch log loses records, overflows, or its register is refused",
-    "that GPU is told by the driver's samples at once, the reason is counted, and it is tried again after a minute",
+    (
+        "that GPU is told by the driver's samples at once, the reason is counted, and it is tried "
+        "again after a minute"
+    ),
 )
 @pytest.mark.parametrize("fault", ["sequence_gap", "ring_overflow", "register_value"])
-def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(make: MakeNode, fault: str) -> None:
+def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(
+    make: MakeNode, fault: str
+) -> None:
     logs: list[Broken] = []
 
     def broken(log: SwitchLog) -> Broken:
@@ -294,7 +342,9 @@ class Slow(Broken):
 
 
 class Renaming(Broken):
-    """A log that replaces a pid. Without CAP_SYS_ADMIN, the driver writes pid 0 for processes of other users."""
+    """A log that replaces a pid. Without CAP_SYS_ADMIN, the driver writes pid 0 for processes of
+    other users.
+    """
 
     def __init__(self, pid: int, other: int, log: SwitchLog) -> None:
         super().__init__(log)

@@ -1,4 +1,6 @@
-"""A node without Kubernetes: users and Slurm jobs, from the simulated driver and /proc to view, top and metrics."""
+"""A node without Kubernetes: users and Slurm jobs, from the simulated driver and /proc to view, top
+and metrics.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyProc, cgroup_text
 
 GIB = 1024**3
-NOBODY, NAMELESS = 65534, 4_000_000_000  # a user that every Linux system has, and one without a name
+NOBODY, NAMELESS = (
+    65534,
+    4_000_000_000,
+)  # a user that every Linux system has, and one without a name
 SLURM = "SLURM_JOB_ID=4711\0SLURM_JOB_USER=alice\0TOKEN=secret\0"
 
 
@@ -36,8 +41,15 @@ class PlainNode(SimulatedNode):
             telemetry={"sees_processes": True},
         )
 
-    def work(self, pid: int, uid: int, *arguments: str, gpu: int = 0, duty: float = 0.3, **process: Any) -> None:
-        self.proc.run(pid, uid, *(arguments or ("/opt/conda/bin/python3", "train.py", "--token=secret")), **process)
+    def work(
+        self, pid: int, uid: int, *arguments: str, gpu: int = 0, duty: float = 0.3, **process: Any
+    ) -> None:
+        self.proc.run(
+            pid,
+            uid,
+            *(arguments or ("/opt/conda/bin/python3", "train.py", "--token=secret")),
+            **process,
+        )
         self.driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=GIB))
 
     def value(self, name: str) -> float:
@@ -51,7 +63,10 @@ class PlainNode(SimulatedNode):
     @property
     def table(self) -> list[str]:
         """Returns the holder column of `podgpu top`."""
-        return [f"{'  ' * depth}{line.label}" for depth, line in flatten(make_lines(self.view, self.wall()))]
+        return [
+            f"{'  ' * depth}{line.label}"
+            for depth, line in flatten(make_lines(self.view, self.wall()))
+        ]
 
 
 @pytest.fixture
@@ -85,14 +100,21 @@ def test_processes_are_grouped_by_user(node: PlainNode) -> None:
     for what in ("busy_seconds_total", "energy_joules_total", "memory_used_bytes"):
         whole = node.value(f"podgpu_device_{what}")
         assert whole > 0
-        assert node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory")) == whole
+        assert (
+            node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory"))
+            == whole
+        )
     assert b"secret" not in msgspec.json.encode(view), "arguments and variables are not exported"
 
 
 @pytest.mark.parametrize(
     ("cgroup", "environment", "name"),
     [
-        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", None, f"job 4711 ({NAMELESS})"),
+        (
+            "/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
+            None,
+            f"job 4711 ({NAMELESS})",
+        ),
         ("/slurm/uid_1000/job_4711/step_batch", None, f"job 4711 ({NAMELESS})"),
         ("/user.slice", SLURM, "job 4711 (alice)"),
         ("/system.slice/slurmstepd.scope/job_12/step_0", SLURM, "job 12 (alice)"),
@@ -100,7 +122,9 @@ def test_processes_are_grouped_by_user(node: PlainNode) -> None:
         (f"/system.slice/docker-{'ab' * 32}.scope", "", "container abababababab"),
     ],
 )
-def test_slurm_jobs_need_no_configuration(node: PlainNode, cgroup: str, environment: str | None, name: str) -> None:
+def test_slurm_jobs_need_no_configuration(
+    node: PlainNode, cgroup: str, environment: str | None, name: str
+) -> None:
     node.work(41, NAMELESS, cgroup=cgroup, environment=environment)
     node.turn()
     metrics = node.turn()
@@ -128,7 +152,9 @@ def test_a_job_of_the_scheduler_files_has_the_figures_of_its_processes(node: Pla
     "a GPU that they use is held by an unknown user and is not free",
 )
 @pytest.mark.parametrize("is_hidden", [True, False], ids=["invisible", "forbidden"])
-def test_processes_that_cannot_be_read_are_of_an_unknown_user(node: PlainNode, is_hidden: bool) -> None:
+def test_processes_that_cannot_be_read_are_of_an_unknown_user(
+    node: PlainNode, is_hidden: bool
+) -> None:
     if not is_hidden and os.geteuid() == 0:
         node.proc.add(41, cgroup_text("/user.slice"))
         (node.proc.root / "41" / "stat").write_text("garbage")
@@ -149,7 +175,9 @@ def test_a_pid_that_another_user_gets_and_an_idle_process(node: PlainNode) -> No
     node.proc.remove(41)
     node.proc.run(41, NOBODY, "")
     node.turn()
-    assert node.table == ["user nobody", "  pid 41 python3"], "without arguments, the name comes from /proc/41/stat"
+    assert node.table == ["user nobody", "  pid 41 python3"], (
+        "without arguments, the name comes from /proc/41/stat"
+    )
     node.driver.remove(41)
     node.turn()
     node.turn()
@@ -174,4 +202,6 @@ def test_history_charges_each_joule_once(node: PlainNode) -> None:
             joules[name] = joules.get(name, 0.0) + charge.amounts.energy_joules
     assert joules.keys() == {"user root", "4711", "rest"}
     assert joules["user root"] > 0
-    assert sum(joules.values()) == pytest.approx(node.value("podgpu_device_energy_joules_total") - before)
+    assert sum(joules.values()) == pytest.approx(
+        node.value("podgpu_device_energy_joules_total") - before
+    )

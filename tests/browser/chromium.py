@@ -26,11 +26,26 @@ PATIENCE = 90.0
 MISSING = "no Chromium here (Debian's chromium-headless-shell, or chromium)"
 _LARGEST_MESSAGE = 64 * 1024 * 1024
 _OPTIONS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
-    *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-extensions"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ),
+    *(
+        "--no-first-run",
+        "--no-default-browser-check",
+        "--disable-background-networking",
+        "--disable-extensions",
+    ),
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
     # One renderer process and no separate service processes, which saves a quarter of the CPU time.
-    *("--renderer-process-limit=1", "--in-process-gpu", "--enable-features=NetworkServiceInProcess2"),
+    *(
+        "--renderer-process-limit=1",
+        "--in-process-gpu",
+        "--enable-features=NetworkServiceInProcess2",
+    ),
     "--disable-features=BackForwardCache,IsolateOrigins,site-per-process,SpareRendererForSitePerProcess",
 )
 _RECORDS = re.compile(r"/api/v1/(history|range|events|summary|gpus)\b")
@@ -53,8 +68,14 @@ _KEYS = {
 
 
 def chromium() -> str | None:
-    """Returns the path of a Chromium. Prefers the headless shell, which needs two thirds of the CPU time per page."""
-    return shutil.which("chromium-headless-shell") or shutil.which("chromium") or shutil.which("chromium-browser")
+    """Returns the path of a Chromium. Prefers the headless shell, which needs two thirds of the CPU
+    time per page.
+    """
+    return (
+        shutil.which("chromium-headless-shell")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+    )
 
 
 class BrowserError(AssertionError):
@@ -82,7 +103,9 @@ class Tab:
 
     def evaluate(self, expression: str) -> Any:
         """Returns the value of a JavaScript expression. Waits for promises."""
-        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in answer:
             raise BrowserError(f"{expression}: {_thrown(answer['exceptionDetails'])}")
         return answer["result"].get("value")
@@ -91,7 +114,9 @@ class Tab:
         deadline = time.monotonic() + patience
         while True:
             with suppress(BrowserError):  # the element does not exist yet
-                if (value := self.evaluate(expression)) or value == {}:  # an element is returned as an empty object
+                if (
+                    value := self.evaluate(expression)
+                ) or value == {}:  # an element is returned as an empty object
                     return value
             if time.monotonic() > deadline:
                 seen = f"errors: {self.errors}\n{self.text()[:1500]}"
@@ -99,16 +124,21 @@ class Tab:
             self._run(asyncio.sleep(0.05))
 
     def look_again(self) -> None:
-        """Simulates a return to the tab, so that the page updates immediately and not after two seconds."""
+        """Simulates a return to the tab, so that the page updates immediately and not after two
+        seconds.
+        """
         self.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     def text(self, selector: str = "body") -> str:
-        return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+        return str(
+            self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+        )
 
     def texts(self, selector: str) -> list[str]:
         """Uses `textContent` for elements that are off the screen, whose `innerText` is empty."""
         found: list[str] = self.evaluate(
-            f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
+            f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => "
+            "e.checkVisibility())"
             ".map(e => (e.innerText || e.textContent).replace(/\\s+/g, ' ').trim())"
         )
         return found
@@ -117,7 +147,9 @@ class Tab:
         return len(self.texts(selector))
 
     def click(self, selector: str) -> None:
-        """Clicks with the mouse, after a scroll and a frame, because elements off the screen have no layout."""
+        """Clicks with the mouse, after a scroll and a frame, because elements off the screen have
+        no layout.
+        """
         at = self.evaluate(
             f"(async found => {{found.scrollIntoView({{block: 'center'}}); await {DRAWN};"
             "const r = found.getBoundingClientRect();"
@@ -125,7 +157,9 @@ class Tab:
             f"(document.querySelector({json.dumps(selector)}))"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
+            self.call(
+                "Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1
+            )
 
     def press(self, *keys: str) -> None:
         """Presses named keys, such as `Escape`, or types single characters."""
@@ -142,23 +176,35 @@ class Tab:
     def choose(self, name: str, value: str) -> None:
         """Selects a value in the filter row."""
         self.evaluate(
-            f"(() => {{const s = document.querySelector('select[name={name}]'); s.value = {json.dumps(value)};"
+            f"(() => {{const s = document.querySelector('select[name={name}]'); s.value = "
+            f"{json.dumps(value)};"
             "s.dispatchEvent(new Event('input', {bubbles: true}))})()"
         )
 
-    def look(self, width: int = 1440, height: int = 900, theme: str = "light", scale: float = 1) -> None:
+    def look(
+        self, width: int = 1440, height: int = 900, theme: str = "light", scale: float = 1
+    ) -> None:
         """Sets the window size and the system's colour scheme."""
         mobile = width < 500
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=mobile,
         )
         self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": theme}],
+        )
 
     def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )
 
-    # -- private --------------------------------------------------------------------------------------------------
+    # Private
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))
@@ -211,11 +257,17 @@ def browser(font: str = "") -> Iterator[Tab]:
     command = chromium()
     if command is None:
         raise RuntimeError(MISSING)
-    with tempfile.TemporaryDirectory(prefix="podgpu-chromium-", ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(
+        prefix="podgpu-chromium-", ignore_cleanup_errors=True
+    ) as profile:
         started = [command, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"]
         environment = os.environ | (_fontconfig(Path(profile), font) if font else {})
         process = subprocess.Popen(
-            started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+            started,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
         )
         try:
             loop = asyncio.new_event_loop()
@@ -248,10 +300,16 @@ async def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
 
-async def _attach(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, port: int) -> Tab:
+async def _attach(
+    loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, port: int
+) -> Tab:
     async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-        pages = [target for target in await answer.json(content_type=None) if target["type"] == "page"]
-    socket = await session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=_LARGEST_MESSAGE)
+        pages = [
+            target for target in await answer.json(content_type=None) if target["type"] == "page"
+        ]
+    socket = await session.ws_connect(
+        pages[0]["webSocketDebuggerUrl"], max_msg_size=_LARGEST_MESSAGE
+    )
     tab = Tab(loop, socket)
     tab.reader = loop.create_task(tab.read())
     return tab
@@ -289,24 +347,30 @@ def _fontconfig(folder: Path, font: str) -> dict[str, str]:
 
 
 def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
-    """Loads the page and waits for the state. Opens about:blank first, because a new # alone does not reload a page."""
+    """Loads the page and waits for the state. Opens about:blank first, because a new # alone does
+    not reload a page.
+    """
     if tab.evaluate("location.href") != "about:blank":
         tab.open("about:blank")
     tab.open(f"{url}/{hash}")
-    tab.wait_for(f"document.querySelector('#status').dataset.state === '{state}'", f"the page is {state}")
+    tab.wait_for(
+        f"document.querySelector('#status').dataset.state === '{state}'", f"the page is {state}"
+    )
 
 
 def reloaded(tab: Tab) -> None:
     """Reloads the current page and waits until the new one is live."""
     tab.evaluate("window.before = true, location.reload()")
     tab.wait_for(
-        "!window.before && document.querySelector('#status')?.dataset.state === 'live'", "the page is live again"
+        "!window.before && document.querySelector('#status')?.dataset.state === 'live'",
+        "the page is live again",
     )
 
 
 def visited(tab: Tab, url: str, hash: str = "") -> None:
-    """Shows a view of a page that several tests share, and loads the page only if necessary. Moves the focus and the
-    mouse away, and waits until the view is drawn."""
+    """Shows a view of a page that several tests share, and loads the page only if necessary. Moves
+    the focus and the mouse away, and waits until the view is drawn.
+    """
     if tab.evaluate("location.origin") != url:
         opened(tab, url, hash)
     else:
@@ -316,8 +380,15 @@ def visited(tab: Tab, url: str, hash: str = "") -> None:
 
 
 def went(tab: Tab, hash: str) -> None:
-    """Shows another view of the current page and waits until it is drawn. For the current view it sends the event
-    itself, because an equal hash causes none."""
+    """Shows another view of the current page and waits until it is drawn. For the current view it
+    sends the event itself, because an equal hash causes none.
+    """
     heard = "new Promise(done => addEventListener('hashchange', done, {once: true}))"
-    follow = "location.hash === to ? dispatchEvent(new HashChangeEvent('hashchange')) : location.hash = to"
-    tab.evaluate(f"(async to => {{const heard = {heard}; {follow}; await heard; await {DRAWN}}})({json.dumps(hash)})")
+    follow = (
+        "location.hash === to ? dispatchEvent(new HashChangeEvent('hashchange')) : location.hash "
+        "= to"
+    )
+    tab.evaluate(
+        f"(async to => {{const heard = {heard}; {follow}; await heard; await "
+        f"{DRAWN}}})({json.dumps(hash)})"
+    )

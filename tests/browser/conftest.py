@@ -22,7 +22,9 @@ def chrome() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(chrome: Tab, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """Opens an empty page after each test, unless the test uses `page`, which the tests of a file share."""
+    """Opens an empty page after each test, unless the test uses `page`, which the tests of a file
+    share.
+    """
     chrome.look()
     yield chrome
     if "page" not in request.fixturenames:
@@ -47,8 +49,9 @@ def url(shown: Showing) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(usual: Showing, chrome: Tab) -> Iterator[str]:
-    """Serves the file's fixture `usual` to all tests that only read it, for use with `visited`. Loading a page takes
-    Chromium ten times the CPU time of another view."""
+    """Serves the file's fixture `usual` to all tests that only read it, for use with `visited`.
+    Loading a page takes Chromium ten times the CPU time of another view.
+    """
     with usual.served() as client:
         yield client.address.url
         chrome.open("about:blank")

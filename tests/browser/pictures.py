@@ -66,7 +66,10 @@ class Showing:
 
     def latest(self) -> PublishedState:
         self.asked += 1
-        if self.goes_on and _DUE_SECONDS < time.time() - (self.picture.taken_at or 0.0) < _ON_PURPOSE_SECONDS:
+        if (
+            self.goes_on
+            and _DUE_SECONDS < time.time() - (self.picture.taken_at or 0.0) < _ON_PURPOSE_SECONDS
+        ):
             self.picture = replace(self.picture, taken_at=time.time())
         if self._made is None or self._made[0] is not self.picture:
             self._made = self.picture, self._state(self.picture)
@@ -87,7 +90,13 @@ class Showing:
             if path == "view" and "at" in request.query:
                 past = {"at": float(request.query["at"]), "step_seconds": 300}
                 return web.json_response(json.loads(self.latest().view_json[0].plain) | past)
-            if self.records is None or path.split("/")[0] not in ("history", "range", "events", "summary", "gpus"):
+            if self.records is None or path.split("/")[0] not in (
+                "history",
+                "range",
+                "events",
+                "summary",
+                "gpus",
+            ):
                 return await handler(request)
             found = self.records(path, request.query)
             if found is None:
@@ -104,7 +113,10 @@ class Showing:
     def served(self, address: Address = LOOPBACK) -> Iterator[Client]:
         app = web.Application(middlewares=[self._answering()])
         app.add_routes(
-            [forget_route(self._forget, self.may_forget), *page_routes(self.latest, _no_details, ["metrics"])]
+            [
+                forget_route(self._forget, self.may_forget),
+                *page_routes(self.latest, _no_details, ["metrics"]),
+            ]
         )
         with running(cast(Agent, None), address, lambda _: app) as client:
             yield client
@@ -114,7 +126,9 @@ def page_of(picture: View) -> PublishedState:
     """Computes the dependent values: the use of holders, the mean of MIG instances, and totals."""
     nodes = [_complete(node) for node in picture.nodes]
     view = replace(picture, nodes=nodes, totals=_totals(nodes, bool(picture.currency)))
-    state = build_cluster_state(ClusterReading(), None, ViewSettings(), 0.0, picture.taken_at or 0.0)
+    state = build_cluster_state(
+        ClusterReading(), None, ViewSettings(), 0.0, picture.taken_at or 0.0
+    )
     published = PublishedState(state)
     published.view = view
     return published
@@ -125,7 +139,8 @@ def _complete(node: NodeView) -> NodeView:
     gpus = []
     for gpu in node.gpus:
         parts = [
-            replace(part, holders=_divide(part, part.part or 0.0, unknown or gpu.absent)) for part in gpu.instances
+            replace(part, holders=_divide(part, part.part or 0.0, unknown or gpu.absent))
+            for part in gpu.instances
         ]
         whole = replace(gpu, instances=parts, holders=_divide(gpu, 1.0, unknown or gpu.absent))
         known = [part for part in parts if part.utilization_ratio is not None]
@@ -139,7 +154,9 @@ def _complete(node: NodeView) -> NodeView:
 def _divide(slot: DeviceView, size: float, unknown: bool) -> list[HolderView]:
     found = []
     for holder in slot.holders:
-        load = slot.utilization_ratio if holder.utilization_ratio is None else holder.utilization_ratio
+        load = (
+            slot.utilization_ratio if holder.utilization_ratio is None else holder.utilization_ratio
+        )
         use = "unknown" if unknown or load is None else "used" if load else "idle"
         share = 1 / len(slot.holders) if holder.share_ratio is None else holder.share_ratio
         found.append(replace(holder, part=round(size * share, 6), use=use))
@@ -149,10 +166,18 @@ def _divide(slot: DeviceView, size: float, unknown: bool) -> list[HolderView]:
 def _totals(nodes: list[NodeView], priced: bool) -> Totals:
     gpus = [gpu for node in nodes for gpu in node.gpus]
     holders = [holder for gpu in gpus for slot in (gpu, *gpu.instances) for holder in slot.holders]
-    uses = {use: sum(h.part or 0.0 for h in holders if h.use == use) for use in ("used", "idle", "unknown")}
+    uses = {
+        use: sum(h.part or 0.0 for h in holders if h.use == use)
+        for use in ("used", "idle", "unknown")
+    }
     costs = [h.cost_per_hour for h in holders if h.cost_per_hour is not None]
     wasted = sum(h.cost_per_hour or 0.0 for h in holders if h.use == "idle")
-    watts = [gpu.power_watts for node in nodes for gpu in node.gpus if gpu.power_watts is not None and not node.old]
+    watts = [
+        gpu.power_watts
+        for node in nodes
+        for gpu in node.gpus
+        if gpu.power_watts is not None and not node.old
+    ]
     allocated = sum(uses.values())
     return Totals(
         gpus=len(gpus),
@@ -161,7 +186,9 @@ def _totals(nodes: list[NodeView], priced: bool) -> Totals:
         idle=round(uses["idle"], 4),
         unknown=round(uses["unknown"], 4),
         free=round(len(gpus) - allocated, 4),
-        broken=sum(any(slot.conditions or slot.absent for slot in (gpu, *gpu.instances)) for gpu in gpus),
+        broken=sum(
+            any(slot.conditions or slot.absent for slot in (gpu, *gpu.instances)) for gpu in gpus
+        ),
         power_watts=sum(watts) if watts else None,
         cost_per_hour=round(sum(costs), 4) if priced and (costs or not holders) else None,
         wasted_per_hour=round(wasted, 4) if priced and (costs or not holders) else None,
@@ -193,7 +220,11 @@ def gpu(
 
 
 def mig(
-    number: str, profile: str, utilization: float | None, memory: int = 0, holders: Iterable[HolderView] = ()
+    number: str,
+    profile: str,
+    utilization: float | None,
+    memory: int = 0,
+    holders: Iterable[HolderView] = (),
 ) -> InstanceView:
     slices = int(profile[0])
     return InstanceView(
@@ -218,7 +249,14 @@ def held(
     **figures: Any,
 ) -> HolderView:
     memory = None if memory is None else memory * GIB
-    return HolderView(namespace, pod, container, utilization_ratio=utilization, memory_used_bytes=memory, **figures)
+    return HolderView(
+        namespace,
+        pod,
+        container,
+        utilization_ratio=utilization,
+        memory_used_bytes=memory,
+        **figures,
+    )
 
 
 def node(name: str, gpus: Iterable[GpuView], **more: Any) -> NodeView:
@@ -254,16 +292,28 @@ def three_nodes(turn: int = 0) -> View:
         ],
         idle_after_seconds=1800.0,
         currency="EUR",
-        notes=["http://10.0.4.17:9400/metrics: no answer within 5 s; is the exporter running there?"],
+        notes=[
+            "http://10.0.4.17:9400/metrics: no answer within 5 s; is the exporter running there?"
+        ],
     )
 
 
 def _namespace(name: str, allocated: float, used: float, idle: float) -> NamespaceView:
-    return NamespaceView(namespace=name, allocated_gpus=allocated, used_gpus=used, idle_gpus=idle, unknown_gpus=0.0)
+    return NamespaceView(
+        namespace=name, allocated_gpus=allocated, used_gpus=used, idle_gpus=idle, unknown_gpus=0.0
+    )
 
 
 def _wave(index: int, turn: int, base: float, swing: float) -> float:
-    return round(min(1.0, max(0.0, base + swing * math.sin(index * 1.7 + turn / 3.0) + 0.02 * math.sin(turn * 2.1))), 3)
+    return round(
+        min(
+            1.0,
+            max(
+                0.0, base + swing * math.sin(index * 1.7 + turn / 3.0) + 0.02 * math.sin(turn * 2.1)
+            ),
+        ),
+        3,
+    )
 
 
 def _training_node(node: str, turn: int) -> Iterator[GpuView]:
@@ -271,7 +321,9 @@ def _training_node(node: str, turn: int) -> Iterator[GpuView]:
         load = _wave(index, turn, 0.91, 0.06)
         pod = held("research", f"llm-pretrain-{node}", "trainer", load, 71, processes=1)
         figures = {"power_watts": round(420 + 270 * load, 1), "temperature_celsius": 55.0 + index}
-        yield gpu(index, node, utilization=load, memory=71, holders=[pod], energy_joules=9e8, **figures)
+        yield gpu(
+            index, node, utilization=load, memory=71, holders=[pod], energy_joules=9e8, **figures
+        )
 
 
 def _mixed_node(node: str, now: float, turn: int) -> Iterator[GpuView]:
@@ -280,19 +332,74 @@ def _mixed_node(node: str, now: float, turn: int) -> Iterator[GpuView]:
         pod = held("research", "diffusion-sweep-7", "trainer", load, 33, processes=2)
         figures = {"power_watts": 510.0, "temperature_celsius": 61.0}
         yield gpu(index, node, utilization=load, memory=33, holders=[pod], **figures)
-    idle = held("notebooks", "jupyter-ada", "notebook", 0.0, processes=1, idle_since=round(now - 27.4 * HOUR))
-    yield gpu(2, node, utilization=0.0, memory=22, holders=[idle], power_watts=112.0, temperature_celsius=38.0)
-    idle = held("notebooks", "jupyter-grace", "notebook", 0.0, processes=0, idle_since=round(now - 2.2 * HOUR))
-    yield gpu(3, node, utilization=0.0, memory=0, holders=[idle], power_watts=71.0, temperature_celsius=33.0)
-    yield gpu(4, node, memory=43, power_watts=310.0, temperature_celsius=52.0, instances=_instances(turn))
+    idle = held(
+        "notebooks",
+        "jupyter-ada",
+        "notebook",
+        0.0,
+        processes=1,
+        idle_since=round(now - 27.4 * HOUR),
+    )
+    yield gpu(
+        2,
+        node,
+        utilization=0.0,
+        memory=22,
+        holders=[idle],
+        power_watts=112.0,
+        temperature_celsius=38.0,
+    )
+    idle = held(
+        "notebooks",
+        "jupyter-grace",
+        "notebook",
+        0.0,
+        processes=0,
+        idle_since=round(now - 2.2 * HOUR),
+    )
+    yield gpu(
+        3,
+        node,
+        utilization=0.0,
+        memory=0,
+        holders=[idle],
+        power_watts=71.0,
+        temperature_celsius=33.0,
+    )
+    yield gpu(
+        4, node, memory=43, power_watts=310.0, temperature_celsius=52.0, instances=_instances(turn)
+    )
     loads = [_wave(i, turn, base, 0.07) for i, base in ((1, 0.34), (2, 0.21), (3, 0.12))]
     slow = (WaitPart("batch", "embed-documents", "worker", seconds=0.1, ratio=0.1),)
     sharing = [
-        held("batch", "embed-documents", "worker", loads[0], 9, share_ratio=0.5, processes=1, wait_ratio=0.0),
-        held("serving", "rerank", "server", loads[1], 5, share_ratio=0.25, processes=1, wait_ratio=0.1, waits_for=slow),
+        held(
+            "batch",
+            "embed-documents",
+            "worker",
+            loads[0],
+            9,
+            share_ratio=0.5,
+            processes=1,
+            wait_ratio=0.0,
+        ),
+        held(
+            "serving",
+            "rerank",
+            "server",
+            loads[1],
+            5,
+            share_ratio=0.25,
+            processes=1,
+            wait_ratio=0.1,
+            waits_for=slow,
+        ),
         held("serving", "ocr-v2", "server", loads[2], 4, share_ratio=0.25, processes=1),
     ]
-    together = {"utilization": round(sum(loads), 4), "power_watts": 386.0, "temperature_celsius": 54.0}
+    together = {
+        "utilization": round(sum(loads), 4),
+        "power_watts": 386.0,
+        "temperature_celsius": 54.0,
+    }
     yield gpu(5, node, memory=18, holders=sharing, **together)
     for index in (6, 7):
         yield gpu(index, node, utilization=0.0, power_watts=69.0, temperature_celsius=31.0)
@@ -313,12 +420,23 @@ def _inference_node(node: str, turn: int) -> Iterator[GpuView]:
         load = _wave(index, turn, 0.45, 0.3)
         pod = held("serving", f"chat-{index}", "engine", load, 41, processes=1)
         figures = {"power_watts": round(140 + 190 * load, 1), "temperature_celsius": 58.0}
-        yield gpu(index, node, "NVIDIA L40S", utilization=load, memory=41, total=48, holders=[pod], **figures)
+        yield gpu(
+            index,
+            node,
+            "NVIDIA L40S",
+            utilization=load,
+            memory=41,
+            total=48,
+            holders=[pod],
+            **figures,
+        )
 
 
 def lived_in_node(turn: int = 0) -> View:
     """One node of eight GPUs, some shared and some with MIG, as on the exporter's own page."""
-    return replace(picture(node("gpu-a-02", _mixed_node("gpu-a-02", time.time(), turn))), scope="node")
+    return replace(
+        picture(node("gpu-a-02", _mixed_node("gpu-a-02", time.time(), turn))), scope="node"
+    )
 
 
 def large(nodes: int = 1000, gpus: int = 8, turn: int = 0) -> View:
@@ -339,7 +457,14 @@ def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> G
         return gpu(index, name, model, utilization=0.0, power_watts=70.0, temperature_celsius=31.0)
     namespace = ("research", "serving", "batch", "vision", "speech", "ranking")[(number // 3) % 6]
     if lot < 160:
-        idle = [held(namespace, f"dev-{number}-{index}", utilization=0.0, idle_since=round(now - 2000 - lot * 700))]
+        idle = [
+            held(
+                namespace,
+                f"dev-{number}-{index}",
+                utilization=0.0,
+                idle_since=round(now - 2000 - lot * 700),
+            )
+        ]
         figures = {"power_watts": 98.0, "temperature_celsius": 36.0}
         return gpu(index, name, model, utilization=0.0, memory=12, holders=idle, **figures)
     load = _wave(index + number, turn, 0.2 + (lot % 100) / 125, 0.08)

@@ -1,4 +1,6 @@
-"""Simulated responses of `/api/v1/history`, `/range`, `/events`, `/summary` and `/gpus` for a view."""
+"""Simulated responses of `/api/v1/history`, `/range`, `/events`, `/summary` and `/gpus` for a
+view.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.errors import utc_text
-from podgpu.fleet.view import ConditionView, DeviceView, GpuView, HolderView, InstanceView, NodeView, View
+from podgpu.fleet.view import (
+    ConditionView,
+    DeviceView,
+    GpuView,
+    HolderView,
+    InstanceView,
+    NodeView,
+    View,
+)
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
 
@@ -57,7 +67,11 @@ def records_of(picture: View) -> Records:
             return all_lines(picture, int(query.get("points", "60")))
         if query.get("range") not in SECONDS:
             return None
-        return gpu_past(picture, names[1], query) if names[0] == "gpus" else pod_past(picture, names[1:], query)
+        return (
+            gpu_past(picture, names[1], query)
+            if names[0] == "gpus"
+            else pod_past(picture, names[1:], query)
+        )
 
     return answer
 
@@ -66,7 +80,9 @@ def all_lines(picture: View, points: int) -> dict[str, Any]:
     step = 3600 / points
     begin = (time.time() // step - points + 1) * step
     devices = {
-        d.gpu.uuid + (f"/{d.instance}" if d.instance else ""): base64.b64encode(_bytes(d, points)).decode()
+        d.gpu.uuid + (f"/{d.instance}" if d.instance else ""): base64.b64encode(
+            _bytes(d, points)
+        ).decode()
         for d in devices_of(picture)
         if d.slot.utilization_ratio is not None
     }
@@ -98,7 +114,9 @@ def _series(device: Device, points: int) -> dict[str, list[float | None]]:
 
 
 def _find(picture: View, uuid: str, instance: str = "") -> Device | None:
-    return next((d for d in devices_of(picture) if (d.gpu.uuid, d.instance) == (uuid, instance)), None)
+    return next(
+        (d for d in devices_of(picture) if (d.gpu.uuid, d.instance) == (uuid, instance)), None
+    )
 
 
 def gpu_past(picture: View, uuid: str, query: Mapping[str, str]) -> dict[str, Any] | None:
@@ -111,26 +129,45 @@ def gpu_past(picture: View, uuid: str, query: Mapping[str, str]) -> dict[str, An
     nightly = {"namespace": "batch", "pod": "nightly-0", "container": "main"}
     first = {"from": begin - 500, "to": begin + seconds * 0.42, **nightly}
     holders = [
-        {"from": begin + seconds * 0.45, "namespace": h.namespace, "pod": h.pod, "container": h.container}
+        {
+            "from": begin + seconds * 0.45,
+            "namespace": h.namespace,
+            "pod": h.pod,
+            "container": h.container,
+        }
         for h in device.slot.holders
     ]
     hot = {"condition": "thermal", "says": "slowed down by heat"}
     marks = [
         {"at": begin + seconds * 0.2, "until": begin + seconds * 0.28, **hot},
-        *({"at": c.since or end - 600, "condition": c.condition, "says": c.says} for c in device.slot.conditions),
+        *(
+            {"at": c.since or end - 600, "condition": c.condition, "says": c.says}
+            for c in device.slot.conditions
+        ),
     ]
     past = {"from": begin, "to": end, "step_seconds": step, "series": _series(device, points)}
     return {"uuid": uuid, **past, "holders": [first, *holders], "marks": marks}
 
 
-def pod_past(picture: View, names: Iterable[str], query: Mapping[str, str]) -> dict[str, Any] | None:
+def pod_past(
+    picture: View, names: Iterable[str], query: Mapping[str, str]
+) -> dict[str, Any] | None:
     namespace, pod = names
-    devices = [d for d in devices_of(picture) if any((h.namespace, h.pod) == (namespace, pod) for h in d.slot.holders)]
+    devices = [
+        d
+        for d in devices_of(picture)
+        if any((h.namespace, h.pod) == (namespace, pod) for h in d.slot.holders)
+    ]
     if not devices:
         return None
     end, seconds, step = time.time(), SECONDS[query["range"]], STEPS[query["range"]]
     told = [
-        {"node": d.node, "uuid": d.gpu.uuid, "index": d.gpu.index, "series": _series(d, seconds // step)}
+        {
+            "node": d.node,
+            "uuid": d.gpu.uuid,
+            "index": d.gpu.index,
+            "series": _series(d, seconds // step),
+        }
         | ({"instance": d.instance} if d.instance else {})
         for d in devices
     ]
@@ -139,14 +176,21 @@ def pod_past(picture: View, names: Iterable[str], query: Mapping[str, str]) -> d
 
 
 def cost(query: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the cost of two teams and of unallocated GPUs. A day costs 24 times as much as an hour."""
+    """Returns the cost of two teams and of unallocated GPUs. A day costs 24 times as much as an
+    hour.
+    """
     by, end = query["by"], float(query.get("to", time.time()))
     hours = {"1h": 1.0, "24h": 24.0, "7d": 168.0, "30d": 720.0}.get(query.get("range", ""), 0.0)
     hours = hours or (end - float(query["from"])) / 3600
 
     def figures(gpus: float, idle: float) -> dict[str, float]:
         held = gpus * hours
-        return {"gpu_hours": held, "used_hours": held / 4, "idle_hours": idle * hours, "mean_use": 0.25} | {
+        return {
+            "gpu_hours": held,
+            "used_hours": held / 4,
+            "idle_hours": idle * hours,
+            "mean_use": 0.25,
+        } | {
             "allocated_hours": held,
             "energy_kwh": held * 0.4,
             "cost": held * PRICE,
@@ -154,10 +198,20 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
         }
 
     name = "label" if by.startswith("label:") else by
-    rows = [{name: "nlp"} | figures(6, 2), {name: "vision"} | figures(2, 0), {"unallocated": True} | figures(4, 0)]
+    rows = [
+        {name: "nlp"} | figures(6, 2),
+        {name: "vision"} | figures(2, 0),
+        {"unallocated": True} | figures(4, 0),
+    ]
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
-    told = {"from": end - 3600 * hours, "to": end, "by": by, "currency": "USD", "labels": ["app", "team"]}
+    told = {
+        "from": end - 3600 * hours,
+        "to": end,
+        "by": by,
+        "currency": "USD",
+        "labels": ["app", "team"],
+    }
     since = end - 3600 * min(hours, 48)
     notes = [f"no record before {utc_text(since)}"]
     return told | {"recorded_from": since, "notes": notes, "totals": totals, "rows": rows}
@@ -170,14 +224,38 @@ def events(query: Mapping[str, str]) -> dict[str, Any]:
     job = {"node": "gpu-a-02", "namespace": "research", "pod": "diffusion-sweep-6"}
     idle = {"node": "gpu-a-02", "uuid": "GPU-gpu-a-02-0002-4c5e-9d3f-000000000000"}
     told: list[dict[str, Any]] = [
-        {"at": now - 200, "kind": "node_gone", "text": "gpu-b-02, 4 GPUs: no answer", "node": "gpu-b-02"},
-        {"at": now - 900, "kind": "ended", "text": "research/diffusion-sweep-6 ended on GPU 0, 1 of gpu-a-02"}
+        {
+            "at": now - 200,
+            "kind": "node_gone",
+            "text": "gpu-b-02, 4 GPUs: no answer",
+            "node": "gpu-b-02",
+        },
+        {
+            "at": now - 900,
+            "kind": "ended",
+            "text": "research/diffusion-sweep-6 ended on GPU 0, 1 of gpu-a-02",
+        }
         | {"seconds": 7200.0}
         | job,
-        {"at": now - 1800, "kind": "idle", "text": "GPU 2 of gpu-a-02: notebooks/jupyter-ada holds it"} | idle,
-        {"at": now - 3000, "kind": "recovered", "text": "GPU 6 of gpu-a-01: slowed down", "seconds": 90.0} | lost,
+        {
+            "at": now - 1800,
+            "kind": "idle",
+            "text": "GPU 2 of gpu-a-02: notebooks/jupyter-ada holds it",
+        }
+        | idle,
+        {
+            "at": now - 3000,
+            "kind": "recovered",
+            "text": "GPU 6 of gpu-a-01: slowed down",
+            "seconds": 90.0,
+        }
+        | lost,
         {"at": now - 4000, "kind": "lost", "text": "GPU 3 of gpu-a-01: it fell off the bus"} | lost,
-        {"at": now - 8100, "kind": "started", "text": "research/diffusion-sweep-6 started on GPU 0, 1 of gpu-a-02"}
+        {
+            "at": now - 8100,
+            "kind": "started",
+            "text": "research/diffusion-sweep-6 started on GPU 0, 1 of gpu-a-02",
+        }
         | job,
     ]
     if "gpu" in query:
@@ -188,11 +266,31 @@ def events(query: Mapping[str, str]) -> dict[str, Any]:
 def summary(namespace: str, pod: str) -> dict[str, Any]:
     now = time.time()
     return {
-        **{"namespace": namespace, "pod": pod, "from": now - 7200, "duration_seconds": 7200, "gpus": 1},
+        **{
+            "namespace": namespace,
+            "pod": pod,
+            "from": now - 7200,
+            "duration_seconds": 7200,
+            "gpus": 1,
+        },
         **({"to": now - 3600} if "nightly" in pod else {}),
-        **{"gpu_hours": 2.0, "mean_use": 0.07, "peak_use": 0.31, "peak_memory_bytes": 5 * GIB, "idle_hours": 1.5},
-        **{"energy_kwh": 0.4, "cost": 5.0, "wasted": 3.75, "currency": "USD", "wait_seconds": 90, "errors": 1},
-        "hint": "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough, if its use stays as before: below 9 % for"
+        **{
+            "gpu_hours": 2.0,
+            "mean_use": 0.07,
+            "peak_use": 0.31,
+            "peak_memory_bytes": 5 * GIB,
+            "idle_hours": 1.5,
+        },
+        **{
+            "energy_kwh": 0.4,
+            "cost": 5.0,
+            "wasted": 3.75,
+            "currency": "USD",
+            "wait_seconds": 90,
+            "errors": 1,
+        },
+        "hint": "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough, if its use stays as "
+        "before: below 9 % for"
         " 95 % of the time, at most 5.0 GiB of memory.",
     }
 
@@ -200,7 +298,12 @@ def summary(namespace: str, pod: str) -> dict[str, Any]:
 FIELDS = [
     ("DCGM_FI_DEV_SM_CLOCK", "Clock of the streaming multiprocessors", "MHz", 1980),
     ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "Why clocks are held down", "", "software power cap"),
-    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded", "mJ", 918273645546),
+    (
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "Energy since the driver was loaded",
+        "mJ",
+        918273645546,
+    ),
     ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "NVLink traffic", "MiB/s", 180433.5),
     ("DCGM_FI_DRIVER_VERSION", "Driver", "", "575.57.08"),
 ]
@@ -212,15 +315,34 @@ def known(picture: View, uuid: str) -> dict[str, Any] | None:
         return None
     nodes = json.loads(page_of(picture).view_json[0].plain)["nodes"]
     told = next(of for node in nodes for of in node["gpus"] if of["uuid"] == uuid)
-    xids = [{"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": time.time() - 4000}]
+    xids = [
+        {
+            "xid": 79,
+            "says": "GPU has fallen off the bus",
+            "class": "hardware",
+            "at": time.time() - 4000,
+        }
+    ]
     broken = any(c.condition in ("xid", "lost") for c in device.slot.conditions)
     return {
-        **{"taken_at": picture.taken_at, "node": device.node, "gpu": told, "xids": xids if broken else []},
-        "fields": [{"name": n, "help": h, "unit": u, "value": v, "source": "nvml"} for n, h, u, v in FIELDS],
+        **{
+            "taken_at": picture.taken_at,
+            "node": device.node,
+            "gpu": told,
+            "xids": xids if broken else [],
+        },
+        "fields": [
+            {"name": n, "help": h, "unit": u, "value": v, "source": "nvml"} for n, h, u, v in FIELDS
+        ],
         "method": "process samples of the driver",
         "sources": [
             {"source": "nvml", "ok": True},
-            {"source": "kubelet", "ok": False, "error": "timeout", "message": "no answer within 5 s"},
+            {
+                "source": "kubelet",
+                "ok": False,
+                "error": "timeout",
+                "message": "no answer within 5 s",
+            },
         ],
     }
 
@@ -230,7 +352,12 @@ def priced(picture: View, currency: str = "USD") -> View:
         part = (slot.slices or 0) / 7 if isinstance(slot, InstanceView) else 1.0
         count = max(1, len(slot.holders))
         holders = [
-            replace(h, cost_per_hour=PRICE * part * (1 / count if h.share_ratio is None else h.share_ratio))
+            replace(
+                h,
+                cost_per_hour=PRICE
+                * part
+                * (1 / count if h.share_ratio is None else h.share_ratio),
+            )
             for h in slot.holders
         ]
         return replace(slot, holders=holders, price_per_hour=PRICE * part)
@@ -252,7 +379,13 @@ def owned(picture: View) -> View:
 
 def _changed(picture: View, change: Callable[[DeviceView], Any]) -> View:
     nodes = [
-        replace(one, gpus=[replace(change(whole), instances=list(map(change, whole.instances))) for whole in one.gpus])
+        replace(
+            one,
+            gpus=[
+                replace(change(whole), instances=list(map(change, whole.instances)))
+                for whole in one.gpus
+            ],
+        )
         for one in picture.nodes
     ]
     return replace(picture, nodes=nodes)
@@ -262,32 +395,58 @@ def _condition(name: str, since: float, says: str, do: str) -> ConditionView:
     return ConditionView(condition=name, since=since, says=says, do=do)
 
 
-LOST_DO = "check dmesg on the node; reset the GPU or reboot the node; if it was removed, run `podgpu forget`"
+LOST_DO = (
+    "check dmesg on the node; reset the GPU or reboot the node; if it was removed, run `podgpu "
+    "forget`"
+)
 
 
 def troubled(turn: int = 0) -> View:
-    """Three nodes and a gone one. Two GPUs are lost (one held). Others have an XID, heat and a pending remap."""
+    """Three nodes and a gone one. Two GPUs are lost (one held). Others have an XID, heat and a
+    pending remap.
+    """
     now = time.time()
     calm = owned(priced(three_nodes(turn)))
     first, second, third = calm.nodes
-    lost = _condition("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
-    xid = _condition("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
-    hot = _condition("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
-    remap = _condition("row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free.")
+    lost = _condition(
+        "lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it."
+    )
+    xid = _condition(
+        "xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU."
+    )
+    hot = _condition(
+        "thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air."
+    )
+    remap = _condition(
+        "row_remap_pending",
+        now - 86400,
+        "a row remap waits for a reset",
+        "Reset it when it is free.",
+    )
     gone = _condition(
-        "node_gone", now - 200, "the node's exporter has not answered for 3 min", "See whether the node runs."
+        "node_gone",
+        now - 200,
+        "the node's exporter has not answered for 3 min",
+        "See whether the node runs.",
     )
     ill = {5: [xid], 6: [hot]}
     gpus = [replace(one, conditions=ill.get(one.index or 0, [])) for one in first.gpus]
     absent = {"memory": None, "total": None, "absent": True}
     gpus[3] = gpu(3, first.name, holders=gpus[3].holders, conditions=[lost], **absent)
-    others = [replace(one, conditions=[remap]) if one.index == 6 else one for one in second.gpus[:7]]
+    others = [
+        replace(one, conditions=[remap]) if one.index == 6 else one for one in second.gpus[:7]
+    ]
     last = Workload("notebooks", "jupyter-linus", "notebook")
     loose = gpu(
-        7, second.name, last_holders=(last,), conditions=[replace(lost, says="GPU 7 is lost", do=LOST_DO)], **absent
+        7,
+        second.name,
+        last_holders=(last,),
+        conditions=[replace(lost, says="GPU 7 is lost", do=LOST_DO)],
+        **absent,
     )
     fourth = [
-        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=[gone], holders=[held("serving", "asr-0")][i:]) for i in range(4)
+        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=[gone], holders=[held("serving", "asr-0")][i:])
+        for i in range(4)
     ]
     nodes: list[NodeView] = [
         replace(first, gpus=gpus),
@@ -299,18 +458,46 @@ def troubled(turn: int = 0) -> View:
 
 
 ALERTS = [
-    {"severity": "broken", "node": "gpu-b-02", "text": "gpu-b-02 is gone, last seen 3 min ago: 4 GPUs went with it"},
-    {"severity": "broken", "uuid": "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000", "text": "gpu-a-01: GPU 3 is lost"},
-    {"severity": "broken", "uuid": "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000", "text": "gpu-a-01: GPU 5: XID 48"},
-    {"severity": "warning", "uuid": "GPU-gpu-a-01-0006-4c5e-9d3f-000000000000", "text": "gpu-a-01: GPU 6 is throttled"},
-    {"severity": "broken", "uuid": "GPU-gpu-a-02-0007-4c5e-9d3f-000000000000", "text": "gpu-a-02: GPU 7 is lost"},
+    {
+        "severity": "broken",
+        "node": "gpu-b-02",
+        "text": "gpu-b-02 is gone, last seen 3 min ago: 4 GPUs went with it",
+    },
+    {
+        "severity": "broken",
+        "uuid": "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000",
+        "text": "gpu-a-01: GPU 3 is lost",
+    },
+    {
+        "severity": "broken",
+        "uuid": "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000",
+        "text": "gpu-a-01: GPU 5: XID 48",
+    },
+    {
+        "severity": "warning",
+        "uuid": "GPU-gpu-a-01-0006-4c5e-9d3f-000000000000",
+        "text": "gpu-a-01: GPU 6 is throttled",
+    },
+    {
+        "severity": "broken",
+        "uuid": "GPU-gpu-a-02-0007-4c5e-9d3f-000000000000",
+        "text": "gpu-a-02: GPU 7 is lost",
+    },
 ]
 
 
 def with_alerts(view: dict[str, Any]) -> dict[str, Any]:
     """Returns the JSON of `troubled` with alerts. Its last node is gone."""
-    nodes = [{**node, "gone": True} if node["name"] == "gpu-b-02" else node for node in view["nodes"]]
-    return {**view, "nodes": nodes, "alerts": ALERTS, "prices": "example", "notes": [*view["notes"], *TEXTS]}
+    nodes = [
+        {**node, "gone": True} if node["name"] == "gpu-b-02" else node for node in view["nodes"]
+    ]
+    return {
+        **view,
+        "nodes": nodes,
+        "alerts": ALERTS,
+        "prices": "example",
+        "notes": [*view["notes"], *TEXTS],
+    }
 
 
 TEXTS = [alert["text"] for alert in ALERTS]

@@ -25,7 +25,9 @@ def usual() -> Showing:
 
 def tile(tab: Tab, name: str) -> str:
     """Returns the text of the first tile whose label begins with this text."""
-    found = f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"
+    found = (
+        f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"
+    )
     return " ".join(str(tab.evaluate(f"({found})?.innerText ?? ''")).split())
 
 
@@ -36,7 +38,12 @@ def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown:
     red = tab.evaluate(dot)
     assert tab.text("#status-text").startswith("9 broken. Live")
     assert tab.evaluate("document.title").startswith("(9 broken)")
-    hot = ConditionView(condition="thermal", since=time.time() - 60, says="slowed by heat", do="Look after the fans.")
+    hot = ConditionView(
+        condition="thermal",
+        since=time.time() - 60,
+        says="slowed by heat",
+        do="Look after the fans.",
+    )
     device = gpu(0, "n1", utilization=0.5, conditions=[hot])
     shown.more, shown.picture = None, picture(node("n1", [device, gpu(1, "n1", utilization=0.0)]))
     tab.look_again()
@@ -55,12 +62,16 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str, shown:
     usual = shown.more
     shown.more = lambda view: {**view, "alerts": ALERTS[:3]}
     opened(tab, url)
-    assert (tab.count(".alert"), tab.count("#alerts-more")) == (3, 0), "a single further alert is not folded"
+    assert (tab.count(".alert"), tab.count("#alerts-more")) == (3, 0), (
+        "a single further alert is not folded"
+    )
     shown.more, shown.picture = usual, replace(shown.picture)
     opened(tab, url)
     serious = [t for t, a in zip(TEXTS, ALERTS, strict=True) if a["severity"] == "broken"]
     assert tab.texts(".alert-text") == serious[:2]
-    assert set(tab.texts(".alert-word")) == {"Broken"}, "the severity is shown in words, not only by colour"
+    assert set(tab.texts(".alert-word")) == {"Broken"}, (
+        "the severity is shown in words, not only by colour"
+    )
     assert tab.texts("#alerts-more") == ["Show 3 more"]
     tab.click("#alerts-more")
     assert tab.texts(".alert.is-broken .alert-text") == serious
@@ -68,7 +79,10 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str, shown:
     assert not tab.evaluate("document.querySelector('#notes').open")
     assert tab.text("#notes-summary") == "1 note", "open alerts are not repeated in the notes"
     tab.click(".alert-link")
-    tab.wait_for("document.querySelector('.node-view .pod-title')?.innerText.includes('gpu-b-02')", "the node's view")
+    tab.wait_for(
+        "document.querySelector('.node-view .pod-title')?.innerText.includes('gpu-b-02')",
+        "the node's view",
+    )
     tab.evaluate("history.back()")
     tab.wait_for(f"{TILES} === 20")
     tab.click(".alert:nth-child(2) .alert-link")
@@ -76,8 +90,13 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str, shown:
     assert tab.text(".uuid code") == LOST
 
 
-@pytest.mark.fault("A GPU falls off the bus", "Its tile stays on the page: what, since when, who held it, what to do")
-def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, shown: Showing) -> None:
+@pytest.mark.fault(
+    "A GPU falls off the bus",
+    "Its tile stays on the page: what, since when, who held it, what to do",
+)
+def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(
+    tab: Tab, url: str, shown: Showing
+) -> None:
     opened(tab, url)
     held_one = tile(tab, "GPU 3 of gpu-a-01")
     assert held_one.startswith("GPU 3 H100 80GB Lost GPU 3 has fallen off the bus since ")
@@ -96,7 +115,9 @@ def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, sho
 def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert tab.texts(".total-broken") == ["9 Broken 4 not answering"]
-    assert tab.texts(".total-unheld .total-more") == ["3 not answering"], "their holders are unknown"
+    assert tab.texts(".total-unheld .total-more") == ["3 not answering"], (
+        "their holders are unknown"
+    )
     tab.click(".total-broken")
     tab.wait_for(f"{TILES} === 5", "five, and the node of the other four as one row")
     assert "serving/asr-0" in tab.text(".node.is-gone")
@@ -113,9 +134,13 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     drain = "kubectl drain gpu-a-01 --ignore-daemonsets --delete-emptydir-data"
     assert tab.texts(".commands code") == [drain, "nvidia-smi -r -i 5", "kubectl uncordon gpu-a-01"]
     tab.click(".commands li:nth-child(2) button")
-    tab.wait_for("document.querySelector('.commands li:nth-child(2) button').innerText === 'Copied'")
+    tab.wait_for(
+        "document.querySelector('.commands li:nth-child(2) button').innerText === 'Copied'"
+    )
     visited(tab, page, "#gpu=GPU-gpu-a-02-0007-4c5e-9d3f-000000000000")
-    assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), "commands are shown for a lost GPU too"
+    assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), (
+        "commands are shown for a lost GPU too"
+    )
     assert "systemctl reboot" in tab.texts(".commands code")
     assert tab.texts(".troubles code") == ["podgpu forget"], "the code has no backticks"
     visited(tab, page, "#view=nodes")
@@ -177,7 +202,9 @@ FINDINGS = """axe.run(document, {resultTypes: ['violations'], ...OPTIONS}).then(
   found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.target}`)))"""
 
 
-@pytest.mark.parametrize(("theme", "options"), [("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")])
+@pytest.mark.parametrize(
+    ("theme", "options"), [("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")]
+)
 def test_axe_finds_no_barrier(tab: Tab, page: str, theme: str, options: str) -> None:
     """axe-core checks contrast, names, roles and landmarks. Only contrast depends on the theme."""
     package = pytest.importorskip("axe_core_python", reason="pip install axe-core-python")

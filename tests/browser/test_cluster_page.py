@@ -1,4 +1,6 @@
-"""The page with many nodes in a real browser: filters, sorting, the view of a pod, nodes and servers that disappear."""
+"""The page with many nodes in a real browser: filters, sorting, the view of a pod, nodes and
+servers that disappear.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_total_filters_by_its_state(tab: Tab, page: str) -> None:
     assert tab.texts(".total-value")[:7] == ["20", "17.86", "15.86", "2", "0", "2.14", "0"]
     tab.click(".total-free")
     tab.wait_for(f"{TILES} === 3", "two GPUs, and one with an instance that nobody holds")
-    assert tab.evaluate("document.querySelector('.total-free').getAttribute('aria-pressed')") == "true"
+    assert (
+        tab.evaluate("document.querySelector('.total-free').getAttribute('aria-pressed')") == "true"
+    )
     tab.evaluate("history.back()")
     tab.wait_for(f"{TILES} === 20", "back to all of them")
     tab.evaluate("history.forward()")
@@ -51,7 +55,9 @@ def test_a_total_filters_by_its_state(tab: Tab, page: str) -> None:
 def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
     visited(tab, page, "#q=rerank")
     tab.click("main .row:nth-child(2) .row-name a")
-    tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('rerank')", "the pod's view")
+    tab.wait_for(
+        "document.querySelector('.pod-title')?.innerText.includes('rerank')", "the pod's view"
+    )
     assert tab.evaluate("location.hash") == "#pod=serving/rerank"
     assert tab.evaluate(TILES) == 1
     assert "0.25 GPUs on 1 node" in tab.text(".facts")
@@ -66,7 +72,9 @@ def test_pods_by_owner_and_namespace_and_nodes(tab: Tab, page: str) -> None:
     tab.click("#tab-pods")
     tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 14", "a row for each pod")
     assert tab.texts(".pods tbody tr")[0].startswith("llm-pretrain-gpu-a-01 research gpu-a-01 8 ")
-    assert tab.evaluate("document.querySelector('main').getBoundingClientRect().top") < 150, "totals fit on one line"
+    assert tab.evaluate("document.querySelector('main').getBoundingClientRect().top") < 150, (
+        "totals fit on one line"
+    )
     tab.press("/")
     tab.type("jupyter")
     tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 2", "filtered")
@@ -75,7 +83,9 @@ def test_pods_by_owner_and_namespace_and_nodes(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('.pods tbody th').innerText === 'research'", "namespaces")
     assert tab.texts(".pods tbody th") == ["research", "serving", "notebooks", "batch"]
     tab.click("#tab-nodes")
-    tab.wait_for("document.querySelectorAll('.nodes-table tbody tr').length === 3", "a row for each node")
+    tab.wait_for(
+        "document.querySelectorAll('.nodes-table tbody tr').length === 3", "a row for each node"
+    )
     tab.click(".nodes-table tbody tr:nth-child(2) a")
     tab.wait_for("document.querySelector('.node-view')", "the node's view")
     assert tab.evaluate("location.hash") == "#view=nodes&node=gpu-a-02"
@@ -99,16 +109,24 @@ def test_pods_of_the_same_name_in_two_clusters_are_two(tab: Tab, url: str, shown
     assert tab.texts(".pods tbody tr")[0].startswith("ml west west/n 1 ")
     went(tab, "#cluster=east")
     tab.click("main .row-name a")
-    tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('east')", "the pod's view")
+    tab.wait_for(
+        "document.querySelector('.pod-title')?.innerText.includes('east')", "the pod's view"
+    )
     assert (tab.evaluate("location.hash"), tab.evaluate(TILES)) == ("#pod=ml/train&cluster=east", 1)
 
 
 def test_new_figures_show_without_a_reload(tab: Tab, url: str, shown: Showing) -> None:
-    shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.25, holders=[held("a", "pod-1")])]))
+    shown.picture = picture(
+        node("n1", [gpu(0, "n1", utilization=0.25, holders=[held("a", "pod-1")])])
+    )
     opened(tab, url)
     tab.evaluate("document.querySelector('.row-name a').focus(); window.stayed = true")
-    shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.75, holders=[held("a", "pod-1")])]))
-    tab.wait_for("document.querySelector('.tile-ratio').innerText.startsWith('75')", "the new figure")
+    shown.picture = picture(
+        node("n1", [gpu(0, "n1", utilization=0.75, holders=[held("a", "pod-1")])])
+    )
+    tab.wait_for(
+        "document.querySelector('.tile-ratio').innerText.startsWith('75')", "the new figure"
+    )
     assert tab.evaluate("window.stayed")
     assert tab.evaluate("document.activeElement.className") == tab.evaluate(
         "document.querySelector('.row-name a').className"
@@ -187,7 +205,9 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
     focused = "document.activeElement"
     tab.evaluate("document.querySelector('.node-head a').focus()")
     tab.press("Tab")
-    assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 0 of gpu-a-01, H100 80GB HBM3")
+    assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith(
+        "GPU 0 of gpu-a-01, H100 80GB HBM3"
+    )
     tab.press("ArrowRight")
     assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 1 of gpu-a-01")
     tab.press("ArrowDown")
@@ -208,7 +228,11 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
 
 def test_escape_returns_to_where_one_came_from(tab: Tab, page: str) -> None:
     visited(tab, page, "#q=rerank")
-    for view in ("#view=cost", "#pod=serving/rerank", "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=6h"):
+    for view in (
+        "#view=cost",
+        "#pod=serving/rerank",
+        "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=6h",
+    ):
         went(tab, view)
     went(tab, "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=24h")
     for view in ("#pod=serving/rerank", "#view=cost", "#q=rerank"):

@@ -1,4 +1,6 @@
-"""The faults of `podgpu demo` in a real browser: shown within two rounds, filtered by a click, and kept."""
+"""The faults of `podgpu demo` in a real browser: shown within two rounds, filtered by a click, and
+kept.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def after(tab: Tab, demo: Demo, at: float) -> str:
     """Advances the demo to this time, waits for the page, and returns the texts of its alerts."""
     told = demo.go_to(at)["totals"]
     tab.look_again()
-    for name, number in (("broken", told["broken"]), ("held", told["allocated"]), ("idle", told["idle"])):
+    for name, number in (
+        ("broken", told["broken"]),
+        ("held", told["allocated"]),
+        ("idle", told["idle"]),
+    ):
         text = f"document.querySelector('.total-{name} .total-value')?.innerText"
         tab.wait_for(f"Math.abs(Number({text}) - {number}) < 0.011", f"{number} {name} at {at} s")
     return " ".join(tab.texts(".alert-text"))
@@ -31,7 +37,11 @@ def after(tab: Tab, demo: Demo, at: float) -> str:
 
 @pytest.mark.fault(
     "A GPU has an XID, another is lost, a node dies, a driver is unloaded",
-    "The page says each in words within two rounds, filters them by a click, and keeps them until they are well",
+    (
+        "The page says each in words within two rounds, filters them by a click, and keeps them "
+        "until "
+        "they are well"
+    ),
 )
 def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) -> None:
     tab.open(demo.page.address.url)
@@ -50,12 +60,16 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     badges = tab.texts("main .badge")
     assert sorted(badges)[:2] == ["Lost", "XID error"]
     assert badges[2].startswith("gone, last seen")
-    lost = tab.evaluate("document.querySelector('.tile.has-broken[data-key*=\"node-2\"]').innerText")
+    lost = tab.evaluate(
+        "document.querySelector('.tile.has-broken[data-key*=\"node-2\"]').innerText"
+    )
     assert "To do" not in lost or "see dmesg on the node" in lost
     after(tab, demo, 80.0)
     assert tab.texts("main .badge")[:2] == badges[:2], "faults stay until they are repaired"
     after(tab, demo, 130.0)
-    tab.wait_for("document.querySelector('main').innerText.includes('No GPU is broken')", "all is well again")
+    tab.wait_for(
+        "document.querySelector('main').innerText.includes('No GPU is broken')", "all is well again"
+    )
     assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
 
 
@@ -72,57 +86,92 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     tab.wait_for(f"{most} === 'notebooks/Notebook/jupyter-ada'", "who wastes most")
     link = tab.evaluate("document.querySelector('.table-head a[download]').href")
     tab.evaluate("location.hash = '#view=nodes&node=workstation-1'")
-    tab.wait_for("document.querySelectorAll('main tbody tr').length === 3", "who is on the node without Kubernetes")
+    tab.wait_for(
+        "document.querySelectorAll('main tbody tr').length === 3",
+        "who is on the node without Kubernetes",
+    )
     assert tab.texts("main tbody th") == ["user ada", "job 4711", "user cleo"]
     assert "Users and jobs" in tab.texts("main h2, main h3")
     assert "no Kubernetes" in tab.text("main .pod-title")
     tab.evaluate("location.hash = '#view=cost&by=namespace'")
-    tab.wait_for("document.querySelector('.cost table')?.innerText.includes('(no namespace)')", "users and jobs")
+    tab.wait_for(
+        "document.querySelector('.cost table')?.innerText.includes('(no namespace)')",
+        "users and jobs",
+    )
     tab.evaluate("location.hash = '#view=cost&by=pod'")
-    tab.wait_for("document.querySelector('.cost table')?.innerText.includes('job 4711')", "the name of a job")
-    mig = next(g for n in demo.ask("/api/v1/view")["nodes"] for g in n["gpus"] if g.get("instances"))
+    tab.wait_for(
+        "document.querySelector('.cost table')?.innerText.includes('job 4711')", "the name of a job"
+    )
+    mig = next(
+        g for n in demo.ask("/api/v1/view")["nodes"] for g in n["gpus"] if g.get("instances")
+    )
     tab.evaluate(f"location.hash = '#gpu={mig['uuid']}/{mig['instances'][0]['id']}'")
     size = f"{mig['instances'][0]['memory_total_bytes'] / 1024**3:.1f}"
-    tab.wait_for(f"document.querySelector('.plot')?.innerText.includes('{size}')", "the memory of the instance")
+    tab.wait_for(
+        f"document.querySelector('.plot')?.innerText.includes('{size}')",
+        "the memory of the instance",
+    )
     csv = demo.page.ask(link.removeprefix(demo.page.address.url)).text
     assert "jupyter-ada" in csv
 
 
 def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
-    banner, lost = "document.querySelector('#past').hidden", "document.querySelectorAll('main .tile.has-broken').length"
+    banner, lost = (
+        "document.querySelector('#past').hidden",
+        "document.querySelectorAll('main .tile.has-broken').length",
+    )
     with ExitStack() as opened:
         demo = Demo(opened, past=True)
         url, at = demo.page.address.url, int(demo.time.wall()) - 3500
         tab.open(f"{url}#view=events")
-        tab.wait_for("document.querySelector('.events .marks a[href^=\"#at\"]')", "events with links")
+        tab.wait_for(
+            "document.querySelector('.events .marks a[href^=\"#at\"]')", "events with links"
+        )
         assert tab.evaluate(banner)
         tab.evaluate(
-            "[...document.querySelectorAll('.events li')].find(row => row.innerText.includes('Lost')).lastChild.click()"
+            "[...document.querySelectorAll('.events li')].find(row => "
+            "row.innerText.includes('Lost')).lastChild.click()"
         )
         tab.wait_for(f"{lost} === 1", "the GPU that was lost then")
         assert not tab.evaluate(banner)
         tab.evaluate(f"location.hash = '#at={at}'")
-        tab.wait_for("document.querySelector('main').innerText.includes('finetune-5')", "a job that has ended since")
+        tab.wait_for(
+            "document.querySelector('main').innerText.includes('finetune-5')",
+            "a job that has ended since",
+        )
         assert "You are looking at" in tab.text("#past-time")
-        tab.wait_for("document.querySelectorAll('#past-events li').length > 1", "the events around that time")
-        assert not tab.evaluate("[...document.querySelectorAll('.spark')].some(line => line.checkVisibility())")
+        tab.wait_for(
+            "document.querySelectorAll('#past-events li').length > 1", "the events around that time"
+        )
+        assert not tab.evaluate(
+            "[...document.querySelectorAll('.spark')].some(line => line.checkVisibility())"
+        )
         tab.click("main .tile.has-broken .tile-name")
-        tab.wait_for("document.querySelector('.gpu .mark-moment.is-past')", "charts with a line at that time")
+        tab.wait_for(
+            "document.querySelector('.gpu .mark-moment.is-past')", "charts with a line at that time"
+        )
         assert tab.evaluate("location.hash").startswith(f"#at={at}&gpu="), "links keep the time"
         tab.evaluate("history.back()")
         for bad in ("1e308", "abc", str(at + 200_000), str(at - 200_000)):
             tab.evaluate(f"location.hash = '#at={bad}'")
-            tab.wait_for("document.querySelector('#status').innerText === 'No record'", f"a message about {bad}")
+            tab.wait_for(
+                "document.querySelector('#status').innerText === 'No record'",
+                f"a message about {bad}",
+            )
             assert tab.count("main .message") == 1
             assert "You are looking at" not in tab.text("#past-time")
         tab.wait_for("document.querySelector('main .message a')", "a link to the first record")
         tab.click("main .message a")
-        tab.wait_for("document.querySelector('#status').dataset.state === 'past'", "the first record")
+        tab.wait_for(
+            "document.querySelector('#status').dataset.state === 'past'", "the first record"
+        )
         tab.click("#past-now")
         tab.wait_for(f"{banner} && {TILES} === 22 && {lost} === 0", "the GPUs of now")
         assert tab.evaluate("location.hash") == ""
         tab.open("about:blank")
         tab.open(f"{url}#at=abc")
         tab.wait_for("document.querySelector('#tab-cost').checkVisibility()", "the tabs")
-        assert tab.evaluate("document.querySelector('#tab-cost').hash") == "#view=cost", "a way back to now"
+        assert tab.evaluate("document.querySelector('#tab-cost').hash") == "#view=cost", (
+            "a way back to now"
+        )
         tab.errors[:] = [error for error in tab.errors if "status of 400" not in error]

@@ -1,4 +1,6 @@
-"""No label or number is cut off: on desktop and phone, in three fonts, with few GPUs and with thousands."""
+"""No label or number is cut off: on desktop and phone, in three fonts, with few GPUs and with
+thousands.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,20 @@ CUT = """(() => {
 
 @pytest.fixture(scope="module", params=["24 GPUs", "8,000 GPUs"])
 def usual(request: pytest.FixtureRequest) -> Showing:
-    return troubled_showing() if request.param == "24 GPUs" else Showing(priced(large()), records_of(large(10)))
+    return (
+        troubled_showing()
+        if request.param == "24 GPUs"
+        else Showing(priced(large()), records_of(large(10)))
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 1440, 390])
 def test_nothing_is_cut_off(tab: Tab, page: str, width: int) -> None:
-    fonts = [font for font in FONTS if subprocess.run(["fc-list", font], capture_output=True, check=True).stdout]
+    fonts = [
+        font
+        for font in FONTS
+        if subprocess.run(["fc-list", font], capture_output=True, check=True).stdout
+    ]
     if not fonts:
         pytest.skip("no font is installed (Debian: fonts-dejavu-core, fonts-inter, fonts-roboto)")
     tab.look(width, 900)

@@ -14,7 +14,10 @@ from tests.browser.records import troubled, troubled_showing
 
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 CUT = "GPU-gpu-a-02-0004-4c5e-9d3f-000000000000"
-CHARTS = "[...document.querySelectorAll('.chart-value')].filter(v => v.checkVisibility() && v.textContent).length"
+CHARTS = (
+    "[...document.querySelectorAll('.chart-value')].filter(v => v.checkVisibility() && "
+    "v.textContent).length"
+)
 """Number of charts with a value. Charts are empty until the history is loaded."""
 
 
@@ -28,7 +31,12 @@ def usual() -> Showing:
     [
         {"from": 0, "step_seconds": 0, "points": 60, "devices": {}},
         {"from": "x", "step_seconds": "y", "points": 1e9, "devices": None},
-        {"from": time.time(), "step_seconds": 60, "points": 60, "devices": {ILL: "no base64 !", CUT: 7}},
+        {
+            "from": time.time(),
+            "step_seconds": 60,
+            "points": 60,
+            "devices": {ILL: "no base64 !", CUT: 7},
+        },
         {"from": -1e18, "step_seconds": 60, "points": 60, "devices": {ILL: "AAAA"}},
     ],
 )
@@ -40,7 +48,9 @@ def test_a_history_that_makes_no_sense_leaves_the_page_whole(
     assert tab.count("main .tile[data-key]") == 20
     shown.picture = troubled(1)
     tab.look_again()
-    tab.wait_for("document.querySelector('main .spark-line').getAttribute('d')", "a line of this tab's own")
+    tab.wait_for(
+        "document.querySelector('main .spark-line').getAttribute('d')", "a line of this tab's own"
+    )
 
 
 def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
@@ -51,13 +61,23 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     assert tab.text(".pod-title").split("\n")[:3] == ["GPU 5", "H100 80GB HBM3", "on gpu-a-01"]
     assert "Drain the node and reset the GPU." in tab.text(".gpu > .troubles")
     assert tab.texts(".chart-name") == ["Utilisation", "Memory used", "Power", "Temperature"]
-    assert tab.texts(".lane-name") == ["batch/nightly-0/main", "research/llm-pretrain-gpu-a-01/trainer"]
+    assert tab.texts(".lane-name") == [
+        "batch/nightly-0/main",
+        "research/llm-pretrain-gpu-a-01/trainer",
+    ]
     assert tab.texts(".gpu .row-memory") == ["71.0 GiB"], "also for the only holder"
-    tab.wait_for("document.querySelector('.groups').innerText.includes('XID 79')", "the error, not a number of errors")
+    tab.wait_for(
+        "document.querySelector('.groups').innerText.includes('XID 79')",
+        "the error, not a number of errors",
+    )
     assert len(tab.texts(".axis span")) >= 5
-    assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "each chart has both marks"
+    assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, (
+        "each chart has both marks"
+    )
     tab.evaluate("history.back()")
-    tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
+    tab.wait_for(
+        "document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node"
+    )
 
 
 def test_events_are_filtered_and_lead_to_their_gpu_and_pod(tab: Tab, page: str) -> None:
@@ -69,12 +89,17 @@ def test_events_are_filtered_and_lead_to_their_gpu_and_pod(tab: Tab, page: str) 
     tab.wait_for("document.querySelectorAll('.events li').length === 3", "problems")
     assert tab.evaluate("location.hash") == "#view=events&by=problems&range=24h"
     assert tab.texts(".events .badge") == ["Node gone", "Recovered", "Lost"]
-    assert tab.texts(".events .mark-says")[1] == "GPU 6 of gpu-a-01: slowed down (recovered after 1 min)"
+    assert (
+        tab.texts(".events .mark-says")[1]
+        == "GPU 6 of gpu-a-01: slowed down (recovered after 1 min)"
+    )
     tab.press("/")
     tab.type("bus")
     tab.wait_for("document.querySelectorAll('.events li').length === 1", "filtered")
     tab.click(".events li a")
-    tab.wait_for("document.querySelectorAll('.gpu section .marks time').length === 2", "the GPU's own events")
+    tab.wait_for(
+        "document.querySelectorAll('.gpu section .marks time').length === 2", "the GPU's own events"
+    )
     assert tab.evaluate("location.hash").endswith("&range=6h"), "a range that contains the event"
 
 
@@ -82,7 +107,9 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
     visited(tab, page, "#pod=notebooks/jupyter-ada")
     tab.wait_for("document.querySelector('.summary')?.checkVisibility()", "its summary")
     told = " ".join(tab.text(".summary").split())
-    assert "GPU-hours 2.0 Mean use of the GPU 7 % Peak use of the GPU 31 % Peak memory 5.0 GiB" in told
+    assert (
+        "GPU-hours 2.0 Mean use of the GPU 7 % Peak use of the GPU 31 % Peak memory 5.0 GiB" in told
+    )
     assert "7 % of the time" in tab.text(".judged .verdict-warning").replace("\u202f", " ")
     assert "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in tab.text(".judged")
 
@@ -91,7 +118,12 @@ def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Show
     records, now = shown.records, time.time()
     assert records is not None
     series = {"utilization_ratio": [0.5] * 240 + [None] * 240}
-    past = {"from": now - 7200, "to": now, "step_seconds": 15, "devices": [{"uuid": ILL, "index": 5, "series": series}]}
+    past = {
+        "from": now - 7200,
+        "to": now,
+        "step_seconds": 15,
+        "devices": [{"uuid": ILL, "index": 5, "series": series}],
+    }
     asked: list[str] = []
 
     def answer(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -120,8 +152,14 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
         "marks": [{"at": now - 200, "condition": name, "says": name}],
     }
     field = {"name": name, "help": name, "unit": name, "value": name, "source": name}
-    known = {"fields": [field], "xids": [{"xid": name, "says": name}], "sources": [{"source": name, "ok": False}]}
-    told = {"events": [{"at": now, "kind": name, "text": name, "pod": name, "node": name, "uuid": name}]}
+    known = {
+        "fields": [field],
+        "xids": [{"xid": name, "says": name}],
+        "sources": [{"source": name, "ok": False}],
+    }
+    told = {
+        "events": [{"at": now, "kind": name, "text": name, "pod": name, "node": name, "uuid": name}]
+    }
     parts = {"history": past, "gpus": known, "events": told}
     answers: Records = lambda path, query: parts.get(path.split("/")[0])  # noqa: E731
     shown.records = answers
@@ -130,4 +168,8 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
     tab.wait_for("document.querySelector('.field')")
     assert tab.evaluate("document.images.length") == 0
     assert name in tab.text(".lane-name")
-    assert name in str(tab.evaluate("[...document.querySelectorAll('.marks')].map((list) => list.textContent).join()"))
+    assert name in str(
+        tab.evaluate(
+            "[...document.querySelectorAll('.marks')].map((list) => list.textContent).join()"
+        )
+    )

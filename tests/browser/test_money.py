@@ -1,4 +1,6 @@
-"""Cost and waste on the page: totals, tiles, the view of a pod, namespaces, and the table for export."""
+"""Cost and waste on the page: totals, tiles, the view of a pod, namespaces, and the table for
+export.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def totals(tab: Tab) -> dict[str, str]:
     return dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
 
 
-# -- totals, tiles, a pod, namespaces --------------------------------------------------------------------------------
+# Totals, tiles, a pod, namespaces
 
 
 def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: Showing) -> None:
@@ -37,7 +39,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
     shown.picture = replace(with_prices, nodes=[*with_prices.nodes[1:], three_nodes().nodes[0]])
     tab.look_again()
     tab.wait_for(
-        "document.querySelector('.total-cost')?.innerText.includes('without 8 GPUs')", "the cost is incomplete"
+        "document.querySelector('.total-cost')?.innerText.includes('without 8 GPUs')",
+        "the cost is incomplete",
     )
 
 
@@ -46,7 +49,10 @@ def test_cost_and_waste_per_hour(tab: Tab, page: str) -> None:
     assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$44.64", "$5.00")
     assert tab.count("#prices-hint") == 0
     tab.choose("ns", "notebooks")
-    tab.wait_for("document.querySelector('#shown').innerText.includes('$5.00/h wasted')", "of what is filtered too")
+    tab.wait_for(
+        "document.querySelector('#shown').innerText.includes('$5.00/h wasted')",
+        "of what is filtered too",
+    )
 
 
 def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
@@ -56,7 +62,10 @@ def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
     tab.wait_for("location.hash.includes('cost=1')", "the address says it")
     assert tab.texts("main .row-cost") == ["$1.25/h", "$0.63/h", "$0.63/h"]
     reloaded(tab)
-    tab.wait_for("document.querySelectorAll('main .row-cost:not([hidden])').length === 3", "after a reload too")
+    tab.wait_for(
+        "document.querySelectorAll('main .row-cost:not([hidden])').length === 3",
+        "after a reload too",
+    )
     visited(tab, page, "#state=idle&cost=1")
     assert tab.count("main .row-cost.wasted") == 2, "idle GPUs have a cost too"
 
@@ -67,12 +76,26 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelectorAll('.cost tbody tr').length === 3", "rows")
     assert tab.texts(".cost tbody th") == ["nlp", "unallocated", "vision"]
     assert tab.text(".cost thead th") == "team", "team is the default"
-    assert tab.evaluate("document.querySelector('.cost tbody th a').hash") == "#view=cost&by=pod&range=24h&q=team%3Dnlp"
+    assert (
+        tab.evaluate("document.querySelector('.cost tbody th a').hash")
+        == "#view=cost&by=pod&range=24h&q=team%3Dnlp"
+    )
     sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
-    assert (sums["Cost"], sums["Wasted (idle)"], sums["Cost of unallocated GPUs"]) == ("$720.00", "$120.00", "$240.00")
-    assert (sums["Allocated"], sums["Busy (weighted)"], sums["Idle"]) == ("192.0 h", "72.0 h", "48.0 h")
+    assert (sums["Cost"], sums["Wasted (idle)"], sums["Cost of unallocated GPUs"]) == (
+        "$720.00",
+        "$120.00",
+        "$240.00",
+    )
+    assert (sums["Allocated"], sums["Busy (weighted)"], sums["Idle"]) == (
+        "192.0 h",
+        "72.0 h",
+        "48.0 h",
+    )
     tab.click(".cost thead button[name=wasted]")
-    tab.wait_for("document.querySelector('.cost th[aria-sort]').innerText.startsWith('Wasted')", "sorted by waste")
+    tab.wait_for(
+        "document.querySelector('.cost th[aria-sort]').innerText.startsWith('Wasted')",
+        "sorted by waste",
+    )
     tab.wait_for("location.hash === '#view=cost&order=wasted'")
     tab.click(".cost .tabs a:nth-child(4)")
     tab.wait_for("document.querySelector('.cost .sums').innerText.includes('5,760.0 h')", "30 days")
@@ -80,15 +103,25 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     assert tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')") == (
         "api/v1/range?range=30d&by=label%3Ateam&format=csv"
     )
-    assert tab.texts(".cost nav[aria-label='Cost by'] a") == ["Pods", "Owners", "Namespaces", "Label app", "Label team"]
+    assert tab.texts(".cost nav[aria-label='Cost by'] a") == [
+        "Pods",
+        "Owners",
+        "Namespaces",
+        "Label app",
+        "Label team",
+    ]
     tab.click(".cost nav[aria-label='Cost by'] a:last-child")
     tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'team'", "by label")
     assert tab.evaluate("location.hash") == "#view=cost&by=label%3Ateam&order=wasted&range=30d"
     tab.evaluate(
-        "(() => { const field = document.querySelector('.cost input[type=search]'); field.value = 'stage';"
+        "(() => { const field = document.querySelector('.cost input[type=search]'); field.value = "
+        "'stage';"
         " field.dispatchEvent(new Event('change')); })()"
     )
-    tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'stage'", "by a label that is typed")
+    tab.wait_for(
+        "document.querySelector('.cost thead th')?.innerText === 'stage'",
+        "by a label that is typed",
+    )
     notes = tab.text(".cost > .message:last-child")
     assert notes.startswith("No record before")
     assert "Z " not in notes, "times are local"
@@ -104,8 +137,10 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     tab.click(".cost nav[aria-label=Range] a:last-child")
     tab.wait_for("document.querySelector('.bounds')?.checkVisibility()", "two times")
     tab.evaluate(
-        "(() => { for (const [field, value] of [['From', '2026-11-16T10:00'], ['To', '2026-11-16T15:30']]) {"
-        " const input = document.querySelector(`.bounds input[aria-label=${field}]`); input.value = value;"
+        "(() => { for (const [field, value] of [['From', '2026-11-16T10:00'], ['To', "
+        "'2026-11-16T15:30']]) {"
+        " const input = document.querySelector(`.bounds input[aria-label=${field}]`); input.value "
+        "= value;"
         " input.dispatchEvent(new Event('change')); } })()"
     )
     tab.wait_for(f"{about}.includes('Nov 16 10:00 to Nov 16 15:30 (5.5 h)')", "of that time")
@@ -116,8 +151,12 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     tab.wait_for(f"{about}.includes('(5.5 h)')", "the address says it")
     visited(tab, page)
     tab.click(".total-cost")
-    tab.wait_for(f"{about}.includes(' 1 00:00 to') || {about}.includes('records since')", "this month")
-    assert tab.texts(".cost nav a[aria-current]") == ["This month", "Label team"], "the first view's selection is kept"
+    tab.wait_for(
+        f"{about}.includes(' 1 00:00 to') || {about}.includes('records since')", "this month"
+    )
+    assert tab.texts(".cost nav a[aria-current]") == ["This month", "Label team"], (
+        "the first view's selection is kept"
+    )
     visited(tab, page, "#view=cost&by=namespace&ns=vision")
     tab.wait_for(f"{about}.startsWith('Filtered rows')", "the sums of the row that is shown")
     assert tab.texts(".cost .sums dd")[2:5] == ["4 %", "48.0 h", "1.9 h"]

@@ -30,7 +30,9 @@ STATE = "document.querySelector('#status').dataset.state"
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[Agent]:
-    """An agent with the node of `podgpu demo`: whole, shared, idle and free GPUs, and one in MIG mode."""
+    """An agent with the node of `podgpu demo`: whole, shared, idle and free GPUs, and one in MIG
+    mode.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     driver = FaultyNvml("8xH100,1xH100/7x1g.10gb")
     on_node = tenants(driver)
@@ -42,7 +44,9 @@ def agent() -> Iterator[Agent]:
         agent = Agent(
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9, sees_processes=True),
             HolderSources([KubeletAllocation(str(folder / "kubelet.sock"))], names.read),
-            Settings(interval=30.0, policy=policy),  # no loop runs, so values must stay current during a test
+            Settings(
+                interval=30.0, policy=policy
+            ),  # no loop runs, so values must stay current during a test
             containers=ContainerFinder(str(folder / "proc")),
         )
         agent.warm_up()
@@ -73,11 +77,21 @@ def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, page: str) -> None:
     assert tab.texts("#simulated") == ["SIMULATED"] or tab.texts("#simulated") == ["Simulated"]
     first, *_ = tiles = tab.texts(".tile[data-key]")
     assert first.startswith("GPU 0 H100")
-    assert first.endswith("research/ llm-train-0"), "the container is shown only if the pod has several"
+    assert first.endswith("research/ llm-train-0"), (
+        "the container is shown only if the pod has several"
+    )
     assert tab.texts(".total-value")[0] == "9"
-    rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
-    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7], "shared GPUs and MIG instances are rows of the tile"
-    fills = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.segment').length)"
+    rows = (
+        "[...document.querySelectorAll('.tile[data-key]')].map(t => "
+        "t.querySelectorAll('.row').length)"
+    )
+    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7], (
+        "shared GPUs and MIG instances are rows of the tile"
+    )
+    fills = (
+        "[...document.querySelectorAll('.tile[data-key]')].map(t => "
+        "t.querySelectorAll('.segment').length)"
+    )
     assert tab.evaluate(fills)[-1] == 7
     *_, mig = tiles
     assert (mig.count("1g.10gb"), mig.count("Free")) == (7, 2)
@@ -93,13 +107,18 @@ def test_parts_and_whole_are_of_the_same_time(tab: Tab, page: str, agent: Agent)
         agent.read_usage()
         tab.look_again()
         taken_at = agent.published.state.taken_at
-        tab.wait_for(f"fetch('api/v1/view').then(r => r.json()).then(v => v.taken_at >= {taken_at})")
+        tab.wait_for(
+            f"fetch('api/v1/view').then(r => r.json()).then(v => v.taken_at >= {taken_at})"
+        )
         (shared, _) = tab.evaluate(SHARED)
         assert 0 < sum(shared[1:]) <= shared[0], shared
 
 
 def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> None:
-    with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
+    with (
+        node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node,
+        running(node.agent) as client,
+    ):
         node.kubelet.refusal = ("INTERNAL", "<img src=x onerror=alert(1)>")
         node.take_turns()
         tab.open(client.address.url)
@@ -110,10 +129,16 @@ def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> 
 
 
 def test_figures_that_are_missing_or_too_old(tab: Tab, folder: Path) -> None:
-    with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
+    with (
+        node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node,
+        running(node.agent) as client,
+    ):
         tab.open(client.address.url)
         tab.wait_for(f"{STATE} === 'old'", "the state is old")
-        assert (tab.text("#status-text"), tab.text("#updated")) == ("1 alert. No figures yet", "No figures yet")
+        assert (tab.text("#status-text"), tab.text("#updated")) == (
+            "1 alert. No figures yet",
+            "No figures yet",
+        )
         assert "no readings yet" in tab.text("#alerts-list")
         node.take_turns()
         tab.look_again()

@@ -13,7 +13,9 @@ from tests.web.server import running
 
 
 class CurrentNode(PlainNode):
-    """The node's current time, because the page compares the age of values with the browser's clock."""
+    """The node's current time, because the page compares the age of values with the browser's
+    clock.
+    """
 
     def __init__(self, root: Path, spec: str) -> None:
         self.began = time.time() - 1000.0
@@ -29,7 +31,13 @@ def node(tmp_path: Path) -> PlainNode:
     node.work(41, 0)
     node.work(42, NOBODY, "/usr/bin/nbody", gpu=1)
     node.work(43, 0, "nvcc", gpu=1, duty=0.1)
-    node.work(44, NOBODY, gpu=2, cgroup="/system.slice/slurmstepd.scope/job_4711/step_0", environment=SLURM)
+    node.work(
+        44,
+        NOBODY,
+        gpu=2,
+        cgroup="/system.slice/slurmstepd.scope/job_4711/step_0",
+        environment=SLURM,
+    )
     for _ in range(3):
         node.turn()
     return node
@@ -50,7 +58,9 @@ def test_users_jobs_and_programs_are_shown(tab: Tab, node: PlainNode) -> None:
         assert tab.texts("#tab-pods") == ["Users"]
         assert tab.count("select[name=ns]") == 0, "there is no namespace filter"
         visited(tab, client.address.url, "#view=pods")
-        tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 3", "two users and a job")
+        tab.wait_for(
+            "document.querySelectorAll('.pods tbody tr').length === 3", "two users and a job"
+        )
         assert tab.texts(".pods .tabs a") == ["Users and jobs"]
         assert tab.text(".pods .about").startswith("3 holders")
         assert "pod" not in tab.text("main").lower().split()

@@ -18,7 +18,10 @@ def shown() -> Showing:
 
 
 def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showing) -> None:
-    instances = [mig("1", "3g.40gb", 0.4, holders=[held("notebooks", "a")]), mig("9", "1g.10gb", 0.0)]
+    instances = [
+        mig("1", "3g.40gb", 0.4, holders=[held("notebooks", "a")]),
+        mig("9", "1g.10gb", 0.0),
+    ]
     fresh = [
         gpu(0, "n1", utilization=0.2),
         gpu(1, "n1", utilization=0.6),
@@ -31,23 +34,47 @@ def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showin
     assert tab.texts(".tile-ratio")[:4] == ["20 %", "60 %", "30 %", "0 %"]
     assert tab.texts(".total-used .total-more") == ["mean 37 %"]
     tab.choose("node", "n1")
-    tab.wait_for("document.querySelector('#shown').innerText.includes('mean of used 37')", "the same below the filter")
+    tab.wait_for(
+        "document.querySelector('#shown').innerText.includes('mean of used 37')",
+        "the same below the filter",
+    )
 
 
-def test_the_view_of_a_gpu_shows_how_long_each_holder_waited(tab: Tab, url: str, shown: Showing) -> None:
-    others = (WaitPart("batch", "embed-0", "main", seconds=0.13, ratio=0.128), WaitPart(seconds=0.12, ratio=0.117))
+def test_the_view_of_a_gpu_shows_how_long_each_holder_waited(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    others = (
+        WaitPart("batch", "embed-0", "main", seconds=0.13, ratio=0.128),
+        WaitPart(seconds=0.12, ratio=0.117),
+    )
     chat = held("serving", "chat-0", utilization=0.4, wait_ratio=0.268, waits_for=others)
     runs = held("batch", "embed-0", utilization=0.5, wait_ratio=0.0)
-    hosts = held("batch", "ocr-0", utilization=0.1, wait_ratio=0.02, waits_for=(WaitPart(seconds=0.021, ratio=0.02),))
+    hosts = held(
+        "batch",
+        "ocr-0",
+        utilization=0.1,
+        wait_ratio=0.02,
+        waits_for=(WaitPart(seconds=0.021, ratio=0.02),),
+    )
     shared = gpu(0, "n1", utilization=1.0, holders=(chat, runs, hosts))
     shown.picture = picture(node("n1", [shared]))
     opened(tab, url, f"#gpu={shared.uuid}")
     texts = [text.replace("\u2009", " ") for text in tab.texts(".gpu .row-wait")]
     waits = ["waited 27 % (13 % for batch/embed-0)", "waited 2 % for processes outside pods"]
     assert [text for text in texts if text] == waits
-    table = "[...document.querySelectorAll('.waits tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    table = (
+        "[...document.querySelectorAll('.waits tr')].map(row => [...row.cells].map(cell => "
+        "cell.innerText))"
+    )
     assert tab.evaluate(table) == [
-        ["Waits for", "serving/chat-0", "batch/embed-0", "batch/ocr-0", "processes outside pods", "Total"],
+        [
+            "Waits for",
+            "serving/chat-0",
+            "batch/embed-0",
+            "batch/ocr-0",
+            "processes outside pods",
+            "Total",
+        ],
         ["serving/chat-0", "\u2013", "0.13", "0.00", "0.12", "0.25"],
         ["batch/embed-0", "0.00", "\u2013", "0.00", "0.00", "0.00"],
         ["batch/ocr-0", "0.00", "0.00", "\u2013", "0.02", "0.02"],
@@ -86,28 +113,44 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
         tab.choose("state", state)
         tab.wait_for(f"document.querySelectorAll('.tile[data-key]').length === {number}", state)
     for notes in ([], ["podgpu cannot read usage: see its log"]):
-        shown.picture = replace(picture(node("n1", [gpu(0, "n1", utilization=0.9)]), notes=notes), scope="node")
+        shown.picture = replace(
+            picture(node("n1", [gpu(0, "n1", utilization=0.9)]), notes=notes), scope="node"
+        )
         opened(tab, url, "#view=pods")
         why = "".join(notes) or "No process was found on it."
-        assert tab.text(".pods .message") == f"1 GPU is busy, but it is not known who uses it. {why}"
+        assert (
+            tab.text(".pods .message") == f"1 GPU is busy, but it is not known who uses it. {why}"
+        )
 
 
-def test_use_is_of_the_gpu_or_instance_and_weighted_by_what_is_held(tab: Tab, url: str, shown: Showing) -> None:
+def test_use_is_of_the_gpu_or_instance_and_weighted_by_what_is_held(
+    tab: Tab, url: str, shown: Showing
+) -> None:
     instances = [mig("1", "3g.40gb", 0.4, holders=[held("a", "small")]), mig("9", "1g.10gb", 0.0)]
     whole = gpu(1, "n1", utilization=1.0, holders=[held("a", "large")])
     shown.picture = picture(node("n1", [gpu(0, "n1", instances=instances), whole]))
     opened(tab, url, "#view=pods&by=namespace")
-    assert "82 %" in tab.text(".pods tbody tr").replace("\u202f", " "), "3/7 of a GPU at 40 %, one at 100 %"
+    assert "82 %" in tab.text(".pods tbody tr").replace("\u202f", " "), (
+        "3/7 of a GPU at 40 %, one at 100 %"
+    )
     tab.evaluate("location.hash = '#pod=a/small'")
-    tab.wait_for("document.querySelector('.tile-whole')?.innerText === 'of its instance'", "not of the whole GPU")
+    tab.wait_for(
+        "document.querySelector('.tile-whole')?.innerText === 'of its instance'",
+        "not of the whole GPU",
+    )
 
 
-def test_an_error_of_the_page_is_said_until_the_figures_are_shown(tab: Tab, url: str, shown: Showing) -> None:
+def test_an_error_of_the_page_is_said_until_the_figures_are_shown(
+    tab: Tab, url: str, shown: Showing
+) -> None:
     opened(tab, url)
     shown.more = lambda view: {**view, "nodes": [{"name": "n1", "gpus": 7}]}
     shown.picture = three_nodes(1)
     tab.look_again()
-    tab.wait_for("document.querySelector('#status').dataset.state === 'failed'", "the page says that it has an error")
+    tab.wait_for(
+        "document.querySelector('#status').dataset.state === 'failed'",
+        "the page says that it has an error",
+    )
     for _ in range(2):  # the error stays if the server has no new values
         tab.look_again()
         tab.evaluate("new Promise(done => setTimeout(done, 200))")
@@ -115,7 +158,9 @@ def test_an_error_of_the_page_is_said_until_the_figures_are_shown(tab: Tab, url:
         assert "reload the page" in tab.text("#status-text")
     shown.more, shown.picture = None, three_nodes(2)
     tab.look_again()
-    tab.wait_for("document.querySelector('#status').dataset.state === 'live'", "the next figures are shown")
+    tab.wait_for(
+        "document.querySelector('#status').dataset.state === 'live'", "the next figures are shown"
+    )
     tab.evaluate("0")
     assert tab.errors.pop(0).startswith("console: ")
     tab.errors.clear()
@@ -128,7 +173,10 @@ def test_times_that_are_no_date_are_not_known(tab: Tab, url: str, shown: Showing
     xids = [{"xid": 79, "says": "GPU has fallen off the bus", "at": 1e308}]
     shown.records = lambda path, query: {"xids": xids} if path.startswith("gpus/") else None
     opened(tab, url, f"#gpu={uuid}")
-    tab.wait_for("document.querySelector('.known .mark-when')?.textContent === '\u2013'", "the XID without a time")
+    tab.wait_for(
+        "document.querySelector('.known .mark-when')?.textContent === '\u2013'",
+        "the XID without a time",
+    )
     assert "GPU has fallen off the bus" in tab.text(".known")
 
 
@@ -138,10 +186,23 @@ SHARED = """[...document.querySelectorAll('main .tile[data-key]')].map(tile => [
 """For each shared GPU, the percentages on its tile: that of the GPU, then those of its holders."""
 
 
-def test_the_holders_of_a_shared_gpu_never_show_more_than_the_gpu(tab: Tab, url: str, shown: Showing) -> None:
-    loads = [(0.215, 0.225), (0.005, 0.435), (0.146, 0.147, 0.148), (0.335, 0.335, 0.33), (0.125,) * 8]
+def test_the_holders_of_a_shared_gpu_never_show_more_than_the_gpu(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    loads = [
+        (0.215, 0.225),
+        (0.005, 0.435),
+        (0.146, 0.147, 0.148),
+        (0.335, 0.335, 0.33),
+        (0.125,) * 8,
+    ]
     gpus = [
-        gpu(number, "n1", utilization=sum(ratios), holders=[held("a", f"p{n}", "c", r) for n, r in enumerate(ratios)])
+        gpu(
+            number,
+            "n1",
+            utilization=sum(ratios),
+            holders=[held("a", f"p{n}", "c", r) for n, r in enumerate(ratios)],
+        )
         for number, ratios in enumerate(loads)
     ]
     shown.picture = picture(node("n1", gpus))

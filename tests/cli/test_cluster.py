@@ -24,20 +24,41 @@ from tests.web.server import Client
     ("arguments", "complaint"),
     [
         ([], "needs a source: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or"),
-        (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape cannot be combined"),
-        (["--scrape", "htp://a"], "--scrape 'htp://a': not the URL of an HTTP server; write HOST:PORT"),
+        (
+            ["--scrape", "http://a", "--prometheus", "http://b"],
+            "--prometheus and --scrape cannot be combined",
+        ),
+        (
+            ["--scrape", "htp://a"],
+            "--scrape 'htp://a': not the URL of an HTTP server; write HOST:PORT",
+        ),
         (["--scrape", ","], "--scrape names no exporter"),
-        (["--prometheus", "nowhere"], "--prometheus 'nowhere': not the URL of an HTTP server; write HOST:PORT"),
+        (
+            ["--prometheus", "nowhere"],
+            "--prometheus 'nowhere': not the URL of an HTTP server; write HOST:PORT",
+        ),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label is empty"),
-        (["--prometheus", "http://b", "--prometheus-username", "me"], "password-file must be set together"),
-        (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "must not contain line breaks"),
+        (
+            ["--prometheus", "http://b", "--prometheus-username", "me"],
+            "password-file must be set together",
+        ),
+        (
+            ["--prometheus", "http://b", "--prometheus-tenant", "a\nb"],
+            "must not contain line breaks",
+        ),
         (["--scrape", "http://a", "--match", 'a="b"'], "--match is used only with --prometheus"),
         (
             ["--prometheus", "http://b", "--exporter-username", "a"],
             "is used only with --scrape or --discover-kubernetes",
         ),
-        (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
-        (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is not a utilisation"),
+        (
+            ["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"],
+            "is it DCGM_FI_DEV_MEM_COPY_UTIL?",
+        ),
+        (
+            ["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"],
+            "is not a utilisation",
+        ),
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "has more than"),
         (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere does not exist"),
         (["--scrape", "http://a", "-a", "9401"], "must be HOST:PORT"),
@@ -54,10 +75,21 @@ def test_what_cannot_be_meant_is_refused(
     assert said.count("\n") == 1
 
 
-def test_prices_need_no_api_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prices_need_no_api_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # in a pod without a token
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    arguments = ["--scrape", "localhost:1", "--owners", "none", "--prices", "example", "--address", "192.0.2.1:9401"]
+    arguments = [
+        "--scrape",
+        "localhost:1",
+        "--owners",
+        "none",
+        "--prices",
+        "example",
+        "--address",
+        "192.0.2.1:9401",
+    ]
     assert run(["cluster", *arguments]) == 1
     assert "192.0.2.1:9401" in capsys.readouterr().err, "the options are valid, but not the address"
 
@@ -73,7 +105,9 @@ class Demo(NamedTuple):
 def demo() -> Iterator[Demo]:
     """Runs one demo for all tests. Checks its exit code."""
     command = [*PODGPU, "demo", "--calm", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             cluster = _url(process, "the cluster")  # printed first
             yield Demo(_url(process, "node-1"), cluster)
@@ -114,7 +148,9 @@ def test_cluster_over_exporters_one_of_them_dead(demo: Demo, tmp_path: Path) -> 
 def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, demo: Demo) -> None:
     scraping = Client(parse_address(demo.cluster))
     _wait_for_nodes(scraping, 4)
-    exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', scraping.ask("/metrics").text)
+    exporters = re.findall(
+        r'target_up\{target="http://(\S+)/metrics"\} 1', scraping.ask("/metrics").text
+    )
     jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
     configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
     with (
@@ -131,7 +167,9 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PODGPU, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        [*PODGPU, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 def _url(process: subprocess.Popen[str], name: str) -> str:
@@ -157,6 +195,11 @@ def _wait_for_nodes(client: Client, number: int) -> dict[str, Any]:
 
 def _lines(client: Client) -> list[str]:
     """Returns the series that do not change while the same pods run. The plain node is left out."""
-    steady = ("pod_and_gpu_map_info{", "podgpu_node_gpus{", "podgpu_node_allocated_gpus{", "podgpu_node_free_gpus{")
+    steady = (
+        "pod_and_gpu_map_info{",
+        "podgpu_node_gpus{",
+        "podgpu_node_allocated_gpus{",
+        "podgpu_node_free_gpus{",
+    )
     lines = client.ask("/metrics").text.splitlines()
     return [line for line in lines if line.startswith(steady) and "workstation-1" not in line]

@@ -1,4 +1,6 @@
-"""`--config-file` in the real command: precedence, bad files, and the options of 4.8.3 and 4.8.4."""
+"""`--config-file` in the real command: precedence, bad files, and the options of 4.8.3 and
+4.8.4.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tests.nodes.clock import wait_until
 from tests.process import EXPORTER, has_values, podgpu
 
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4"]
-FIELDS = "metrics:\n  fields:\n  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: From the file.}\n"
+FIELDS = (
+    "metrics:\n  fields:\n  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: From the "
+    "file.}\n"
+)
 COLLECTIONS = "collections:\n- {name: all, every: 100ms, metrics: {include: ['*']}}\n"
 Write = Callable[..., str]
 
@@ -65,7 +70,10 @@ def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: 
 
 
 def test_a_bad_file_is_named(write: Write) -> None:
-    text = "version: 2\ncollections:\n- {name: links, every: 2s, metrics: {include: [DCGM_FI_DEV_NVLINK_FOO]}}\n"
+    text = (
+        "version: 2\ncollections:\n- {name: links, every: 2s, metrics: {include: "
+        "[DCGM_FI_DEV_NVLINK_FOO]}}\n"
+    )
     ran = execute([*QUICK, "--config-file", write(text)])
     assert (ran.code, ran.out) == (2, "")
     for name in ("config.yaml: collections[0]", "links", "no configured field matches"):
@@ -84,13 +92,20 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
     quick = [*QUICK, "-c", "100"]
     assert "process_" not in execute(quick).out
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
-    for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
+    for ran in (
+        execute([*quick, "--enable-exporter-metrics"]),
+        execute([*quick, "--config-file", path]),
+    ):
         exposition = {f.name: f for f in parse_text(ran.out)}
         for spec in families_in("process").values():
             assert exposition[spec.name].type == spec.type
-        values = {f.name: f.samples[0].value for f in exposition.values() if f.name.startswith("process_")}
+        values = {
+            f.name: f.samples[0].value for f in exposition.values() if f.name.startswith("process_")
+        }
         assert values["process_cpu_seconds_total"] > 0
-        assert 1e6 < values["process_resident_memory_bytes"] < values["process_virtual_memory_bytes"]
+        assert (
+            1e6 < values["process_resident_memory_bytes"] < values["process_virtual_memory_bytes"]
+        )
         assert 3 <= values["process_open_fds"] <= values["process_max_fds"]
         assert 1_600_000_000 < values["process_start_time_seconds"] < 4_000_000_000
     off = execute([*quick, "--config-file", path, "--enable-exporter-metrics=false"])
@@ -107,13 +122,20 @@ def test_a_visitor_who_does_not_send_is_let_go(tmp_path: Path) -> None:
 
 def test_the_counter_file_it_names_is_followed_on_sighup(tmp_path: Path, write: Write) -> None:
     csv = tmp_path / "counters.csv"
-    csv.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\n", encoding="utf-8")
-    quick = "collections:\n- {name: quick, every: 200ms, metrics: {include: [DCGM_FI_DEV_POWER_USAGE]}}\n"
+    csv.write_text(
+        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\n", encoding="utf-8"
+    )
+    quick = (
+        "collections:\n- {name: quick, every: 200ms, metrics: {include: "
+        "[DCGM_FI_DEV_POWER_USAGE]}}\n"
+    )
     path = write(f"version: 2\nmetrics: {{file: {csv}}}\n{quick}")
     arguments = (*EXPORTER, "--config-file", path, "--allocation-interval", "1h")
     with podgpu(arguments, tmp_path, has_values) as exporter:
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
-        csv.write_text("DCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
+        csv.write_text(
+            "DCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8"
+        )
         exporter.popen.send_signal(signal.SIGHUP)
         wait_until(lambda: exporter.series("DCGM_FI_DEV_SM_CLOCK"), "the new counters")
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
@@ -121,5 +143,7 @@ def test_the_counter_file_it_names_is_followed_on_sighup(tmp_path: Path, write: 
         csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
         exporter.popen.send_signal(signal.SIGHUP)
         refused = 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"}'
-        wait_until(lambda: refused in exporter.client.ask("/metrics").text, "the collection would be empty")
+        wait_until(
+            lambda: refused in exporter.client.ask("/metrics").text, "the collection would be empty"
+        )
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")

@@ -14,7 +14,8 @@ from podgpu.node.agent.schedule import Collection, collection_of_fields
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "config_file.yaml"
 COUNTERS = parse_counters(
-    "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n", "counters.csv"
+    "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n",
+    "counters.csv",
 )
 
 
@@ -55,13 +56,23 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
         ("", "missing required field `version`"),
         ("version: 1", "version: invalid enum value 1"),
         ("version: 2\nmetric: {}", "object contains unknown field `metric`"),
-        ("version: 2\nmetrics: {file: a, fields: [{name: X, prometheusType: gauge, help: x}]}", "not both"),
         (
-            "version: 2\nmetrics: {fields: [{name: DCGM_FI_DEV_GPU_TMP, prometheusType: gauge, help: t}]}",
+            "version: 2\nmetrics: {file: a, fields: [{name: X, prometheusType: gauge, help: x}]}",
+            "not both",
+        ),
+        (
+            (
+                "version: 2\nmetrics: {fields: [{name: DCGM_FI_DEV_GPU_TMP, prometheusType: gauge, "
+                "help: t}]}"
+            ),
             "did you mean DCGM_FI_DEV_GPU_TEMP?",
         ),
         (
-            "version: 2\nmetrics: {fields: [{name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gouge, help: t}]}",
+            (
+                "version: 2\nmetrics: {fields: [{name: DCGM_FI_DEV_GPU_TEMP, prometheusType: "
+                "gouge, "
+                "help: t}]}"
+            ),
             "has the unknown type 'gouge'",
         ),
         (COLLECTION.format("0"), "collections[0].every: '0' is not a duration from 100ms to 24h"),
@@ -71,7 +82,10 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
             "- {name: b, every: 1s, metrics: {include: ['*']}}",
             "only one",
         ),
-        ("version: 2\nserver: {maxConcurrentScrapes: 0}", "server.maxConcurrentScrapes: expected `int` >= 1"),
+        (
+            "version: 2\nserver: {maxConcurrentScrapes: 0}",
+            "server.maxConcurrentScrapes: expected `int` >= 1",
+        ),
         ("version: 2\n\tmetrics: x", "line 2: not YAML"),
         ("version: !!bool x", "not YAML that podgpu can read"),
         ("version: " + "[" * 20_000, "nested deeper than 100 levels"),
@@ -102,10 +116,19 @@ def test_durations_as_go_writes_them(text: str, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
 
 
-def chosen(*collections: tuple[str, ...], counters: tuple[CounterSpec, ...] = COUNTERS) -> dict[str, str]:
-    made = [Collection(f"c{n}", 1.0, patterns, place="c.yaml:1:1") for n, patterns in enumerate(collections)]
+def chosen(
+    *collections: tuple[str, ...], counters: tuple[CounterSpec, ...] = COUNTERS
+) -> dict[str, str]:
+    made = [
+        Collection(f"c{n}", 1.0, patterns, place="c.yaml:1:1")
+        for n, patterns in enumerate(collections)
+    ]
     found = collection_of_fields(counters, made)
-    return {counter.name: found[counter.field.id].name for counter in counters if counter.field.id in found}
+    return {
+        counter.name: found[counter.field.id].name
+        for counter in counters
+        if counter.field.id in found
+    }
 
 
 def test_names_and_patterns() -> None:
@@ -113,7 +136,10 @@ def test_names_and_patterns() -> None:
         "DCGM_FI_DEV_GPU_TEMP": "c0",
         "DCGM_FI_DEV_SM_CLOCK": "c1",
     }
-    assert chosen(("DCGM_FI_DEV_[A-P]*",)) == {"DCGM_FI_DEV_GPU_TEMP": "c0", "DCGM_FI_DEV_POWER_USAGE": "c0"}
+    assert chosen(("DCGM_FI_DEV_[A-P]*",)) == {
+        "DCGM_FI_DEV_GPU_TEMP": "c0",
+        "DCGM_FI_DEV_POWER_USAGE": "c0",
+    }
     assert chosen(("DCGM_FI_DEV_[^GP]*",)) == {"DCGM_FI_DEV_SM_CLOCK": "c0"}
 
 
@@ -125,13 +151,21 @@ def test_names_and_patterns() -> None:
         (("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL"), {"DCGM_FI_DEV_GPU_UTIL_RATIO"}),
         (
             ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_TEMP"),
-            {"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"},
+            {
+                "DCGM_FI_DEV_GPU_UTIL_RATIO",
+                "DCGM_FI_DEV_FB_USED_BYTES",
+                "DCGM_FI_DEV_GPU_TEMP_CELSIUS",
+            },
         ),
         (("DCGM_FI_DEV_*_UTIL*",), {"DCGM_FI_DEV_GPU_UTIL_RATIO"}),
     ],
 )
 def test_each_name_of_4_8_is_the_figure_of_4_9(patterns: tuple[str, ...], names: set[str]) -> None:
-    rows = ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS")
+    rows = (
+        "DCGM_FI_DEV_GPU_UTIL_RATIO",
+        "DCGM_FI_DEV_FB_USED_BYTES",
+        "DCGM_FI_DEV_GPU_TEMP_CELSIUS",
+    )
     counters = parse_counters("".join(f"{name},gauge,x\n" for name in rows), "counters.csv")
     assert chosen(patterns, counters=counters).keys() == names
 

@@ -1,4 +1,6 @@
-"""`--dcgm-names` and a counter file of the user over real HTTP: name and unit of each row, and the host label."""
+"""`--dcgm-names` and a counter file of the user over real HTTP: name and unit of each row, and the
+host label.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,30 @@ def exposition(folder: Path, names: Sequence[str], *arguments: str) -> str:
 
 
 def values(text: str) -> list[tuple[str, float]]:
-    return [(name, float(value)) for name, value in re.findall(r"^(DCGM_\w+)\{.*\} (\S+)$", text, re.MULTILINE)]
+    return [
+        (name, float(value))
+        for name, value in re.findall(r"^(DCGM_\w+)\{.*\} (\S+)$", text, re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "names", "expected"),
     [
-        pytest.param([], [RATIO, BYTES], [(RATIO, 0.94), (BYTES, 10737422336)], id="4.9's names, nothing said"),
-        pytest.param(["--dcgm-names", "4.8"], [BYTES], [(BYTES, 10737422336)], id="4.9's name in 4.8"),
-        pytest.param(["--dcgm-names", "4.9"], [UTIL, MIB], [(UTIL, 94), (MIB, 10240)], id="4.8's names in 4.9"),
+        pytest.param(
+            [],
+            [RATIO, BYTES],
+            [(RATIO, 0.94), (BYTES, 10737422336)],
+            id="4.9's names, nothing said",
+        ),
+        pytest.param(
+            ["--dcgm-names", "4.8"], [BYTES], [(BYTES, 10737422336)], id="4.9's name in 4.8"
+        ),
+        pytest.param(
+            ["--dcgm-names", "4.9"],
+            [UTIL, MIB],
+            [(UTIL, 94), (MIB, 10240)],
+            id="4.8's names in 4.9",
+        ),
         pytest.param([], [UTIL, MIB], [(UTIL, 94), (MIB, 10240)], id="4.8's names, nothing said"),
         pytest.param(
             ["--dcgm-names", "both"],
@@ -54,9 +71,13 @@ def values(text: str) -> list[tuple[str, float]]:
             [(UTIL, 94), (MIB, 10240), (RATIO, 0.94), (BYTES, 10737422336)],
             id="one of each in both",
         ),
-        pytest.param(["--dcgm-names", "both"], [HOT], [(HOT, 59), (HEAT, 59)], id="renamed only, in both"),
+        pytest.param(
+            ["--dcgm-names", "both"], [HOT], [(HOT, 59), (HEAT, 59)], id="renamed only, in both"
+        ),
         pytest.param([], [HEAT, HOT], [(HEAT, 59)], id="of two names of one field the first"),
-        pytest.param(["--dcgm-names", "both"], [HEAT, HOT], [(HEAT, 59), (HOT, 59)], id="in both, both"),
+        pytest.param(
+            ["--dcgm-names", "both"], [HEAT, HOT], [(HEAT, 59), (HOT, 59)], id="in both, both"
+        ),
     ],
 )
 def test_a_row_is_printed_under_its_name_in_its_unit(
@@ -77,12 +98,16 @@ def test_a_row_is_printed_under_its_name_in_its_unit(
         (["--dcgm-names", "both", "--no-hostname"], set()),
     ],
 )
-def test_the_host_label_follows_unless_it_is_chosen(folder: Path, arguments: list[str], labels: set[str]) -> None:
+def test_the_host_label_follows_unless_it_is_chosen(
+    folder: Path, arguments: list[str], labels: set[str]
+) -> None:
     text = exposition(folder, [UTIL], *arguments)
     for family in ("DCGM_FI_DEV_GPU_UTIL", "podgpu_device_count", "podgpu_device_xid_errors_total"):
         lines = [line for line in text.splitlines() if line.startswith(f"{family}{{")]
         assert lines
-        assert {name for line in lines for name in re.findall(r'([Hh]ostname)="node-1"', line)} == labels
+        assert {
+            name for line in lines for name in re.findall(r'([Hh]ostname)="node-1"', line)
+        } == labels
 
 
 @pytest.mark.parametrize("names", ["4.8", "4.9", "both"])

@@ -1,4 +1,6 @@
-"""The faults of `podgpu demo` in its JSON over real HTTP, with exporters, a cluster and a simulated clock."""
+"""The faults of `podgpu demo` in its JSON over real HTTP, with exporters, a cluster and a simulated
+clock.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,21 @@ class Demo:
         clock = Clock(self.time.monotonic, self.time.wall)
         prices = read_prices("example")
         specs = enumerate(("8xH100", *OTHER_GPUS))
-        self.nodes = [opened.enter_context(make_node(number, gpus, clock)) for number, gpus in specs]
+        self.nodes = [
+            opened.enter_context(make_node(number, gpus, clock)) for number, gpus in specs
+        ]
         self.exporters = [make_exporter(node, prices) for node in self.nodes]
         for exporter in self.exporters:
             opened.callback(exporter.agent.stop)
-        self.clients = [opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters]
+        self.clients = [
+            opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters
+        ]
         urls = [f"http://127.0.0.1:{client.address.port}/metrics" for client in self.clients]
         self._loop = asyncio.new_event_loop()
         opened.callback(self._loop.close)
-        self._backend = ScrapeCollector(lambda: urls, CLUSTER, clock=clock, read_owners=lambda: find_owners(self.nodes))
+        self._backend = ScrapeCollector(
+            lambda: urls, CLUSTER, clock=clock, read_owners=lambda: find_owners(self.nodes)
+        )
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)
@@ -76,7 +84,9 @@ class Demo:
         self.go_to(4.0)
 
     def go_to(self, at: float) -> dict[str, Any]:
-        """Runs the demo until this time, the last three steps at its real interval. Returns the cluster's view."""
+        """Runs the demo until this time, the last three steps at its real interval. Returns the
+        cluster's view.
+        """
         while self.at < at:
             self.step(LEAP if self.at + LEAP <= at - 3 * STEP else STEP)
         return self.ask("/api/v1/view")
@@ -146,21 +156,30 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     found = gpus(ill)
     assert conditions(found["node-1", 6]) == {"xid"}
     assert conditions(found["node-2", 3]) == {"lost"}
-    assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], "a lost GPU keeps its holder"
+    assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], (
+        "a lost GPU keeps its holder"
+    )
     fields = demo.ask(f"/api/v1/gpus/{found['node-2', 3]['uuid']}")["fields"]
-    assert {field["name"] for field in fields if field["value"]} == {"DCGM_FI_DEV_PCI_BUSID", "DCGM_FI_DEV_SERIAL"}
+    assert {field["name"] for field in fields if field["value"]} == {
+        "DCGM_FI_DEV_PCI_BUSID",
+        "DCGM_FI_DEV_SERIAL",
+    }
     assert (ill["totals"]["gpus"], ill["totals"]["broken"]) == (22, 2)
 
     dead = demo.go_to(44.0)
     (last,) = [node for node in dead["nodes"] if node["name"] == "node-3"]
     assert last["old"]
-    assert [conditions(gpu) for gpu in last["gpus"]] == [{"node_gone"}] * 4, "GPUs of a gone node stay"
+    assert [conditions(gpu) for gpu in last["gpus"]] == [{"node_gone"}] * 4, (
+        "GPUs of a gone node stay"
+    )
     assert (dead["totals"]["gpus"], dead["totals"]["broken"]) == (22, 6)
     assert dead["totals"]["unknown"] >= 3.0, "held GPUs of a gone node count as unknown"
 
     events = {event.get("uuid"): event["at"] for event in demo.ask("/api/v1/events")["events"]}
     for gpu in (gpus(dead)["node-1", 6], gpus(dead)["node-2", 3]):
-        assert events[gpu["uuid"]] == pytest.approx(gpu["conditions"][0]["since"], abs=1), "the time of the tile"
+        assert events[gpu["uuid"]] == pytest.approx(gpu["conditions"][0]["since"], abs=1), (
+            "the time of the tile"
+        )
 
     demo.go_to(130.0)
     check_events(demo)
@@ -190,10 +209,14 @@ def check_events(demo: Demo) -> None:
     lost = "GPU 3 of node-2: the driver no longer lists it: it fell off the bus or was removed"
     assert ("ended", "research/llm-train-2 ended on GPU 0, 1 of node-3") in told
     assert ("started", "research/llm-train-3 started on GPU 0, 1 of node-3") in told
-    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], "a gone node is one event"
+    assert [kind for kind, text in told if text == gone] == ["node_gone", "recovered"], (
+        "a gone node is one event"
+    )
     assert [kind for kind, text in told if text == lost] == ["lost", "recovered"]
     assert {kind for kind, _ in told} >= {"xid", "idle"}
-    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, "pods of a gone node did not end"
+    assert sum(kind in ("started", "ended") for kind, _ in told) == 2, (
+        "pods of a gone node did not end"
+    )
     own = demo.ask("/api/v1/events?pod=research/llm-train-2")["events"]
     assert [event["kind"] for event in own] == ["ended"]
     of_gpu = demo.ask(f"/api/v1/events?gpu={demo.nodes[1].driver.gpus[3].uuid}")["events"]
@@ -216,14 +239,19 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     with ExitStack() as opened:
         demo = Demo(opened, script=False)
         views = [demo.go_to(seconds) for seconds in (16.0, 32.0, 48.0, 64.0)]
-        owners, notebook = demo.ask("/api/v1/waste?by=owner"), demo.ask("/api/v1/pods/notebooks/jupyter-ada-0")
+        owners, notebook = (
+            demo.ask("/api/v1/waste?by=owner"),
+            demo.ask("/api/v1/pods/notebooks/jupyter-ada-0"),
+        )
         assert demo.done == []
     shares: dict[str, set[float]] = {}
     awaited: set[str] = set()
     for view in views:
         assert view["totals"]["broken"] == 0
         for held in (held for gpu in gpus(view).values() for held in gpu.get("holders", ())):
-            shares.setdefault(held.get("pod", ""), set()).add(round(held.get("utilization_ratio", 0.0), 2))
+            shares.setdefault(held.get("pod", ""), set()).add(
+                round(held.get("utilization_ratio", 0.0), 2)
+            )
             awaited |= {part.get("pod", "") for part in held.get("waits_for", ())}
     assert len(shares["chat-0"]) > 2, "the load of a service varies"
     assert shares["jupyter-ada-0"] == {0.0}
@@ -237,14 +265,22 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     assert notebook["totals"]["cost_per_hour"] == notebook["totals"]["wasted_per_hour"] == 2.8
 
 
-def test_the_demo_has_a_past_from_its_first_second(past: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_has_a_past_from_its_first_second(
+    past: Demo, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = past.ask("/api/v1/events")["events"]
     assert {event["kind"] for event in told} == {
         *("started", "ended", "recovered", "idle"),
         *("xid", "lost", "thermal", "node_gone"),
     }
     by_team = past.ask("/api/v1/range?range=24h&by=label:team")
-    assert {row.get("label") for row in by_team["rows"]} == {"nlp", "chat", "search", "data-science", None}
+    assert {row.get("label") for row in by_team["rows"]} == {
+        "nlp",
+        "chat",
+        "search",
+        "data-science",
+        None,
+    }
     assert by_team["labels"] == ["team"]
     totals = by_team["totals"]
     assert totals["gpu_hours"] == pytest.approx(22 * 24, rel=0.02)
@@ -253,33 +289,55 @@ def test_the_demo_has_a_past_from_its_first_second(past: Demo, capsys: pytest.Ca
     assert totals["used_hours_min"] == pytest.approx(totals["used_hours"], rel=0.01)
     hour = past.ask("/api/v1/range?range=1h")
     assert hour["totals"]["gpu_hours"] <= 22 * (hour["to"] - hour["from"]) / 3600
-    use = past.ask(f"/api/v1/history/gpus/{past.nodes[0].driver.gpus[0].uuid}")["series"]["utilization_ratio"]
+    use = past.ask(f"/api/v1/history/gpus/{past.nodes[0].driver.gpus[0].uuid}")["series"][
+        "utilization_ratio"
+    ]
     assert len(use) >= 240
     assert use.count(None) <= 3, "the charts of one hour have no gaps"
     assert by_team["totals"]["wasted"] > 100
     users = {row["job"] for row in past.ask("/api/v1/range")["rows"] if "job" in row}
     assert users == {"4711", "user ada", "user cleo"}
     assert run(["report", "--url", f"127.0.0.1:{past.page.address.port}", "--by", "pod"]) == 0
-    (job_line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| job 4711 ")]
-    assert " of its share |" in job_line, "it uses more than half of the GPU that it shares with cleo"
-    shown = [held for gpu in gpus(past.ask("/api/v1/view")).values() for held in gpu.get("holders", ())]
+    (job_line,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("| job 4711 ")
+    ]
+    assert " of its share |" in job_line, (
+        "it uses more than half of the GPU that it shares with cleo"
+    )
+    shown = [
+        held for gpu in gpus(past.ask("/api/v1/view")).values() for held in gpu.get("holders", ())
+    ]
     assert {held["user"] for held in shown if "user" in held} == {"ada", "ben", "cleo"}
     job = past.ask("/api/v1/summary/research/finetune-4")
     assert job["hint"].startswith("1 of its 2 GPUs would be enough")
-    (ended,) = [event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"]
+    (ended,) = [
+        event for event in told if event["kind"] == "ended" and event["pod"] == "finetune-4"
+    ]
     assert job["duration_seconds"] == ended["seconds"]
     assert job["gpu_hours"] == pytest.approx(2 * job["duration_seconds"] / 3600, rel=0.01)
     idle = past.ask("/api/v1/summary/notebooks/jupyter-ada-0")
     (held,) = gpus(past.ask("/api/v1/view"))["node-1", 5]["holders"]
     live_hours = (past.time.wall() - held["idle_since"]) / 3600
-    assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), "the idle time equals that of the history"
-    assert [event["kind"] for event in told].count("idle") == 2, "one open alert for each idle notebook"
+    assert live_hours == pytest.approx(idle["idle_hours"], rel=0.01), (
+        "the idle time equals that of the history"
+    )
+    assert [event["kind"] for event in told].count("idle") == 2, (
+        "one open alert for each idle notebook"
+    )
     embed, ocr = (past.ask(f"/api/v1/summary/batch/{name}-0") for name in ("embed", "ocr"))
-    assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(embed["used_hours"] / ocr["used_hours"], rel=0.1)
+    assert embed["energy_kwh"] / ocr["energy_kwh"] == pytest.approx(
+        embed["used_hours"] / ocr["used_hours"], rel=0.1
+    )
     assert embed["mean_use"] <= embed["peak_use"]
     assert embed["wait_seconds"] > 0
-    assert (embed["shared"], embed.keys() & {"tensor_active_ratio", "mean_power_watts"}) == (True, set())
-    alone, part = (past.ask(f"/api/v1/summary/{pod}") for pod in ("research/diffusion-0", "notebooks/jupyter-14-0"))
+    assert (embed["shared"], embed.keys() & {"tensor_active_ratio", "mean_power_watts"}) == (
+        True,
+        set(),
+    )
+    alone, part = (
+        past.ask(f"/api/v1/summary/{pod}")
+        for pod in ("research/diffusion-0", "notebooks/jupyter-14-0")
+    )
     assert 0 < alone["tensor_active_ratio"] < 0.1 * alone["current_use"]
     assert 0.3 < alone["mean_power_watts"] / alone["power_limit_watts"] < 0.7
     assert 0 < part["tensor_active_ratio"] < part["current_use"]
@@ -300,7 +358,11 @@ def test_the_cluster_almost_an_hour_ago(past: Demo) -> None:
     assert found.keys() == current.keys()
     assert (then["totals"]["gpus"], then["totals"]["broken"], now["totals"]["broken"]) == (22, 1, 0)
     lost = found["node-2", 3]
-    assert (conditions(lost), lost["absent"], "utilization_ratio" in lost) == ({"lost"}, True, False)
+    assert (conditions(lost), lost["absent"], "utilization_ratio" in lost) == (
+        {"lost"},
+        True,
+        False,
+    )
     assert [h["pod"] for h in lost["holders"]] == ["chat-1"]
     ended = found["node-3", 0]["holders"][0]
     assert (ended["pod"], ended["owner"]["kind"], ended["use"]) == ("finetune-5", "Job", "used")
@@ -313,10 +375,15 @@ def test_the_cluster_almost_an_hour_ago(past: Demo) -> None:
     )
     mig, mig_now = found["node-2", 6]["instances"], current["node-2", 6]["instances"]
     assert [(i["id"], i["profile"]) for i in mig] == [(i["id"], i["profile"]) for i in mig_now]
-    assert {h.get("job", h.get("user")) for h in found["workstation-1", 1]["holders"]} == {"4711", "cleo"}
+    assert {h.get("job", h.get("user")) for h in found["workstation-1", 1]["holders"]} == {
+        "4711",
+        "cleo",
+    }
     for uuid in (lost["uuid"], found["node-1", 0]["uuid"]):
         history = past.ask(f"/api/v1/history/gpus/{uuid}?range=1h")
-        step = history["series"]["utilization_ratio"][int((at - history["from"]) // history["step_seconds"])]
+        step = history["series"]["utilization_ratio"][
+            int((at - history["from"]) // history["step_seconds"])
+        ]
         (gpu,) = (gpu for gpu in found.values() if gpu["uuid"] == uuid)
         assert gpu.get("utilization_ratio") == step, "the view and the chart show the same"
     around = past.ask(f"/api/v1/events?range=1h&to={at + 1800}")
@@ -328,7 +395,11 @@ def test_the_cluster_almost_an_hour_ago(past: Demo) -> None:
     for text in ("abc", "nan", "1e308", "-1", "9e10", "1000", str(at - 90_000)):
         answer = past.page.ask(f"/api/v1/view?at={text}")
         assert (answer.status, list(json.loads(answer.body))) == (400, ["error"])
-    (gone,) = (node for node in past.ask(f"/api/v1/view?at={at - 4.05 * 3600}")["nodes"] if node.get("gone"))
+    (gone,) = (
+        node
+        for node in past.ask(f"/api/v1/view?at={at - 4.05 * 3600}")["nodes"]
+        if node.get("gone")
+    )
     uses = [[(h["pod"], h["use"]) for h in gpu.get("holders", ())] for gpu in gone["gpus"]]
     assert (gone["name"], uses) == ("node-3", [[], [], *[[("chat-2", "unknown")]] * 2])
     of_node = json.loads(past.clients[2].ask(f"/api/v1/view?at={at}").body)
@@ -336,7 +407,14 @@ def test_the_cluster_almost_an_hour_ago(past: Demo) -> None:
 
 
 def test_without_grpc_the_message_names_the_package_to_install() -> None:
-    program = "import sys; sys.modules['grpc'] = None; from podgpu.cli.main import main; main(['demo'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        "import sys; sys.modules['grpc'] = None; from podgpu.cli.main import main; main(['demo'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     advice = "pip install 'podgpu[demo]', or use the image with the tag -autoscale"
-    assert (done.returncode, done.stderr) == (1, f"podgpu: podgpu demo needs the package grpc: {advice}\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"podgpu: podgpu demo needs the package grpc: {advice}\n",
+    )

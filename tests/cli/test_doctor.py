@@ -32,8 +32,13 @@ from tests.simulated_kubelet import FaultyKubelet
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
-OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n"
-CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+OPEN_MODULE = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  "
+    "(root@host)\n"
+)
+CLOSED_MODULE = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+)
 NO_LIBRARY, NO_DRIVER = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED
 MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 STRANGER = "GPU-99999999-1111-2222-3333-444444444444"
@@ -45,7 +50,9 @@ class Tree:
     """/proc, /sys and /dev of a host."""
 
     def __init__(self, root: Path) -> None:
-        self.proc, self.sysfs, self.dev, self.logs = (root / name for name in ("proc", "sys", "dev", "log"))
+        self.proc, self.sysfs, self.dev, self.logs = (
+            root / name for name in ("proc", "sys", "dev", "log")
+        )
         for folder in (self.proc / "self" / "ns", self.sysfs / "bus/pci/devices", self.dev):
             folder.mkdir(parents=True)
         self.process()
@@ -73,7 +80,11 @@ class Tree:
 
     @property
     def options(self) -> list[str]:
-        roots = ("--path-proc", self.proc), ("--path-sysfs", self.sysfs), ("--path-varlog", self.logs)
+        roots = (
+            ("--path-proc", self.proc),
+            ("--path-sysfs", self.sysfs),
+            ("--path-varlog", self.logs),
+        )
         return [str(word) for pair in roots for word in pair]
 
 
@@ -91,8 +102,9 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def socket() -> Iterator[str]:
-    """Uses a short folder name, because tmp_path is too long for a socket path. Adds an empty checkpoint, because
-    doctor would otherwise read the host's."""
+    """Uses a short folder name, because tmp_path is too long for a socket path. Adds an empty
+    checkpoint, because doctor would otherwise read the host's.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     checkpoint = folder / CHECKPOINT
     checkpoint.parent.mkdir()
@@ -113,11 +125,17 @@ Examined = Callable[..., list[Finding]]
 
 @pytest.fixture
 def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
-    """Examines a node with this driver and these arguments. Releases hanging calls after the test."""
+    """Examines a node with this driver and these arguments. Releases hanging calls after the
+    test.
+    """
     drivers: list[FaultyNvml] = []
 
     def examine(
-        driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE, **more: Any
+        driver: FaultyNvml,
+        *arguments: str,
+        kubernetes: bool = True,
+        deadline: float = PATIENCE,
+        **more: Any,
     ) -> list[Finding]:
         drivers.append(driver)
         expected = partial(count_pci_gpus, str(tree.sysfs))
@@ -167,10 +185,18 @@ def only(findings: list[Finding], subject: str) -> Finding:
 # The command
 
 
-def test_no_problems(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_problems(
+    tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubelet.pods = (pod(*uuids("2xH100")), SimulatedPod("ns", "web", {"main": {}}))
     tree.pci_gpus(2)
-    arguments = ["doctor", "--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
+    arguments = [
+        "doctor",
+        "--telemetry",
+        "simulated:2xH100",
+        "--pod-resources-kubelet-socket",
+        kubelet.socket,
+    ]
     assert run([*arguments, *tree.options]) == 0
     output = capsys.readouterr()
     assert output.err == ""
@@ -179,7 +205,8 @@ def test_no_problems(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureF
         "ok    GPUs        2 × NVIDIA H100 80GB HBM3\n"
         "ok    MIG         off\n"
         "ok    counters    NVIDIA H100 80GB HBM3 supports all 26\n"
-        "ok    privileges  running as uid 0; root is needed only for the kubelet socket; capabilities needed: none\n"
+        "ok    privileges  running as uid 0; root is needed only for the kubelet socket; "
+        "capabilities needed: none\n"
         "ok    sharing     busy time of shared GPUs is estimated from the driver's samples;"
         " --usage-from switches or exact is more accurate\n"
         f"ok    kubelet     {kubelet.socket} responds: 2 pods, 1 with GPUs, 2 assignments\n"
@@ -192,7 +219,15 @@ def test_no_problems(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureF
 
 
 def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["doctor", "--telemetry", "simulated:1xT4", "--json", "-k", "--pod-resources-kubelet-socket", socket]
+    arguments = [
+        "doctor",
+        "--telemetry",
+        "simulated:1xT4",
+        "--json",
+        "-k",
+        "--pod-resources-kubelet-socket",
+        socket,
+    ]
     assert run([*arguments, *tree.options]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert (answer["wrong"], answer["notes"]) == (1, 1)
@@ -205,20 +240,45 @@ def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("said", "code", "line"),
     [
-        ([], 0, "note  kubelet     no pod labels, because the kubelet's socket {socket} does not exist"),
-        (["-k"], 1, "WRONG kubelet     no pod labels, because the kubelet's socket {socket} does not exist"),
-        (["-k", "false"], 0, "note  kubelet     not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
+        (
+            [],
+            0,
+            "note  kubelet     no pod labels, because the kubelet's socket {socket} does not exist",
+        ),
+        (
+            ["-k"],
+            1,
+            "WRONG kubelet     no pod labels, because the kubelet's socket {socket} does not exist",
+        ),
+        (
+            ["-k", "false"],
+            0,
+            "note  kubelet     not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false",
+        ),
     ],
 )
 def test_a_missing_socket_is_wrong_if_pod_labels_are_wanted(
-    said: list[str], code: int, line: str, tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]
+    said: list[str],
+    code: int,
+    line: str,
+    tree: Tree,
+    socket: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["doctor", "--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", socket]
+    arguments = [
+        "doctor",
+        "--telemetry",
+        "simulated:2xH100",
+        "--pod-resources-kubelet-socket",
+        socket,
+    ]
     assert run([*arguments, *tree.options, *said]) == code
     assert line.format(socket=socket) in capsys.readouterr().out
 
 
-def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_name_in_a_pod(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "-k", "false", *tree.options]
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert run(arguments) == 1
@@ -270,15 +330,34 @@ def test_unsupported_counters_are_notes(clock: FakeClock, examined: Examined) ->
 @pytest.mark.parametrize(
     ("error", "kernel", "gpus", "text", "advice"),
     [
-        (NO_LIBRARY, "", 0, "in the kernel: none; NVIDIA GPUs on the PCI bus: none", "on nodes without GPUs"),
-        (NO_DRIVER, "", 8, "in the kernel: none; NVIDIA GPUs on the PCI bus: 8", "install the driver"),
+        (
+            NO_LIBRARY,
+            "",
+            0,
+            "in the kernel: none; NVIDIA GPUs on the PCI bus: none",
+            "on nodes without GPUs",
+        ),
+        (
+            NO_DRIVER,
+            "",
+            8,
+            "in the kernel: none; NVIDIA GPUs on the PCI bus: 8",
+            "install the driver",
+        ),
         (NO_LIBRARY, OPEN_MODULE, 0, "libnvidia-ml.so.1 was not found", "runtimeClassName: nvidia"),
         (NO_DRIVER, OPEN_MODULE, 0, "driver in the kernel: 580.159.04", "runtimeClassName: nvidia"),
         (MISMATCH, CLOSED_MODULE, 0, "driver in the kernel: 535.104.05", "delete the pod"),
     ],
 )
 def test_no_driver(
-    error: int, kernel: str, gpus: int, text: str, advice: str, tree: Tree, driver: FaultyNvml, examined: Examined
+    error: int,
+    kernel: str,
+    gpus: int,
+    text: str,
+    advice: str,
+    tree: Tree,
+    driver: FaultyNvml,
+    examined: Examined,
 ) -> None:
     tree.pci_gpus(gpus)
     if kernel:
@@ -312,7 +391,11 @@ def test_the_process(tree: Tree, driver: FaultyNvml, examined: Examined) -> None
         (tree.dev / name).touch()
     findings = examined(driver, kubernetes=False)
     first, second = about(findings, "privileges")
-    assert (first.text[:19], second.level, "does not need" in second.text) == ("running as uid 1000", Level.NOTE, True)
+    assert (first.text[:19], second.level, "does not need" in second.text) == (
+        "running as uid 1000",
+        Level.NOTE,
+        True,
+    )
     assert only(findings, "pid namespace").level is Level.NOTE
     assert only(findings, "device files") == ok("device files", "2 files, all can be opened")
     (tree.dev / "nvidia1").symlink_to("gone")  # root can open every file that exists
@@ -348,7 +431,11 @@ def test_unknown_ids_are_explained(
 
 @pytest.mark.fault(
     "The kubelet was restarted and does not know its pods yet",
-    "podgpu doctor reports it instead of `0 pods`; exit code 1 in a pod, or if the API server has pods on the node",
+    (
+        "podgpu doctor reports it instead of `0 pods`; exit code 1 in a pod, or if the API server "
+        "has "
+        "pods on the node"
+    ),
 )
 def test_a_kubelet_without_pods(
     kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
@@ -370,13 +457,22 @@ def test_a_hanging_kubelet(kubelet: FaultyKubelet, driver: FaultyNvml, examined:
 @pytest.mark.parametrize(
     ("device_id", "resource", "text"),
     [
-        ("tencent.com/vcuda-core-3", "tencent.com/vcuda-core", "pods hold devices of tencent.com/vcuda"),
+        (
+            "tencent.com/vcuda-core-3",
+            "tencent.com/vcuda-core",
+            "pods hold devices of tencent.com/vcuda",
+        ),
         ("0000:3b:00.2", "nvidia.com/hostdev", "not a GPU"),
         ("nvidia5", "nvidia.com/gpu", "1 assignment on devices excluded by -d g:0"),
     ],
 )
 def test_notes_about_the_mapping(
-    device_id: str, resource: str, text: str, kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined
+    device_id: str,
+    resource: str,
+    text: str,
+    kubelet: FaultyKubelet,
+    driver: FaultyNvml,
+    examined: Examined,
 ) -> None:
     kubelet.pods = (pod(device_id, resource=resource),)
     finding = about(examined(driver, "-d", "g:0", *only_kubelet(kubelet)), "mapping")[-1]
@@ -387,7 +483,10 @@ def test_notes_about_the_mapping(
 
 
 def test_every_source_of_auto_is_examined(
-    tree: Tree, kubelet: FaultyKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tree: Tree,
+    kubelet: FaultyKubelet,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "gpu-7")
     first, second = uuids("2xH100")
@@ -398,45 +497,100 @@ def test_every_source_of_auto_is_examined(
     (folder / "jobs").mkdir()
     (folder / "jobs" / "7").write_text("4711\n")
     annotations = {"scheduling.koordinator.sh/device-allocated": "no JSON"}
-    body = {"metadata": {"namespace": "ns", "name": "bad", "annotations": annotations}, "spec": {"nodeName": "gpu-7"}}
+    body = {
+        "metadata": {"namespace": "ns", "name": "bad", "annotations": annotations},
+        "spec": {"nodeName": "gpu-7"},
+    }
     with SimulatedApiServer() as api:
-        api.put("pods", body, {"metadata": {"namespace": "ns", "name": "train"}, "spec": {"nodeName": "gpu-7"}})
+        api.put(
+            "pods",
+            body,
+            {"metadata": {"namespace": "ns", "name": "train"}, "spec": {"nodeName": "gpu-7"}},
+        )
         (folder / "kubeconfig").write_text(kubeconfig(api.url))
-        arguments = ["--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
-        arguments += ["--kubeconfig", str(folder / "kubeconfig"), "--hpc-job-mapping-dir", str(folder / "jobs")]
+        arguments = [
+            "--telemetry",
+            "simulated:2xH100",
+            "--pod-resources-kubelet-socket",
+            kubelet.socket,
+        ]
+        arguments += [
+            "--kubeconfig",
+            str(folder / "kubeconfig"),
+            "--hpc-job-mapping-dir",
+            str(folder / "jobs"),
+        ]
         assert run(["doctor", *arguments, *tree.options]) == 1
     out = capsys.readouterr().out
-    assert [line[6:].split("  ")[0].strip() for line in out.splitlines() if line.startswith(("ok", "note", "WRONG"))][
-        -10:-1
-    ] == ["API server", "annotations", "podlist", "kubelet", "hpc", "processes", "mapping", "mapping", "mapping"]
-    assert "WRONG mapping      ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
+    assert [
+        line[6:].split("  ")[0].strip()
+        for line in out.splitlines()
+        if line.startswith(("ok", "note", "WRONG"))
+    ][-10:-1] == [
+        "API server",
+        "annotations",
+        "podlist",
+        "kubelet",
+        "hpc",
+        "processes",
+        "mapping",
+        "mapping",
+        "mapping",
+    ]
+    assert (
+        "WRONG mapping      ns/bad has the annotation scheduling.koordinator.sh/device-allocated"
+        in out
+    )
     assert "WRONG mapping      job 4711 is in the job file 7 (hpc): no such GPU" in out
-    assert f"note  mapping      ns/train/main holds {second} (kubelet): a more trusted source lists" in out
+    assert (
+        f"note  mapping      ns/train/main holds {second} (kubelet): a more trusted source lists"
+        in out
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--allocation", "annotations"], "WRONG allocation  --allocation annotations: NODE_NAME is not set"),
-        (["--kubernetes-enable-dra"], "WRONG DRA         --kubernetes-enable-dra: NODE_NAME is not set"),
+        (
+            ["--allocation", "annotations"],
+            "WRONG allocation  --allocation annotations: NODE_NAME is not set",
+        ),
+        (
+            ["--kubernetes-enable-dra"],
+            "WRONG DRA         --kubernetes-enable-dra: NODE_NAME is not set",
+        ),
     ],
 )
 def test_options_that_need_the_api_server(
-    arguments: list[str], line: str, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    line: str,
+    tree: Tree,
+    kubelet: FaultyKubelet,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
+    command = [
+        "doctor",
+        "--telemetry",
+        "simulated:1xH100",
+        "--pod-resources-kubelet-socket",
+        kubelet.socket,
+    ]
     assert run([*command, *tree.options, *arguments]) == 1
     assert line in capsys.readouterr().out
 
 
-def test_holders_with_unknown_names(tree: Tree, driver: FaultyNvml, examined: Examined, tmp_path: Path) -> None:
+def test_holders_with_unknown_names(
+    tree: Tree, driver: FaultyNvml, examined: Examined, tmp_path: Path
+) -> None:
     noted = {
         "PodUID": "u-1",
         "ContainerName": "main",
         "ResourceName": "nvidia.com/gpu",
         "DeviceIDs": {"0": ["nvidia3"]},
     }
-    (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
+    (tmp_path / "checkpoint").write_text(
+        json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1})
+    )
     checkpoint = f"checkpoint:{tmp_path / 'checkpoint'}"
     mapped, nameless = about(examined(driver, "--allocation", checkpoint), "mapping")
     assert mapped.level is Level.OK
@@ -452,5 +606,8 @@ def test_output() -> None:
     findings = [ok("a", "b"), note("a", "b"), wrong("mapping", "id \x1b[2J\nx", "correct it")]
     assert as_text(findings[:1]).endswith("no problems found")
     assert as_text(findings[:2]).endswith("no problems, 1 note")
-    assert as_text(findings[2:]) == "WRONG mapping  id \\x1b[2J\\nx\n               → correct it\n\n1 problem"
+    assert (
+        as_text(findings[2:])
+        == "WRONG mapping  id \\x1b[2J\\nx\n               → correct it\n\n1 problem"
+    )
     assert as_text(findings[2:] * 2, colour=True).startswith("\x1b[1;31mWRONG\x1b[0m mapping  id")

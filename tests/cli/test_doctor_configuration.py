@@ -1,4 +1,6 @@
-"""`podgpu doctor` checks the exporter's configuration: options, variables, API server, ConfigMap."""
+"""`podgpu doctor` checks the exporter's configuration: options, variables, API server,
+ConfigMap.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def simulated_pod(name: str, *ids: str) -> SimulatedPod:
 
 
 def api_pod(name: str, node: str = NODE) -> dict[str, object]:
-    return {"metadata": {"namespace": "ns", "name": name, "labels": {"team": "a"}}, "spec": {"nodeName": node}}
+    return {
+        "metadata": {"namespace": "ns", "name": name, "labels": {"team": "a"}},
+        "spec": {"nodeName": node},
+    }
 
 
 @pytest.fixture
@@ -44,11 +49,19 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedApiServer]:
 class Doctor:
     """Runs the command with this kubelet, API server and /proc."""
 
-    def __init__(self, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(
+        self, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         self._kubelet = kubelet
         self._usual = kubelet.pods = (simulated_pod("train"),)
         self._folder = Path(kubelet.socket).parent
-        self._arguments = ["doctor", "--json", "--pod-resources-kubelet-socket", kubelet.socket, *tree.options]
+        self._arguments = [
+            "doctor",
+            "--json",
+            "--pod-resources-kubelet-socket",
+            kubelet.socket,
+            *tree.options,
+        ]
         self._capsys = capsys
         self.code = -1
 
@@ -57,9 +70,13 @@ class Doctor:
         path.write_text(kubeconfig(api.url), encoding="utf-8")
         self._arguments += ["--kubeconfig", str(path)]
 
-    def examine(self, *arguments: str, gpus: str = "simulated:2xH100") -> dict[str, list[tuple[str, str, str]]]:
+    def examine(
+        self, *arguments: str, gpus: str = "simulated:2xH100"
+    ) -> dict[str, list[tuple[str, str, str]]]:
         """Returns level, text and advice of each finding, by subject."""
-        if self._kubelet.pods is self._usual:  # UUIDs depend on the node name, which a test may have changed
+        if (
+            self._kubelet.pods is self._usual
+        ):  # UUIDs depend on the node name, which a test may have changed
             self._kubelet.pods = (simulated_pod("train", *uuids("2xH100")),)
         self.code = run([*self._arguments, "--telemetry", gpus, *arguments])
         found: dict[str, list[tuple[str, str, str]]] = {}
@@ -75,7 +92,12 @@ def doctor(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str
 
 
 def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
-    return {subject: text for subject, all_ in found.items() for level, text, _ in all_ if level == "wrong"}
+    return {
+        subject: text
+        for subject, all_ in found.items()
+        for level, text, _ in all_
+        if level == "wrong"
+    }
 
 
 def test_every_option_of_the_exporter_is_accepted() -> None:
@@ -102,7 +124,8 @@ def test_every_option_of_the_exporter_is_accepted() -> None:
 )
 def test_invalid_options_are_rejected_like_by_the_exporter(arguments: list[str]) -> None:
     exporter, doctor = (
-        execute([command, "--telemetry", "simulated:1xH100", *arguments]) for command in ("exporter", "doctor")
+        execute([command, "--telemetry", "simulated:1xH100", *arguments])
+        for command in ("exporter", "doctor")
     )
     assert (exporter.code, doctor.code) == (2, 2)
     assert doctor.complaint.replace("podgpu doctor", "podgpu exporter") == exporter.complaint
@@ -122,7 +145,9 @@ def test_options_without_effect_are_noted(doctor: Doctor) -> None:
 def test_forbidden_pod_labels(kubernetes: str, doctor: Doctor, api: SimulatedApiServer) -> None:
     doctor.know(api)
     api.refusal = (403, "pods is forbidden")
-    found = doctor.examine("--kubernetes-enable-pod-labels", "--allocation", "kubelet", f"-k={kubernetes}")
+    found = doctor.examine(
+        "--kubernetes-enable-pod-labels", "--allocation", "kubelet", f"-k={kubernetes}"
+    )
     assert doctor.code == 1
     assert "pods" in wrong(found)["API server"]
 
@@ -141,13 +166,25 @@ def configmap(text: str | None) -> dict[str, object]:
     [
         (None, None, "there is no ConfigMap ns:counters"),
         (configmap(None), None, "with the key 'metrics'"),
-        (configmap("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, x\n"), None, "ConfigMap ns:counters:1: unknown field"),
-        (configmap("DCGM_FI_DEV_GPU_TEMP, gauge, x\n"), (403, "configmaps is forbidden"), "there is no ConfigMap"),
+        (
+            configmap("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, x\n"),
+            None,
+            "ConfigMap ns:counters:1: unknown field",
+        ),
+        (
+            configmap("DCGM_FI_DEV_GPU_TEMP, gauge, x\n"),
+            (403, "configmaps is forbidden"),
+            "there is no ConfigMap",
+        ),
     ],
     ids=["missing", "no key", "malformed", "forbidden"],
 )
 def test_an_unreadable_configmap(
-    held: dict[str, object] | None, refusal: tuple[int, str] | None, words: str, doctor: Doctor, api: SimulatedApiServer
+    held: dict[str, object] | None,
+    refusal: tuple[int, str] | None,
+    words: str,
+    doctor: Doctor,
+    api: SimulatedApiServer,
 ) -> None:
     doctor.know(api)
     api.put("pods", api_pod("train"))
@@ -160,7 +197,9 @@ def test_an_unreadable_configmap(
     assert bad[1].startswith("-m ns:counters: ")
     assert words in bad[1]
     assert "service account may list and watch configmaps" in bad[2]
-    assert any("supports all 26" in text for _, text, _ in found["counters"]), "the counters of -f are checked"
+    assert any("supports all 26" in text for _, text, _ in found["counters"]), (
+        "the counters of -f are checked"
+    )
     assert ("API server" in wrong(found)) is (refusal is not None)
 
 
@@ -176,18 +215,32 @@ def test_a_configmap_is_checked(doctor: Doctor, api: SimulatedApiServer) -> None
 
 
 @pytest.mark.fault(
-    "NODE_NAME is not this node: the kubelet has seven pods, the API server none or others for that name",
+    (
+        "NODE_NAME is not this node: the kubelet has seven pods, the API server none or others for "
+        "that name"
+    ),
     "podgpu doctor compares the two and reports it; exit code 1",
 )
 @pytest.mark.parametrize(
     ("known", "words"),
     [
         ((), "the API server has 0 pods on the node 'gpu-7', this node's kubelet has 7 pods"),
-        (("web", "db"), "the API server has 2 pods on the node 'gpu-7', this node's kubelet has 7 pods, and none is"),
+        (
+            ("web", "db"),
+            (
+                "the API server has 2 pods on the node 'gpu-7', this node's kubelet has 7 pods, "
+                "and "
+                "none is"
+            ),
+        ),
     ],
 )
 def test_a_wrong_node_name(
-    known: tuple[str, ...], words: str, doctor: Doctor, kubelet: FaultyKubelet, api: SimulatedApiServer
+    known: tuple[str, ...],
+    words: str,
+    doctor: Doctor,
+    kubelet: FaultyKubelet,
+    api: SimulatedApiServer,
 ) -> None:
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(7))
     api.put("pods", *(api_pod(name) for name in known), api_pod("p1", node="gpu-8"))
@@ -198,7 +251,9 @@ def test_a_wrong_node_name(
     assert "spec.nodeName" in found["node name"][0][2]
 
 
-def test_a_correct_node_name(doctor: Doctor, kubelet: FaultyKubelet, api: SimulatedApiServer) -> None:
+def test_a_correct_node_name(
+    doctor: Doctor, kubelet: FaultyKubelet, api: SimulatedApiServer
+) -> None:
     """A pod that is starting or ending may be on only one of the lists."""
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(3))
     api.put("pods", *(api_pod(name) for name in ("p1", "p2", "new")))

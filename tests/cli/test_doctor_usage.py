@@ -42,8 +42,14 @@ def examine(examined: Examined, clock: FakeClock) -> Examine:
             return driver.switch_log(device.uuid)
 
         factory = SwitchLogFactory(wanted, open_log, lambda: privileged)
-        findings = examined(driver, "--usage-from", wanted, "-f", "none", kubernetes=False, switch_logs=factory)
-        return [(one.level, one.text, one.advice) for one in findings if one.subject in ("MPS", "sharing")]
+        findings = examined(
+            driver, "--usage-from", wanted, "-f", "none", kubernetes=False, switch_logs=factory
+        )
+        return [
+            (one.level, one.text, one.advice)
+            for one in findings
+            if one.subject in ("MPS", "sharing")
+        ]
 
     return run
 
@@ -52,9 +58,15 @@ def test_what_is_possible(examine: Examine) -> None:
     ((level, text, _),) = examine(wanted="samples")
     assert (level, "estimated from the driver's samples" in text) == (Level.OK, True)
     ((level, text, _),) = examine("2xH200")
-    assert (level, text) == (Level.OK, "GPUs 0, 1: busy time is exact: it comes from context switches and busy samples")
+    assert (level, text) == (
+        Level.OK,
+        "GPUs 0, 1: busy time is exact: it comes from context switches and busy samples",
+    )
     ((level, text, _),) = examine(wanted="switches")
-    assert (level, text.startswith("GPU 0: busy time comes from context switches")) == (Level.OK, True)
+    assert (level, text.startswith("GPU 0: busy time comes from context switches")) == (
+        Level.OK,
+        True,
+    )
     ((level, text, _),) = examine(wanted="switches", privileged=False)
     assert (level, "processes of other users" in text) == (Level.NOTE, True)
 
@@ -67,7 +79,11 @@ def test_clients_of_mps(examine: Examine) -> None:
 
 @pytest.mark.fault(
     "--usage-from exact, and the container has no CAP_SYS_ADMIN",
-    "busy time of shared GPUs is split by context switches, with bounds; `podgpu doctor` reports the remedy",
+    (
+        "busy time of shared GPUs is split by context switches, with bounds; `podgpu doctor` "
+        "reports "
+        "the remedy"
+    ),
 )
 def test_the_capability_is_missing(examine: Examine) -> None:
     ((level, text, advice),) = examine(privileged=False)
@@ -87,4 +103,8 @@ def test_the_log_cannot_be_read(examine: Examine) -> None:
     assert (level, "470.223.02" in text, "550" in advice) == (Level.WRONG, True, True)
     missing = SwitchLogError("no_device_node", "/dev/nvidiactl cannot be opened")
     ((level, text, advice),) = examine(error=missing)
-    assert (level, "/dev/nvidiactl" in text, "runtimeClassName: nvidia" in advice) == (Level.WRONG, True, True)
+    assert (level, "/dev/nvidiactl" in text, "runtimeClassName: nvidia" in advice) == (
+        Level.WRONG,
+        True,
+        True,
+    )

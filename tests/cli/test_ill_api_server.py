@@ -1,4 +1,6 @@
-"""An API server that is absent, refuses, hangs or sends bad data affects only the data that it provides."""
+"""An API server that is absent, refuses, hangs or sends bad data affects only the data that it
+provides.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ import pytest
 from tests.agent.test_command import errors, exposition
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
-from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
+from tests.nodes.node import (
+    Description,
+    Node,
+    kubeconfig,
+    node_of,
+    only_these_variables,
+    read_description,
+)
 from tests.process import EXPORTER, podgpu
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
@@ -37,11 +46,21 @@ def _no_variables() -> Iterator[None]:
 
 @contextmanager
 def watched_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
-    """Yields a node with one pod. Its labels come from the API server, and its GPU from the kubelet."""
-    arguments = ["-f", "{folder}/counters.csv", "--usage-from=none", "--kubeconfig", "{folder}/kubeconfig"]
+    """Yields a node with one pod. Its labels come from the API server, and its GPU from the
+    kubelet.
+    """
+    arguments = [
+        "-f",
+        "{folder}/counters.csv",
+        "--usage-from=none",
+        "--kubeconfig",
+        "{folder}/kubeconfig",
+    ]
     arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
     files = {"counters.csv": TEMPERATURE}
-    described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
+    described = Description(
+        "", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]}
+    )
     with node_of(described, folder) as node:
         assert node.api_server is not None
         node.take_turns()
@@ -57,20 +76,31 @@ def up(node: Node, *sources: str) -> list[str]:
 
 @pytest.mark.fault(
     "podgpu's role lets it list pods, but not watch them",
-    "what was listed would stand for ever: the sources api-server and annotations are not up, with the reason"
+    "what was listed would stand for ever: the sources api-server and annotations are not up, "
+    "with the reason"
     " forbidden and the missing permission; GPUs and the kubelet's holders stay",
 )
-def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_may_list_but_not_watch_is_not_up(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with watched_node(folder) as (node, server):
         (feed,) = node.api.feeds
         server.refuse_watches_only = True
-        server.refusal = (403, 'pods is forbidden: User "podgpu" cannot watch resource "pods" in API group ""')
+        server.refusal = (
+            403,
+            'pods is forbidden: User "podgpu" cannot watch resource "pods" in API group ""',
+        )
         server.cut_watches()
-        wait_until(lambda: feed.error is not None and feed.error.reason == "forbidden", "the watch is refused")
+        wait_until(
+            lambda: feed.error is not None and feed.error.reason == "forbidden",
+            "the watch is refused",
+        )
         for turn in (1, 2, 3):
             node.clock.advance(5.0)
             node.agent.read_allocation()
-            assert [errors(node.agent, name)["forbidden"] for name in ("api-server", "annotations")] == [turn] * 2
+            assert [
+                errors(node.agent, name)["forbidden"] for name in ("api-server", "annotations")
+            ] == [turn] * 2
             assert up(node, "api-server", "annotations", "kubelet", "gpu0") == ["0", "0", "1", "1"]
         assert SERIES in exposition(node.agent)
         said = [line for line in caplog.messages if line.startswith("annotations: ")]
@@ -94,8 +124,12 @@ def dra_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
 
 
 @pytest.mark.fault(
-    "the API server is away when podgpu starts, and offers DRA in an older version (Kubernetes 1.31 to 1.33)",
-    "podgpu starts without waiting; claims are unmapped as slices_not_synced until the server is back, and then name"
+    (
+        "the API server is away when podgpu starts, and offers DRA in an older version (Kubernetes "
+        "1.31 to 1.33)"
+    ),
+    "podgpu starts without waiting; claims are unmapped as slices_not_synced until the server is "
+    "back, and then name"
     " their GPUs, whichever version it has",
 )
 @pytest.mark.parametrize("version", ["v1alpha3", "v1beta1", "v1beta2", "v1"])
@@ -114,9 +148,12 @@ def test_dra_comes_with_the_api_server(version: str, folder: Path) -> None:
         wait_until(mapped, "the claim names its GPU")
         assert 'reason="slices_not_synced"' not in exposition(node.agent)
         (listed, watched) = (
-            [r for r in server.requests if r.path.endswith("slices") and r.watches == w] for w in (0, 1)
+            [r for r in server.requests if r.path.endswith("slices") and r.watches == w]
+            for w in (0, 1)
         )
-        assert {request.path for request in [*listed, *watched]} == {f"/apis/resource.k8s.io/{version}/resourceslices"}
+        assert {request.path for request in [*listed, *watched]} == {
+            f"/apis/resource.k8s.io/{version}/resourceslices"
+        }
         assert len(listed) == 1
 
 
@@ -126,7 +163,10 @@ def test_dra_comes_with_the_upgrade_of_the_api_server(group: tuple[str, ...], fo
         server.resource_api_versions = group
         server.start()
         (feed,) = node.api.feeds
-        wait_until(lambda: feed.error is not None and feed.error.reason == "not_found", "the server has none")
+        wait_until(
+            lambda: feed.error is not None and feed.error.reason == "not_found",
+            "the server has none",
+        )
         assert "DRA needs Kubernetes 1.31" in str(feed.error)
         server.resource_api_versions = ("v1beta1",)
         wait_until(lambda: feed.synced, "it was asked again")
@@ -151,7 +191,9 @@ def counters(text: str) -> dict[str, Any]:
     "the ConfigMap of the counters is wrong, and the change meant to mend it is wrong too",
     "the last good counters stay; the log says each mistake once, the second as well as the first",
 )
-def test_one_malformed_configmap_after_another_is_said_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_malformed_configmap_after_another_is_said_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     arguments = ["-m", "gpu:counters", "--kubeconfig", "{folder}/kubeconfig", "--usage-from=none"]
     objects = {"configmaps": [counters(TEMPERATURE)]}
     with node_of(Description("", "1xT4", arguments, api_objects=objects), folder) as node:
@@ -161,7 +203,7 @@ def test_one_malformed_configmap_after_another_is_said_again(folder: Path, caplo
         for wrong in ("DCGM_FI_NO_SUCH_FIELD, gauge, x\n", "DCGM_FI_DEV_GPU_TEMP, gorge, x\n"):
             caplog.clear()
             server.put("configmaps", counters(wrong))
-            wait_until(lambda text=wrong: feed.items() == (text,), "the change arrived")  # type: ignore[misc]
+            wait_until(lambda text=wrong: feed.items() == (text,), ("the change arrived"))  # type: ignore[misc]
             for _ in range(3):
                 node.clock.advance(5.0)
                 node.agent.read_counters()
@@ -184,27 +226,53 @@ def _has_clock(node: Node) -> bool:
 def pods_of(*pods: Mapping[str, Any], times: int = 1) -> bytes:
     """Returns a PodList in which these pods are repeated `times` times."""
     items = ", ".join([json.dumps(pod) for pod in pods] * times)
-    return f'{{"kind": "PodList", "metadata": {{"resourceVersion": "900"}}, "items": [{items}]}}'.encode()
+    return (
+        f'{{"kind": "PodList", "metadata": {{"resourceVersion": "900"}}, "items": [{items}]}}'
+    ).encode()
 
 
 def many(count: int) -> bytes:
-    return pods_of(*({"metadata": {"name": f"p{n}", "uid": f"u{n}", "namespace": "n"}} for n in range(count)))
+    return pods_of(
+        *({"metadata": {"name": f"p{n}", "uid": f"u{n}", "namespace": "n"}} for n in range(count))
+    )
 
 
 HOSTILE: Mapping[str, tuple[Callable[[], bytes], Mapping[str, str], bool]] = {
-    "an object of 40 MiB": (lambda: pods_of({"metadata": {"uid": "u", "name": "x" * (40 << 20)}}), {}, False),
-    "a list without end": (lambda: b'{"metadata": {"resourceVersion": "900"}, "items": [' + b"{}," * 9000, {}, True),
+    "an object of 40 MiB": (
+        lambda: pods_of({"metadata": {"uid": "u", "name": "x" * (40 << 20)}}),
+        {},
+        False,
+    ),
+    "a list without end": (
+        lambda: b'{"metadata": {"resourceVersion": "900"}, "items": [' + b"{}," * 9000,
+        {},
+        True,
+    ),
     "a list cut short": (lambda: many(50)[:-9], {}, False),
-    "a page to log in": (lambda: b"<html>please log in</html>", {"Content-Type": "text/html"}, False),
-    "a compressed 200 MiB": (lambda: gzip.compress(b" " * (200 << 20), 1), {"Content-Encoding": "gzip"}, False),
+    "a page to log in": (
+        lambda: b"<html>please log in</html>",
+        {"Content-Type": "text/html"},
+        False,
+    ),
+    "a compressed 200 MiB": (
+        lambda: gzip.compress(b" " * (200 << 20), 1),
+        {"Content-Encoding": "gzip"},
+        False,
+    ),
     "nothing": (lambda: b"", {}, False),
 }
-"""Body, headers, and whether the body is endless. A function builds the body only when a test needs it."""
+"""Body, headers, and whether the body is endless. A function builds the body only when a test needs
+it.
+"""
 
 
 @pytest.mark.fault(
-    "the API server answers with nonsense: objects of 40 MiB, endless lists, broken JSON, a log-in page, a gzip bomb",
-    "the answer is refused within its bounds and the source api-server is not up (bad_answer); the last pod labels, the"
+    (
+        "the API server answers with nonsense: objects of 40 MiB, endless lists, broken JSON, a "
+        "log-in page, a gzip bomb"
+    ),
+    "the answer is refused within its bounds and the source api-server is not up (bad_answer); "
+    "the last pod labels, the"
     " kubelet's holders and all GPUs stay",
 )
 @pytest.mark.parametrize("case", HOSTILE)
@@ -227,7 +295,10 @@ def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
         wait_until(lambda: feed.error is None, "all is well again")
 
 
-@pytest.mark.fault("the API server hangs, or sends lists of 60 MiB", "/livez answers: nothing waits for the API server")
+@pytest.mark.fault(
+    "the API server hangs, or sends lists of 60 MiB",
+    "/livez answers: nothing waits for the API server",
+)
 @pytest.mark.parametrize("ill", ["hangs", "sends 60 MiB"])
 def test_probes_are_answered_whatever_the_api_server_does(ill: str, folder: Path) -> None:
     with SimulatedApiServer() as server:
@@ -237,8 +308,15 @@ def test_probes_are_answered_whatever_the_api_server_does(ill: str, folder: Path
         else:
             server.raw_answer = pods_of(POD, times=330_000)
             assert 60 << 20 < len(server.raw_answer) < 64 << 20
-        options = ["--allocation", "annotations", "--kubernetes-enable-pod-labels", "--usage-from=none"]
-        with podgpu((*EXPORTER, *options, "--kubeconfig", f"{folder}/kubeconfig"), folder) as exporter:
+        options = [
+            "--allocation",
+            "annotations",
+            "--kubernetes-enable-pod-labels",
+            "--usage-from=none",
+        ]
+        with podgpu(
+            (*EXPORTER, *options, "--kubeconfig", f"{folder}/kubeconfig"), folder
+        ) as exporter:
             wait_until(lambda: server.requests, "the API server is asked")
             assert [exporter.client.ask("/livez").status for _ in range(20)] == [200] * 20
         server.resume()

@@ -102,7 +102,9 @@ def environment(variables: Mapping[str, str], keep: Iterable[str] = ()) -> Itera
 
 def execute(arguments: list[str], **variables: str) -> Ran:
     """Runs `podgpu ...` in this process, with these variables and no others of the exporter."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     with environment(variables, NODE_PATHS), redirect_stdout(out), redirect_stderr(err):
@@ -126,17 +128,24 @@ def test_every_option_is_there_as_dcgm_exporter_has_it() -> None:
     for row in ROWS:
         ours, kind = OURS[row["flag"]], row["kind"]
         assert (ours.short, ours.env) == (row["short"] or row["alias"], row["env"]), row["flag"]
-        # podgpu reads the file of -f, or the shipped copy if it is missing. It uses an address only with -r.
+        # podgpu reads the file of -f, or the shipped copy if it is missing. It uses an address only
+        # with -r.
         if row["flag"] not in ("collectors", "remote-hostengine-info"):
             assert ours.default == row["default"], row["flag"]
         kind = "milliseconds" if kind == "duration" else kind
         our_kind = "text" if ours.kind.isupper() else ours.kind
-        assert our_kind == kind if ours.works else (our_kind == "bool") == (kind == "bool"), row["flag"]
+        assert our_kind == kind if ours.works else (our_kind == "bool") == (kind == "bool"), row[
+            "flag"
+        ]
 
 
 def test_nothing_else_claims_to_be_dcgm_exporters() -> None:
     theirs = {row["flag"] for row in ROWS}
-    ours = {option.flag for option in EXPORTER_OPTIONS if not option.env or option.env.startswith("PODGPU_")}
+    ours = {
+        option.flag
+        for option in EXPORTER_OPTIONS
+        if not option.env or option.env.startswith("PODGPU_")
+    }
     assert {option.flag for option in EXPORTER_OPTIONS} - ours == theirs
     assert all(option.works for option in EXPORTER_OPTIONS if option.flag in ours)
 
@@ -157,13 +166,17 @@ def test_flag_goes_before_variable_before_default(row: dict[str, str]) -> None:
     name, value = OURS[row["flag"]].parameter, other_value(row)
     default = parsed([])[name]
     if isinstance(default, bool):
-        assert parsed([f"--{row['flag']}={str(default).lower()}"], **{row["env"]: value})[name] is default
+        assert (
+            parsed([f"--{row['flag']}={str(default).lower()}"], **{row["env"]: value})[name]
+            is default
+        )
     elif row["default"] and row["flag"] not in ("collectors", "remote-hostengine-info"):
         assert parsed([f"--{row['flag']}", row["default"]], **{row["env"]: value})[name] == default
     assert parsed([], **{row["env"]: ""})[name] == default
 
 
-# --- the real command, once with all flags and once with all variables, because a run takes half a second
+# --- the real command, once with all flags and once with all variables, because a run takes half a
+# second
 
 
 @pytest.mark.parametrize("way", ["flags", "variables"])
@@ -182,7 +195,9 @@ def test_the_command_accepts_them_all_and_warns_of_those_that_do_nothing(way: st
 def test_what_is_set_to_its_default_is_not_warned_about() -> None:
     set_to_default = [row for row in ROWS if row["default"] and row["flag"] != "collectors"]
     flags = [f"--{row['flag']}={row['default']}" for row in set_to_default]
-    ran = execute([*QUICK, *flags, "-c", "100"], **{row["env"]: row["default"] for row in set_to_default})
+    ran = execute(
+        [*QUICK, *flags, "-c", "100"], **{row["env"]: row["default"] for row in set_to_default}
+    )
     assert ran.code == 0, ran.err
     assert ran.warned == []
     # An explicit -r is reported even if its address is the default.
@@ -302,7 +317,9 @@ def test_help_shows_common_options_and_help_all_every_option() -> None:
 def test_examples_in_help_are_valid() -> None:
     for name in COMMANDS:
         lines = execute([name, "--help"]).out.splitlines()
-        examples = [line.split("$ podgpu ", 1)[1] for line in lines if line.strip().startswith("$ podgpu ")]
+        examples = [
+            line.split("$ podgpu ", 1)[1] for line in lines if line.strip().startswith("$ podgpu ")
+        ]
         assert examples, name
         for example in examples:
             command_name, *arguments = shlex.split(re.sub(r" > [\w.]+$", "", example))

@@ -32,7 +32,9 @@ HOSTILE = "a|b<script>"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Serves a cluster with 24 minutes of history: a busy pod, an idle one, a free and a lost GPU. Yields the URL."""
+    """Serves a cluster with 24 minutes of history: a busy pod, an idle one, a free and a lost GPU.
+    Yields the URL.
+    """
     time = Time()
     cluster = Cluster(Script, ViewSettings(), lambda: (PRICES, ()), time.clock)
     recorder = cluster_recorder(cluster)
@@ -45,7 +47,9 @@ def url() -> Iterator[str]:
         asyncio.run(cluster.round(Script(tell(ClusterReading((reading,), owners=owners)))))
         recorder.record()
         time.now += 15
-    app: Any = partial(cluster_application, usage=RecordedUsage(recorder, lambda: cluster.published.state))
+    app: Any = partial(
+        cluster_application, usage=RecordedUsage(recorder, lambda: cluster.published.state)
+    )
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield f"http://127.0.0.1:{client.address.port}"
 
@@ -54,18 +58,25 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--url", url, "--range", "24h", "--by", "label:team"]) == 0
     out = capsys.readouterr().out
     assert "# GPU report, " in out
-    assert "| 1.60 | 0.80 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
+    assert "| 1.60 | 0.80 | 0.20 | 0.40 | – | 25% | – | 160.00 | 40.00 |" in out, (
+        "the total includes unallocated GPUs"
+    )
     assert "| nlp | 0.40 | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
     assert "| a\\|b<script> | 0.40 | 0.40 |" in out
     assert "| unallocated | 0.80 | 0.00 |" in out
     owners = out[out.index("## Most idle owners") :]
-    assert "| ml/Deployment/notebook | 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
+    assert (
+        "| ml/Deployment/notebook | 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |"
+        in owners
+    )
     assert "ml/busy" not in owners
     assert "- The report covers 28m instead of 1d: there are no older records" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
     assert "- there is no record before" in out
     assert "- The prices are examples" in out
-    assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, "the title has the time range"
+    assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, (
+        "the title has the time range"
+    )
 
 
 def test_this_month() -> None:
@@ -94,10 +105,15 @@ def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "<script>" not in page
     assert run(["report", "--url", url, "--by", "namespace", "--format", "csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [(row["x_Namespace"], row["BilledCost"]) for row in rows] == [("ml", "80.0"), ("", "80.0")]
+    assert [(row["x_Namespace"], row["BilledCost"]) for row in rows] == [
+        ("ml", "80.0"),
+        ("", "80.0"),
+    ]
 
 
-@pytest.mark.parametrize("wrong", [["--by", "gpu"], ["--range", "1y"], ["--format", "pdf"], ["--url", "http:/x"]])
+@pytest.mark.parametrize(
+    "wrong", [["--by", "gpu"], ["--range", "1y"], ["--format", "pdf"], ["--url", "http:/x"]]
+)
 def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", *wrong]) == 2
     assert capsys.readouterr().err.count("\n") == 1

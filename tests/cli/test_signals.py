@@ -49,8 +49,12 @@ sys.meta_path.insert(0, Finder)
 
 @pytest.mark.parametrize("module", ["enum", "click", "aiohttp", "podgpu.fleet.round"])
 def test_sigint_during_the_imports_prints_no_traceback(module: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FINDER.replace("MODULE", repr(module)), encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(
+        FINDER.replace("MODULE", repr(module)), encoding="utf-8"
+    )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([*PODGPU, *COMMAND], capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    done = subprocess.run(
+        [*PODGPU, *COMMAND], capture_output=True, text=True, env=environment, timeout=PATIENCE
+    )
     assert done.returncode in (-signal.SIGINT, 130)
     assert done.stderr.strip() == ""

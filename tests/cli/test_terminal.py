@@ -22,7 +22,9 @@ CAPABLE = {"TERM": "xterm-256color"}
 
 
 class Terminal:
-    """A pseudo-terminal for standard output. A thread reads from it, because its buffer is small."""
+    """A pseudo-terminal for standard output. A thread reads from it, because its buffer is
+    small.
+    """
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self._screen, printed_on = pty.openpty()
@@ -47,16 +49,31 @@ class Terminal:
 
 @pytest.mark.parametrize(
     ("variables", "coloured"),
-    [(CAPABLE, True), ({}, False), ({"TERM": "dumb"}, False), ({**CAPABLE, "NO_COLOR": "1"}, False)],
+    [
+        (CAPABLE, True),
+        ({}, False),
+        ({"TERM": "dumb"}, False),
+        ({**CAPABLE, "NO_COLOR": "1"}, False),
+    ],
     ids=["capable", "unset", "dumb", "no colour"],
 )
 def test_colours_depend_on_the_terminal(
-    variables: Mapping[str, str], coloured: bool, tree: Tree, socket: str, monkeypatch: pytest.MonkeyPatch
+    variables: Mapping[str, str],
+    coloured: bool,
+    tree: Tree,
+    socket: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TERM", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    where = ["--telemetry", "simulated:1xT4", "--pod-resources-kubelet-socket", socket, *tree.options]
+    where = [
+        "--telemetry",
+        "simulated:1xT4",
+        "--pod-resources-kubelet-socket",
+        socket,
+        *tree.options,
+    ]
     with closing(Terminal()) as terminal, redirect_stdout(terminal.stdout):
         assert run(["doctor", *where]) == 0
     assert b"no problems" in terminal.output
@@ -67,7 +84,10 @@ def test_colours_depend_on_the_terminal(
 def test_a_name_cannot_forge_a_line_or_control_the_terminal(
     log_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "n1\n2026-01-01T00:00:00.000Z ERROR   all is lost\x1b[2J\x9b2Jb\u202ec\u2028d\x7fe\U000e0001f"
+    name = (
+        "n1\n2026-01-01T00:00:00.000Z ERROR   all is "
+        "lost\x1b[2J\x9b2Jb\u202ec\u2028d\x7fe\U000e0001f"
+    )
     configure_logging(log_format, debug=False)
     logging.getLogger("podgpu").warning("%s: seen", name)
     text = capsys.readouterr().err
@@ -79,7 +99,9 @@ def test_a_name_cannot_forge_a_line_or_control_the_terminal(
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_malformed_requests_are_logged_only_with_debug(capsys: pytest.CaptureFixture[str], debug: bool) -> None:
+def test_malformed_requests_are_logged_only_with_debug(
+    capsys: pytest.CaptureFixture[str], debug: bool
+) -> None:
     configure_logging("text", debug=debug)
     for error in (BadHttpMessage("what?"), ValueError("a bug")):
         logging.getLogger("aiohttp.server").error("Error handling request", exc_info=error)
@@ -88,7 +110,9 @@ def test_malformed_requests_are_logged_only_with_debug(capsys: pytest.CaptureFix
     assert "ValueError: a bug" in logged
 
 
-@pytest.mark.parametrize(("arguments", "message"), [(["fields", "nope"], "'nope'"), (["forget"], "GPU-UUID")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["fields", "nope"], "'nope'"), (["forget"], "GPU-UUID")]
+)
 def test_an_argument_that_is_missing_or_matches_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

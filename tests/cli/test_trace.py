@@ -1,4 +1,6 @@
-"""`podgpu trace`: the files are valid in the Trace Event Format and contain every recorded switch."""
+"""`podgpu trace`: the files are valid in the Trace Event Format and contain every recorded
+switch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.labs.simulate.simulated_driver import RoundRobinLog
 from podgpu.labs.simulate.simulated_node import SimulatedProc
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
-from podgpu.node.gpu.nvml.switch_attribution import RecordDecoder, SwitchCosts, SwitchLogError, Timeline
+from podgpu.node.gpu.nvml.switch_attribution import (
+    RecordDecoder,
+    SwitchCosts,
+    SwitchLogError,
+    Timeline,
+)
 from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
@@ -35,7 +42,9 @@ KEYS = {
     "C": {"name", "pid", "tid", "ts", "args"},
     "i": {"name", "pid", "tid", "ts", "s"},
 }
-"""Members that each phase needs. See the Trace Event Format, sections "Metadata", "Complete", "Counter", "Instant"."""
+"""Members that each phase needs. See the Trace Event Format, sections "Metadata", "Complete",
+"Counter", "Instant".
+"""
 SECOND = 10**9
 
 
@@ -48,7 +57,9 @@ def _restore_handlers() -> Iterator[None]:
 
 
 def check(trace: Mapping[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Checks a trace of a GPU without MIG. Returns the seconds of each kind of slice, by process name."""
+    """Checks a trace of a GPU without MIG. Returns the seconds of each kind of slice, by process
+    name.
+    """
     assert json.loads(json.dumps(trace)) == trace
     assert trace["displayTimeUnit"] in ("ms", "ns")
     events: list[dict[str, Any]] = trace["traceEvents"]
@@ -63,7 +74,9 @@ def check(trace: Mapping[str, Any], seconds: float) -> dict[str, dict[str, float
     check_disjoint([event for event in slices if event["name"].startswith("run")])
     for track in {(event["pid"], event["tid"]) for event in slices}:
         check_disjoint([event for event in slices if (event["pid"], event["tid"]) == track])
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    names = {
+        event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
+    }
     threads = {event["tid"] for event in events if event["name"] == "thread_name"}
     assert {event["tid"] for event in timed} <= threads
     sums: dict[str, dict[str, float]] = {}
@@ -81,9 +94,14 @@ def check_disjoint(slices: list[dict[str, Any]]) -> None:
         end = event["ts"] + event["dur"]
 
 
-def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(tmp_path: Path, capsys: Any) -> None:
+def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(
+    tmp_path: Path, capsys: Any
+) -> None:
     path = tmp_path / "trace.json.gz"
-    assert run(["trace", "--telemetry", "simulated", "--gpu", "4", "--seconds", "1", "-o", str(path)]) == 0
+    assert (
+        run(["trace", "--telemetry", "simulated", "--gpu", "4", "--seconds", "1", "-o", str(path)])
+        == 0
+    )
     trace = json.loads(gzip.decompress(path.read_bytes()))
     sums = check(trace, trace["otherData"]["seconds"] + 0.1)
     gpu = "GPU 4: NVIDIA H100 80GB HBM3"
@@ -96,7 +114,9 @@ def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(tmp_path: P
 
 
 def test_a_recorded_log_becomes_a_valid_trace() -> None:
-    """The log is from tests/gpu/switches/test_waiting.py: three loads that measured their waiting time."""
+    """The log is from tests/gpu/switches/test_waiting.py: three loads that measured their waiting
+    time.
+    """
     ((_, _, times, pids),) = RecordDecoder().decode(gzip.decompress(RECORDED.read_bytes()))
     first, last = times[0], times[-1]
     timeline, engine = Timeline(first, SwitchCosts(64_000)), EngineTrace("GPU 0")
@@ -116,7 +136,9 @@ def open_recording(driver: FaultyNvml, folder: Path, open_log: Any) -> Recording
     (folder / "proc" / "101" / "status").write_text("Uid:\t1000\n")
     telemetry = NvmlTelemetry(driver, switch_logs=SwitchLogFactory("exact", open_log, lambda: True))
     (gpu,) = telemetry.inventory().gpus
-    return Recording(telemetry, gpu, {"path_proc": str(folder / "proc"), "path_varlog": str(folder)})
+    return Recording(
+        telemetry, gpu, {"path_proc": str(folder / "proc"), "path_varlog": str(folder)}
+    )
 
 
 def make_driver(kind: Any = "compute") -> FaultyNvml:
@@ -143,7 +165,9 @@ def test_xids_and_clock_events_are_marks_and_processes_have_names(tmp_path: Path
     assert "XID 31" in marks
 
 
-def test_the_length_of_a_slice_is_an_assumption_if_no_process_used_a_full_one(tmp_path: Path) -> None:
+def test_the_length_of_a_slice_is_an_assumption_if_no_process_used_a_full_one(
+    tmp_path: Path,
+) -> None:
     driver = FaultyNvml("1xH200")
     driver.place(SimulatedLoad(0, 101, duty=0.6))
     recording = open_recording(driver, tmp_path, lambda gpu, _: RoundRobinLog(driver, gpu.uuid))
@@ -161,7 +185,9 @@ def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:
 
         def drain(self) -> bytes:
             if time.monotonic() - self.began > 0.8:
-                raise SwitchLogError("ring_overflow", "7 context switches were lost because the log was full")
+                raise SwitchLogError(
+                    "ring_overflow", "7 context switches were lost because the log was full"
+                )
             return super().drain()
 
     recording = open_recording(driver, tmp_path, lambda gpu, _: OverflowingLog(driver, gpu.uuid))
@@ -174,7 +200,10 @@ def test_a_log_that_cannot_be_opened_is_explained(tmp_path: Path) -> None:
     def fail(*_: Any) -> RoundRobinLog:
         raise SwitchLogError("old_driver", "version 550 or later is required")
 
-    with pytest.raises(StartError, match="context switches of GPU 0 cannot be read: version 550 or later is required"):
+    with pytest.raises(
+        StartError,
+        match="context switches of GPU 0 cannot be read: version 550 or later is required",
+    ):
         open_recording(make_driver(), tmp_path, fail)
 
 
@@ -207,8 +236,21 @@ def test_a_directory_that_cannot_be_written_is_found_before_the_recording(capsys
 
 def test_ctrl_c_writes_what_was_recorded(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "podgpu", "trace", "--telemetry", "simulated", "--gpu", "4", "--seconds", "60"]
-    with subprocess.Popen([*command, "-o", str(path)], stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "podgpu",
+        "trace",
+        "--telemetry",
+        "simulated",
+        "--gpu",
+        "4",
+        "--seconds",
+        "60",
+    ]
+    with subprocess.Popen(
+        [*command, "-o", str(path)], stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         assert "recording" in process.stderr.readline()
         time.sleep(1.2)

@@ -1,4 +1,6 @@
-"""Renders the chart with helm. Returns objects by kind and component, their containers and Pod Security levels."""
+"""Renders the chart with helm. Returns objects by kind and component, their containers and Pod
+Security levels.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = yaml.load(
 
 @cache
 def _rendered(values: str, operator: bool) -> str:
-    """Returns the objects as JSON, which is parsed much faster than YAML. NOTES.txt is one of the objects."""
+    """Returns the objects as JSON, which is parsed much faster than YAML. NOTES.txt is one of the
+    objects.
+    """
     done = _template(values, operator, _chart_with_notes())
     assert done.returncode == 0, f"{values}: {done.stderr}"
     return json.dumps([one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one])
@@ -36,13 +40,18 @@ def _rendered(values: str, operator: bool) -> str:
 
 @cache
 def _chart_with_notes() -> Path:
-    """Copies the chart with NOTES.txt as an additional object, because `helm template` does not print it."""
+    """Copies the chart with NOTES.txt as an additional object, because `helm template` does not
+    print it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="podgpu-chart-"))
     atexit.register(shutil.rmtree, folder)
     copy = folder / "podgpu"
     shutil.copytree(CHART, copy)
     text = (copy / "templates" / "NOTES.txt").read_text(encoding="utf-8")
-    body = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}kind: {NOTES}\ntext: {{{{ include "notes" . | quote }}}}\n'
+    body = (
+        f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}kind: {NOTES}\ntext: {{{{ include '
+        f'"notes" . | quote }}}}\n'
+    )
     (copy / "templates" / "notes.yaml").write_text(body, encoding="utf-8")
     return copy
 
@@ -65,7 +74,11 @@ def _template(values: str, operator: bool, chart: Path = CHART) -> subprocess.Co
 
 def notes(values: Mapping[str, Any], operator: bool = True) -> str:
     """Returns NOTES.txt as `helm install` prints it."""
-    (found,) = [one["text"] for one in json.loads(_rendered(json.dumps(values), operator)) if one["kind"] == NOTES]
+    (found,) = [
+        one["text"]
+        for one in json.loads(_rendered(json.dumps(values), operator))
+        if one["kind"] == NOTES
+    ]
     return str(found)
 
 
@@ -74,7 +87,9 @@ def objects(values: Mapping[str, Any] | None = None, operator: bool = True) -> l
     return [one for one in found if one["kind"] != NOTES]
 
 
-def of_kind(kind: str, values: Mapping[str, Any] | None = None, operator: bool = True) -> list[Object]:
+def of_kind(
+    kind: str, values: Mapping[str, Any] | None = None, operator: bool = True
+) -> list[Object]:
     return [one for one in objects(values, operator) if one["kind"] == kind]
 
 
@@ -94,13 +109,18 @@ def pod(values: Mapping[str, Any] | None = None, component: str = "exporter") ->
     return spec
 
 
-def container(values: Mapping[str, Any] | None = None, component: str = "exporter", name: str = "podgpu") -> Object:
+def container(
+    values: Mapping[str, Any] | None = None, component: str = "exporter", name: str = "podgpu"
+) -> Object:
     (found,) = [one for one in pod(values, component)["containers"] if one["name"] == name]
     return dict(found)
 
 
 def env(values: Mapping[str, Any] | None = None, component: str = "exporter") -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container(values, component)["env"]}
+    return {
+        one["name"]: one.get("value", one.get("valueFrom"))
+        for one in container(values, component)["env"]
+    }
 
 
 def pods_of(rendered: list[Object]) -> Iterator[Object]:
@@ -116,7 +136,8 @@ def level(spec: Mapping[str, Any]) -> str:
     paths = any("hostPath" in volume for volume in spec.get("volumes", ()))
     ports = any(port.get("hostPort") for one in containers for port in one.get("ports", ()))
     rights = any(
-        one["securityContext"].get("privileged") or one["securityContext"].get("capabilities", {}).get("add")
+        one["securityContext"].get("privileged")
+        or one["securityContext"].get("capabilities", {}).get("add")
         for one in containers
     )
     if host or paths or ports or rights:
@@ -136,5 +157,7 @@ def _restricted(spec: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
 
 
 def values_file() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.load((CHART / "values.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    loaded: dict[str, Any] = yaml.load(
+        (CHART / "values.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+    )
     return loaded

@@ -1,7 +1,8 @@
-"""Simulated GPU nodes with podgpu, a real Prometheus with the shipped rules, and a real Alertmanager.
+"""Simulated GPU nodes with podgpu, a real Prometheus with the shipped rules, and a real
+Alertmanager.
 
-The tests of alerts, dashboards and autoscaling use `fleet_in`. Durations in the rules are shortened by `hasten`; the
-nodes run in real time.
+The tests of alerts, dashboards and autoscaling use `fleet_in`. Durations in the rules are shortened
+by `hasten`; the nodes run in real time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
 SCRAPE_EVERY = "250ms"
 FASTER = 300
-"""Factor by which durations of the rules are shortened. Five minutes become one second, an hour twelve."""
+"""Factor by which durations of the rules are shortened. Five minutes become one second, an hour
+twelve.
+"""
 _GIB = 1024**3
 
 needs_servers = needs("prometheus", "prometheus-alertmanager")
@@ -50,17 +53,23 @@ needs_servers = needs("prometheus", "prometheus-alertmanager")
 def hasten(rules: str, factor: int = FASTER) -> str:
     """Divides all durations in a rule file by the factor.
 
-    These are `for`, `interval`, ranges in square brackets, offsets, and numbers that an age (`time() - …`) is compared
-    with, in expressions and in the queries of annotations.
+    These are `for`, `interval`, ranges in square brackets, offsets, and numbers that an age
+    (`time() - …`) is compared with, in expressions and in the queries of annotations.
     """
 
     def shorter(seconds: float) -> str:
         return f"{max(1, round(1000 * seconds / factor))}ms"
 
     def in_query(text: str) -> str:
-        text = re.sub(r"\[(\d+)([smhd])\]", lambda m: f"[{shorter(int(m[1]) * _UNITS[m[2]])}]", text)
-        text = re.sub(r"offset (\d+)([smhd])", lambda m: f"offset {shorter(int(m[1]) * _UNITS[m[2]])}", text)
-        return re.sub(r"(time\(\) - [^<>]+[<>] )(\d+)", lambda m: f"{m[1]}{int(m[2]) / factor}", text)
+        text = re.sub(
+            r"\[(\d+)([smhd])\]", lambda m: f"[{shorter(int(m[1]) * _UNITS[m[2]])}]", text
+        )
+        text = re.sub(
+            r"offset (\d+)([smhd])", lambda m: f"offset {shorter(int(m[1]) * _UNITS[m[2]])}", text
+        )
+        return re.sub(
+            r"(time\(\) - [^<>]+[<>] )(\d+)", lambda m: f"{m[1]}{int(m[2]) / factor}", text
+        )
 
     loaded = yaml.safe_load(rules)
     for group in loaded["groups"]:
@@ -68,7 +77,9 @@ def hasten(rules: str, factor: int = FASTER) -> str:
             group["interval"] = shorter(_seconds(group["interval"]))
         for rule in group["rules"]:
             rule["expr"] = in_query(rule["expr"])
-            rule["annotations"] = {name: in_query(text) for name, text in rule.get("annotations", {}).items()}
+            rule["annotations"] = {
+                name: in_query(text) for name, text in rule.get("annotations", {}).items()
+            }
             if "for" in rule:
                 rule["for"] = shorter(_seconds(rule["for"]))
     return yaml.safe_dump(loaded, sort_keys=False)
@@ -85,7 +96,12 @@ class Node:
     """One GPU node: driver, kubelet, /proc, log directories, and the exporter that reads them."""
 
     def __init__(
-        self, name: str, gpus: str, root: Path, tenants: Callable[[FaultyNvml], list[Tenant]], names: NameSet = "4.8"
+        self,
+        name: str,
+        gpus: str,
+        root: Path,
+        tenants: Callable[[FaultyNvml], list[Tenant]],
+        names: NameSet = "4.8",
     ) -> None:
         """`names`: value of --dcgm-names."""
         self.name = name
@@ -103,20 +119,32 @@ class Node:
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         count = len(self.driver.gpus)
-        # Throttling counters are in the counter file, so that they are read as often as the other fields.
-        throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
-        counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
+        # Throttling counters are in the counter file, so that they are read as often as the other
+        # fields.
+        throttling = "".join(
+            f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS
+        )
+        counters = (
+            *(shipped_counters("default", self._names) or ()),
+            *parse_counters(throttling, "throttling"),
+        )
         switch_logs = SwitchLogFactory(
-            "switches", lambda device, _: self.driver.switch_log(device.uuid), privileged=lambda: True
+            "switches",
+            lambda device, _: self.driver.switch_log(device.uuid),
+            privileged=lambda: True,
         )
         return Agent(
-            NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count, switch_logs=switch_logs),
+            NvmlTelemetry(
+                self.driver, "nvml", count_expected=lambda: count, switch_logs=switch_logs
+            ),
             HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
             Settings(
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                policy=Policy(counters=counters, hostname=self.name, hostname_labels=HOST_LABELS[self._names]),
+                policy=Policy(
+                    counters=counters, hostname=self.name, hostname_labels=HOST_LABELS[self._names]
+                ),
             ),
             containers=ContainerFinder(str(root / "proc")),
         )
@@ -157,18 +185,41 @@ def _first_tenants(driver: FaultyNvml) -> list[Tenant]:
     return [
         Tenant("research", "train-0", "trainer", whole, uuids[0], 0, duty=0.9, memory=38 * _GIB),
         Tenant("serving", "chat-0", "engine", whole, uuids[1], 1, duty=0.5, memory=20 * _GIB),
-        Tenant("batch", "embed-0", "worker", shared, f"{uuids[2]}::0", 2, duty=0.35, memory=9 * _GIB),
+        Tenant(
+            "batch", "embed-0", "worker", shared, f"{uuids[2]}::0", 2, duty=0.35, memory=9 * _GIB
+        ),
         Tenant("batch", "ocr-0", "worker", shared, f"{uuids[2]}::1", 2, duty=0.15, memory=5 * _GIB),
     ]
 
 
 def _second_tenants(driver: FaultyNvml) -> list[Tenant]:
-    """GPU 0 is an older model without profiling metrics. GPU 1 is in MIG mode, with one instance held and one free."""
+    """GPU 0 is an older model without profiling metrics. GPU 1 is in MIG mode, with one instance
+    held and one free.
+    """
     older, cut = driver.gpus
     first = cut.instances[0]
     return [
-        Tenant("research", "eval-0", "runner", "nvidia.com/gpu", older.uuid, 0, duty=0.4, memory=8 * _GIB),
-        Tenant("notebooks", "ada-0", "lab", "nvidia.com/mig-1g.10gb", first.uuid, 1, first.gi_id, 0.3, 2 * _GIB),
+        Tenant(
+            "research",
+            "eval-0",
+            "runner",
+            "nvidia.com/gpu",
+            older.uuid,
+            0,
+            duty=0.4,
+            memory=8 * _GIB,
+        ),
+        Tenant(
+            "notebooks",
+            "ada-0",
+            "lab",
+            "nvidia.com/mig-1g.10gb",
+            first.uuid,
+            1,
+            first.gi_id,
+            0.3,
+            2 * _GIB,
+        ),
     ]
 
 
@@ -179,7 +230,9 @@ class Server:
         self.url = url
 
     def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}?{urlencode(query)}", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(
+            f"{self.url}{path}?{urlencode(query)}", timeout=PATIENCE
+        ) as answer:
             body = answer.read()
         return json.loads(body) if body.startswith((b"{", b"[")) else body
 
@@ -248,7 +301,11 @@ class Fleet:
 
     def scrape_carelessly(self, do: bool) -> None:
         """Adds or removes a second scrape job for the first node, without the relabelings."""
-        targets = [{"targets": [self.nodes[0].instance], "labels": {"pod": "podgpu-node-1"}}] if do else []
+        targets = (
+            [{"targets": [self.nodes[0].instance], "labels": {"pod": "podgpu-node-1"}}]
+            if do
+            else []
+        )
         write_whole(self.folder / "careless.json", json.dumps(targets))
 
 
@@ -261,9 +318,13 @@ def write_whole(file: Path, text: str) -> None:
 
 @contextmanager
 def fleet_in(
-    folder: Path, more_jobs: Sequence[Mapping[str, Any]] = (), names: tuple[NameSet, NameSet] = ("4.8", "4.8")
+    folder: Path,
+    more_jobs: Sequence[Mapping[str, Any]] = (),
+    names: tuple[NameSet, NameSet] = ("4.8", "4.8"),
 ) -> Iterator[Fleet]:
-    """Starts everything and waits until every node is scraped. `names` has the --dcgm-names of each node."""
+    """Starts everything and waits until every node is scraped. `names` has the --dcgm-names of each
+    node.
+    """
     nodes = [
         Node("node-1", "4xH100", folder / "node-1", _first_tenants, names[0]),
         Node("node-2", "1xA100,1xH100/2x1g.10gb", folder / "node-2", _second_tenants, names[1]),
@@ -277,21 +338,39 @@ def fleet_in(
         careless: dict[str, Any] = {"job_name": "careless", "honor_labels": True}
         careless["file_sd_configs"] = [{"files": [str(folder / "careless.json")]}]
         state_metrics: dict[str, Any] = {"job_name": "kube-state-metrics", "honor_labels": True}
-        state_metrics["static_configs"] = [{"targets": [stack.enter_context(expositions_at(third.metrics))]}]
-        jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, state_metrics, *more_jobs]
+        state_metrics["static_configs"] = [
+            {"targets": [stack.enter_context(expositions_at(third.metrics))]}
+        ]
+        jobs = [
+            scrape_job({node.name: node.instance for node in nodes}),
+            careless,
+            state_metrics,
+            *more_jobs,
+        ]
         configuration = _configure_prometheus(alerts.url.removeprefix("http://"), jobs, folder)
         options = ["--rules.alert.resend-delay=1s"]
-        server = PrometheusServer(stack.enter_context(prometheus(folder, (), configuration, options)))
-        wait_until(lambda: len(server.ask("podgpu_exporter_build_info")) == len(nodes), "every node is scraped")
+        server = PrometheusServer(
+            stack.enter_context(prometheus(folder, (), configuration, options))
+        )
+        wait_until(
+            lambda: len(server.ask("podgpu_exporter_build_info")) == len(nodes),
+            "every node is scraped",
+        )
         yield Fleet(nodes, server, alerts, folder, third)
 
 
-def _configure_prometheus(alertmanager: str, jobs: Sequence[Mapping[str, Any]], folder: Path) -> str:
+def _configure_prometheus(
+    alertmanager: str, jobs: Sequence[Mapping[str, Any]], folder: Path
+) -> str:
     for file in RULES:
         (folder / file.name).write_text(hasten(file.read_text(encoding="utf-8")), encoding="utf-8")
     return json.dumps(
         {
-            "global": {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "250ms"},
+            "global": {
+                "scrape_interval": SCRAPE_EVERY,
+                "scrape_timeout": SCRAPE_EVERY,
+                "evaluation_interval": "250ms",
+            },
             "rule_files": [str(folder / file.name) for file in RULES],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
             "scrape_configs": jobs,

@@ -1,4 +1,6 @@
-"""Reads a dashboard's JSON as Grafana does: panels, variables, and the queries that are sent to Prometheus."""
+"""Reads a dashboard's JSON as Grafana does: panels, variables, and the queries that are sent to
+Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "helm" / "podgpu" / "files" / "dashboards"
-DASHBOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
+DASHBOARDS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(FOLDER.glob("*.json"))
+}
 TIMES = {"__range": "30s", "__rate_interval": "4s", "__interval": "1s"}
 """Grafana's values for a range of 30 s and four scrapes a second."""
 
@@ -45,7 +50,10 @@ def queries() -> list[Asked]:
         for target in panel["targets"]
     ]
     for name, dashboard in DASHBOARDS.items():
-        found += [Asked(name, "annotations", one["name"], one["expr"]) for one in dashboard["annotations"]["list"]]
+        found += [
+            Asked(name, "annotations", one["name"], one["expr"])
+            for one in dashboard["annotations"]["list"]
+        ]
     return found
 
 
@@ -54,7 +62,9 @@ def variables(dashboard: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def everything_chosen(dashboard: Mapping[str, Any], single: Mapping[str, str]) -> dict[str, str]:
-    """Returns the values of the variables if "All" is selected. `single` has the values of variables without "All"."""
+    """Returns the values of the variables if "All" is selected. `single` has the values of
+    variables without "All".
+    """
     chosen = {}
     for name, variable in variables(dashboard).items():
         if variable["type"] == "query":
@@ -65,7 +75,9 @@ def everything_chosen(dashboard: Mapping[str, Any], single: Mapping[str, str]) -
 
 
 def as_sent(expr: str, chosen: Mapping[str, str]) -> str:
-    """Replaces every variable in the query. Raises KeyError for an unknown one, which Grafana would not replace."""
+    """Replaces every variable in the query. Raises KeyError for an unknown one, which Grafana would
+    not replace.
+    """
     values = {**TIMES, **chosen, "1": "$1"}  # $1 belongs to label_replace and is not a variable
     return re.sub(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))", lambda m: values[m[1] or m[2]], expr)
 
@@ -76,7 +88,9 @@ def several(values: Sequence[str]) -> str:
 
 
 def label_values(variable: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns a query with one series per value of a variable, and the label that contains the value."""
+    """Returns a query with one series per value of a variable, and the label that contains the
+    value.
+    """
     definition = variable["definition"]
     if match := re.fullmatch(r"label_values\((.+), (\w+)\)", definition):
         return f"group by ({match[2]}) ({match[1]})", match[2]

@@ -1,6 +1,7 @@
 """Converts the chart's monitors to scrape jobs of a plain Prometheus.
 
-Discovery is simulated: static targets have the `__meta_kubernetes_*` labels that Prometheus would discover.
+Discovery is simulated: static targets have the `__meta_kubernetes_*` labels that Prometheus would
+discover.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ def chart_monitor(values: Mapping[str, Any] | None = None, component: str = "exp
 
 
 def endpoint_of(monitor: Object) -> Object:
-    (endpoint,) = monitor["spec"]["endpoints" if monitor["kind"] == "ServiceMonitor" else "podMetricsEndpoints"]
+    (endpoint,) = monitor["spec"][
+        "endpoints" if monitor["kind"] == "ServiceMonitor" else "podMetricsEndpoints"
+    ]
     return dict(endpoint)
 
 
 def operator_relabelings(monitor: Object) -> list[Rule]:
-    """Returns the relabelings for target labels that the Prometheus operator adds before the monitor's own."""
+    """Returns the relabelings for target labels that the Prometheus operator adds before the
+    monitor's own.
+    """
     by_service = monitor["kind"] == "ServiceMonitor"
     job = {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job"}
     own_job = {
@@ -36,7 +41,11 @@ def operator_relabelings(monitor: Object) -> list[Rule]:
     }
     return [
         {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-        *([{"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"}] if by_service else []),
+        *(
+            [{"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"}]
+            if by_service
+            else []
+        ),
         {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
         {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
         job if by_service else own_job,
@@ -47,22 +56,29 @@ def operator_relabelings(monitor: Object) -> list[Rule]:
 def as_prometheus_has_them(relabelings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     """Converts the operator's camelCase keys to Prometheus' snake_case."""
     return [
-        {re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", key): value for key, value in one.items()} for one in relabelings
+        {re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", key): value for key, value in one.items()}
+        for one in relabelings
     ]
 
 
 def scrape_job(targets: Mapping[str, str], monitor: Object | None = None) -> dict[str, Any]:
-    """Returns a scrape job. `targets` maps node names to exporter addresses. The default monitor is the chart's."""
+    """Returns a scrape job. `targets` maps node names to exporter addresses. The default monitor is
+    the chart's.
+    """
     monitor = monitor or chart_monitor()
     endpoint = endpoint_of(monitor)
     return {
         "job_name": f"{monitor['kind']}/{monitor['metadata']['namespace']}/{monitor['metadata']['name']}",
         "honor_labels": endpoint["honorLabels"],
         "metrics_path": endpoint["path"],
-        "relabel_configs": [*operator_relabelings(monitor), *as_prometheus_has_them(endpoint["relabelings"])],
+        "relabel_configs": [
+            *operator_relabelings(monitor),
+            *as_prometheus_has_them(endpoint["relabelings"]),
+        ],
         "metric_relabel_configs": as_prometheus_has_them(endpoint.get("metricRelabelings", ())),
         "static_configs": [
-            {"targets": [address], "labels": discovered(node, monitor)} for node, address in targets.items()
+            {"targets": [address], "labels": discovered(node, monitor)}
+            for node, address in targets.items()
         ],
     }
 

@@ -1,4 +1,6 @@
-"""Checks that the flags and variables of shipped containers are options of podgpu, with valid values."""
+"""Checks that the flags and variables of shipped containers are options of podgpu, with valid
+values.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 from podgpu.cli.main import cli
 from tests.deploy.chart import Object, pods_of
 
-# These are read without an option (NODE_NAME), by the chart's own arguments, or by the container runtime.
+# These are read without an option (NODE_NAME), by the chart's own arguments, or by the container
+# runtime.
 OTHERS = {
     "NODE_NAME",
     "HOST_IP",
@@ -22,9 +25,15 @@ OTHERS = {
 }
 
 
-def parse(command: str, arguments: Sequence[str], variables: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
+def parse(
+    command: str, arguments: Sequence[str], variables: Mapping[str, str], patch: pytest.MonkeyPatch
+) -> None:
     """Parses the options without running the command. Raises click's error for an invalid one."""
-    for name in [name for name in os.environ if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NVIDIA_"))]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NVIDIA_"))
+    ]:
         patch.delenv(name)
     for name, value in variables.items():
         patch.setenv(name, value)
@@ -48,7 +57,9 @@ def ours(rendered: list[Object]) -> Iterator[Object]:
 
 def check_options(one: Object, patch: pytest.MonkeyPatch, where: str) -> None:
     program, command = one["command"]
-    variables = {variable["name"]: variable["value"] for variable in one["env"] if "value" in variable}
+    variables = {
+        variable["name"]: variable["value"] for variable in one["env"] if "value" in variable
+    }
     assert program == "podgpu", where
     assert {variable["name"] for variable in one["env"]} <= known(command), where
     try:

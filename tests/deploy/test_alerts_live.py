@@ -1,4 +1,6 @@
-"""Every shipped alert in a real Alertmanager: a fault on a simulated node fires it, and the repair resolves it."""
+"""Every shipped alert in a real Alertmanager: a fault on a simulated node fires it, and the repair
+resolves it.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,9 @@ class Growing:
 
 @dataclass
 class Recurring:
-    """An XID that recurs every second until its alert fires. The rule looks back two seconds here instead of
-    ten minutes, so a slow machine could miss a single XID."""
+    """An XID that recurs every second until its alert fires. The rule looks back two seconds here
+    instead of ten minutes, so a slow machine could miss a single XID.
+    """
 
     fleet: Fleet
     xid: int
@@ -101,7 +104,9 @@ def _pid(fleet: Fleet, pod: str) -> int:
 
 def _name_a_strange_gpu(fleet: Fleet) -> None:
     stranger = SimulatedPod(
-        "research", "astray", {"main": {"nvidia.com/gpu": ["GPU-00000000-dead-beef-0000-000000000000"]}}
+        "research",
+        "astray",
+        {"main": {"nvidia.com/gpu": ["GPU-00000000-dead-beef-0000-000000000000"]}},
     )
     fleet.nodes[0].kubelet.pods += (stranger,)
 
@@ -127,7 +132,9 @@ def _stop_competing(fleet: Fleet) -> None:
     for pid in (_pid(fleet, "ocr-0"), _pid(fleet, "embed-0"), _BURST_PID):
         fleet.nodes[0].driver.remove(pid)
     _set_it_to_work(fleet)
-    fleet.nodes[0].driver.place(SimulatedLoad(2, _pid(fleet, "embed-0"), duty=0.35, memory=9 * _GIB))
+    fleet.nodes[0].driver.place(
+        SimulatedLoad(2, _pid(fleet, "embed-0"), duty=0.35, memory=9 * _GIB)
+    )
 
 
 def _use_its_own_gpu_only(fleet: Fleet) -> None:
@@ -150,13 +157,17 @@ FAULTS = {
     ),
     "row remapping": Fault(
         (("PodgpuRowRemapFailure", "node-1", "3", ""),),
-        lambda fleet: fleet.nodes[0].driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3),
+        lambda fleet: fleet.nodes[0].driver.faults.answer(
+            "nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3
+        ),
         lambda fleet: fleet.nodes[0].driver.faults.clear("nvmlDeviceGetRemappedRows", 3),
         "Held by: nobody",
     ),
     "row remapping waits": Fault(
         (("PodgpuGpuBroken", "node-1", "3", ""),),
-        lambda fleet: fleet.nodes[0].driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 1, 0), 3),
+        lambda fleet: fleet.nodes[0].driver.faults.answer(
+            "nvmlDeviceGetRemappedRows", (0, 1, 1, 0), 3
+        ),
         lambda fleet: fleet.nodes[0].driver.faults.clear("nvmlDeviceGetRemappedRows", 3),
         "row_remap_pending for five minutes.*Held by: nobody",
     ),
@@ -167,15 +178,24 @@ FAULTS = {
         "research/train-0",
     ),
     "power brake": Fault(
-        (("PodgpuPowerBrake", "node-1", "1", ""),), lambda fleet: Growing(fleet, _HW_POWER_BRAKE, 1), lambda fleet: None
+        (("PodgpuPowerBrake", "node-1", "1", ""),),
+        lambda fleet: Growing(fleet, _HW_POWER_BRAKE, 1),
+        lambda fleet: None,
     ),
     "memory": Fault(
         (("PodgpuMemoryNearlyFull", "node-2", "0", "eval-0"),),
-        lambda fleet: fleet.nodes[1].driver.place(SimulatedLoad(0, _BURST_PID, duty=0.1, memory=31 * _GIB)),
+        lambda fleet: fleet.nodes[1].driver.place(
+            SimulatedLoad(0, _BURST_PID, duty=0.1, memory=31 * _GIB)
+        ),
         lambda fleet: fleet.nodes[1].driver.remove(_BURST_PID),
         "research/eval-0",
     ),
-    "idle": Fault((("PodgpuAllocatedButIdle", "node-1", "2", "ocr-0"),), _let_one_idle, _set_it_to_work, "batch/ocr-0"),
+    "idle": Fault(
+        (("PodgpuAllocatedButIdle", "node-1", "2", "ocr-0"),),
+        _let_one_idle,
+        _set_it_to_work,
+        "batch/ocr-0",
+    ),
     "a GPU that was not given": Fault(
         (("PodgpuUnallocatedUse", "node-1", "3", "ocr-0"),),
         _use_a_free_gpu,
@@ -183,7 +203,10 @@ FAULTS = {
         "batch/ocr-0 has used GPU 3 .*Allocated to: nobody",
     ),
     "three that want the whole GPU": Fault(
-        (("PodgpuContainerWaits", "node-1", "2", "ocr-0"), ("PodgpuContainerWaits", "node-1", "2", "embed-0")),
+        (
+            ("PodgpuContainerWaits", "node-1", "2", "ocr-0"),
+            ("PodgpuContainerWaits", "node-1", "2", "embed-0"),
+        ),
         _compete,
         _stop_competing,
         "waits .* of the time for GPU 2 .*batch/embed-0",
@@ -200,7 +223,9 @@ FAULTS = {
         _forget_the_strange_gpu,
         "unknown_device",
     ),
-    "lost GPU": Fault((("PodgpuGpuLost", "node-1", "", ""),), _lose_gpu, _bring_gpu_back, "do not answer: gpu1"),
+    "lost GPU": Fault(
+        (("PodgpuGpuLost", "node-1", "", ""),), _lose_gpu, _bring_gpu_back, "do not answer: gpu1"
+    ),
     "driver away": Fault(
         (("PodgpuExporterStale", "node-2", "", ""),),
         lambda fleet: fleet.nodes[1].driver.faults.unload_driver(),
@@ -234,7 +259,14 @@ FAULTS = {
     ),
 }
 TOGETHER = (
-    ("idle", "xid of an application", "power brake", "row remapping", "memory", "a node that nobody looks at"),
+    (
+        "idle",
+        "xid of an application",
+        "power brake",
+        "row remapping",
+        "memory",
+        "a node that nobody looks at",
+    ),
     ("xid of the hardware", "heat", "row remapping waits"),
     ("a strange id", "kubelet away", "a GPU that was not given"),
     ("lost GPU", "exporter down"),
@@ -247,13 +279,19 @@ TOGETHER = (
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, fleet_in(Path(folder)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,
+        fleet_in(Path(folder)) as running,
+    ):
         yield running
 
 
 @needs_servers
-# asyncio does not close a connection that it accepts while the server closes. Here Prometheus may connect at that time.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+# asyncio does not close a connection that it accepts while the server closes. Here Prometheus may
+# connect at that time.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
 def test_faults_fire_their_alerts_and_no_others_and_their_ends_resolve_them(
     fleet: Fleet, names: tuple[str, ...]
@@ -262,7 +300,9 @@ def test_faults_fire_their_alerts_and_no_others_and_their_ends_resolve_them(
 
 
 def _come_and_go(fleet: Fleet, faults: Sequence[Fault]) -> None:
-    """Injects the faults and removes each one when its alert fires. No other alert may fire meanwhile."""
+    """Injects the faults and removes each one when its alert fires. No other alert may fire
+    meanwhile.
+    """
     expected = {alert for fault in faults for alert in fault.expected}
     wait_until(lambda: not fleet.firing(), "nothing fires before")
     going_on: dict[Fault, Meanwhile] = {}
@@ -281,7 +321,9 @@ def _come_and_go(fleet: Fleet, faults: Sequence[Fault]) -> None:
             going_on[fault] = fault.inject(fleet) or (lambda: None)
         wait_until(all_told, "all told")
     except AssertionError as e:
-        e.add_note(f"not told of: {[fault.expected for fault in going_on]}; firing: {fleet.firing()}")
+        e.add_note(
+            f"not told of: {[fault.expected for fault in going_on]}; firing: {fleet.firing()}"
+        )
         raise
     finally:
         for fault in going_on:
@@ -289,7 +331,9 @@ def _come_and_go(fleet: Fleet, faults: Sequence[Fault]) -> None:
     wait_until(lambda: not fleet.firing(), "all resolved")
 
 
-def _is_told(fleet: Fleet, fault: Fault, alerts: Sequence[dict[str, Any]], expected: set[Alert]) -> bool:
+def _is_told(
+    fleet: Fleet, fault: Fault, alerts: Sequence[dict[str, Any]], expected: set[Alert]
+) -> bool:
     own = [alert for alert in alerts if fleet.short([alert]) <= set(fault.expected)]
     told = any(re.search(fault.told, alert["annotations"]["description"]) for alert in own)
     return told and fleet.short(own) == set(fault.expected) and fleet.short(alerts) <= expected
@@ -305,7 +349,10 @@ def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -
         return len(scraped) == 8
 
     wait_until(every_device, "every device is scraped")
-    found = {(one.labels["Hostname"], one.labels["gpu"], one.labels.get("GPU_I_ID", "")): one.labels for one in scraped}
+    found = {
+        (one.labels["Hostname"], one.labels["gpu"], one.labels.get("GPU_I_ID", "")): one.labels
+        for one in scraped
+    }
     assert {key: labels.get("pod") for key, labels in found.items()} == {
         ("node-1", "0", ""): "train-0",
         ("node-1", "1", ""): "chat-0",
@@ -316,7 +363,10 @@ def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -
         ("node-2", "1", "7"): "ada-0",
         ("node-2", "1", "8"): None,
     }
-    assert {labels["exporter_pod"] for labels in found.values()} == {"podgpu-exporter-node-1", "podgpu-exporter-node-2"}
+    assert {labels["exporter_pod"] for labels in found.values()} == {
+        "podgpu-exporter-node-1",
+        "podgpu-exporter-node-2",
+    }
     for labels in found.values():
         assert ("pod" in labels) == ("namespace" in labels) == ("container" in labels)
         assert not {"exported_pod", "exported_namespace", "exported_container"} & labels.keys()
@@ -324,7 +374,11 @@ def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -
 
 
 def rules_of(file: Path) -> list[dict[str, object]]:
-    return [rule for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+    return [
+        rule
+        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def test_every_alert_is_brought_about() -> None:

@@ -1,4 +1,6 @@
-"""The examples for the HPA and KEDA, with prometheus-adapter and a real Prometheus, and without them."""
+"""The examples for the HPA and KEDA, with prometheus-adapter and a real Prometheus, and without
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def adapter() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load(load(FOLDER / "prometheus-adapter.yaml")["data"]["config.yaml"])
+    config: dict[str, Any] = yaml.safe_load(
+        load(FOLDER / "prometheus-adapter.yaml")["data"]["config.yaml"]
+    )
     return config
 
 
@@ -75,7 +79,9 @@ def rule_for(wanted: Request) -> dict[str, Any]:
 
 
 def filled(rule: Mapping[str, Any], series: str, wanted: Request) -> str:
-    """Returns the adapter's query: the namespace first, then the objects. Several objects become a pattern."""
+    """Returns the adapter's query: the namespace first, then the objects. Several objects become a
+    pattern.
+    """
     matchers = [f'namespace="{wanted.namespace}"'] if wanted.namespace else []
     if wanted.names:
         operator = "=~" if len(wanted.names) > 1 else "="
@@ -86,7 +92,10 @@ def filled(rule: Mapping[str, Any], series: str, wanted: Request) -> str:
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, fleet_in(Path(folder)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,
+        fleet_in(Path(folder)) as running,
+    ):
         yield running
 
 
@@ -105,16 +114,22 @@ def told(fleet: Fleet, file: str, namespace: str, pods: Sequence[str] = ()) -> l
 
 @needs_servers
 def test_values_of_the_cluster_a_namespace_and_each_pod(fleet: Fleet) -> None:
-    """Busy loads use 30 % of the memory bandwidth: 27, 15, 15 and 12 %. The free GPU does not count."""
+    """Busy loads use 30 % of the memory bandwidth: 27, 15, 15 and 12 %. The free GPU does not
+    count.
+    """
 
     def is_it() -> bool:
         values = [one.value for one in told(fleet, "hpa.yaml", "serving")]
-        by_namespace = {one.labels["namespace"]: one.value for one in told(fleet, "hpa-namespace.yaml", "research")}
+        by_namespace = {
+            one.labels["namespace"]: one.value
+            for one in told(fleet, "hpa-namespace.yaml", "research")
+        }
         by_pod = told(fleet, "hpa-pods.yaml", "batch", ["embed-0", "ocr-0"])  # on a shared GPU
         return (
             values == [pytest.approx((27 + 15 + 15 + 12) / 4, rel=0.1)]
             and by_namespace == {"research": pytest.approx((27 + 12) / 2, rel=0.1)}
-            and {one.labels["pod"]: round(one.value / 5) for one in by_pod} == {"embed-0": 7, "ocr-0": 3}
+            and {one.labels["pod"]: round(one.value / 5) for one in by_pod}
+            == {"embed-0": 7, "ocr-0": 3}
         )
 
     wait_until(is_it, "the metrics of the three examples")
@@ -125,14 +140,25 @@ SCALED = ("scaledobject.yaml", "scaledobject-wake-up.yaml")
 _SCALED_OBJECT = {
     "scaleTargetRef": {"apiVersion", "kind", "name", "envSourceContainerName"},
     "triggers": {"type", "name", "metricType", "metadata", "authenticationRef", "useCachedMetrics"},
-    "": {"scaleTargetRef", "triggers", "pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "idleReplicaCount"}
+    "": {
+        "scaleTargetRef",
+        "triggers",
+        "pollingInterval",
+        "cooldownPeriod",
+        "initialCooldownPeriod",
+        "idleReplicaCount",
+    }
     | {"minReplicaCount", "maxReplicaCount", "advanced", "fallback"},
 }
 """Valid keys of a ScaledObject's spec (keda.sh/v1alpha1) and of two of its fields."""
 
 
 def _load_all(name: str) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all((FOLDER / "direct" / name).read_text(encoding="utf-8")) if one]
+    return [
+        one
+        for one in yaml.safe_load_all((FOLDER / "direct" / name).read_text(encoding="utf-8"))
+        if one
+    ]
 
 
 @pytest.mark.parametrize("name", DIRECT_HPAS)
@@ -144,8 +170,12 @@ def test_podgpu_understands_the_requests_of_an_hpa(name: str) -> None:
             continue  # external metrics come from another component
         source = metric[metric["type"].lower()]
         where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
-        selector = ",".join(f"{key}={value}" for key, value in source["metric"]["selector"]["matchLabels"].items())
-        found = parse_path(f"serving/{where}/{source['metric']['name']}", {"metricLabelSelector": selector}, 600.0)
+        selector = ",".join(
+            f"{key}={value}" for key, value in source["metric"]["selector"]["matchLabels"].items()
+        )
+        found = parse_path(
+            f"serving/{where}/{source['metric']['name']}", {"metricLabelSelector": selector}, 600.0
+        )
         assert found.metric.name == "gpu_utilization"
         assert found.pods.namespace == "serving"
 
@@ -159,8 +189,12 @@ def test_a_scaled_object_is_valid_for_keda_and_podgpu(name: str) -> None:
     assert spec["scaleTargetRef"].keys() <= _SCALED_OBJECT["scaleTargetRef"]
     for trigger in spec["triggers"]:
         assert trigger.keys() <= _SCALED_OBJECT["triggers"]
-        assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA accepts only strings"
+        assert all(isinstance(value, str) for value in trigger["metadata"].values()), (
+            "KEDA accepts only strings"
+        )
         if trigger["type"] == "external":
-            assert trigger["metricType"] == "Value", "a mean must not be divided by the number of replicas"
+            assert trigger["metricType"] == "Value", (
+                "a mean must not be divided by the number of replicas"
+            )
             found, _target = parse_trigger("serving", trigger["metadata"], 600.0)
             assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])

@@ -1,4 +1,6 @@
-"""Rules for every object of the chart, in all variants: helm lint, Kubernetes' schemas, least privilege."""
+"""Rules for every object of the chart, in all variants: helm lint, Kubernetes' schemas, least
+privilege.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def every_object() -> Iterator[tuple[str, Object]]:
 
 
 def every_pod() -> Iterator[tuple[str, Object]]:
-    return ((name, spec) for name, rendered in rendered_variants().items() for spec in pods_of(rendered))
+    return (
+        (name, spec) for name, rendered in rendered_variants().items() for spec in pods_of(rendered)
+    )
 
 
 def every_container() -> Iterator[tuple[str, Object]]:
@@ -131,8 +135,12 @@ def test_probes_use_a_port_of_the_container() -> None:
 def test_containers_have_requests_and_a_memory_limit() -> None:
     for name, one in every_container():
         assert one["resources"]["requests"].keys() == {"cpu", "memory"}, name
-        assert one["resources"]["limits"].keys() == {"memory"}, f"{name}: a CPU limit would delay the loops"
-        assert not any("nvidia.com" in key for part in one["resources"].values() for key in part), name
+        assert one["resources"]["limits"].keys() == {"memory"}, (
+            f"{name}: a CPU limit would delay the loops"
+        )
+        assert not any("nvidia.com" in key for part in one["resources"].values() for key in part), (
+            name
+        )
 
 
 def test_every_flag_and_variable_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +159,9 @@ def test_privileges_only_for_enabled_features() -> None:
             context = one["securityContext"]
             if one["name"] != "dcgm-exporter":  # NVIDIA's exporter may write files
                 assert context["readOnlyRootFilesystem"] is True, name
-            assert context.get("privileged", False) == (driver_root and one["name"] != "node-exporter"), name
+            assert context.get("privileged", False) == (
+                driver_root and one["name"] != "node-exporter"
+            ), name
             if not context.get("privileged"):
                 added = context["capabilities"].get("add", [])
                 assert context["capabilities"]["drop"] == ["ALL"], name
@@ -192,7 +202,9 @@ def test_pages_and_sections_named_in_the_notes_exist() -> None:
 def test_no_write_access_to_the_api_server() -> None:
     for name, one in every_object():
         for rule in one.get("rules", ()) if one["kind"] in ("Role", "ClusterRole") else ():
-            if rule.get("resources") == ["apiservices"]:  # permissions of autoscale, tested in test_chart_autoscale.py
+            if rule.get("resources") == [
+                "apiservices"
+            ]:  # permissions of autoscale, tested in test_chart_autoscale.py
                 assert rule["resourceNames"], name
                 continue
             assert set(rule["verbs"]) <= {"get", "list", "watch"}, name

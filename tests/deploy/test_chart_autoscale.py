@@ -13,7 +13,9 @@ KEDA_ALONE = VARIANTS["autoscale for KEDA alone"]
 
 
 def rules(values: Any, role: str) -> list[Any]:
-    (found,) = [one for one in of_kind("ClusterRole", values) if one["metadata"]["name"].endswith(role)]
+    (found,) = [
+        one for one in of_kind("ClusterRole", values) if one["metadata"]["name"].endswith(role)
+    ]
     return list(found["rules"])
 
 
@@ -48,24 +50,38 @@ def test_roles_of_the_metrics_api_only_with_the_api() -> None:
 
     assert "extension-apiserver-authentication-reader" in bound(PLAIN)
     assert "extension-apiserver-authentication-reader" not in bound(KEDA_ALONE)
-    (reader,) = [one for one in of_kind("RoleBinding", PLAIN) if one["metadata"]["namespace"] == "kube-system"]
+    (reader,) = [
+        one
+        for one in of_kind("RoleBinding", PLAIN)
+        if one["metadata"]["namespace"] == "kube-system"
+    ]
     assert reader["roleRef"]["name"] == "extension-apiserver-authentication-reader"
 
 
 def test_apiservice_has_service_and_authority() -> None:
-    given, injected = VARIANTS["autoscale with a given certificate"], VARIANTS["autoscale with cert-manager"]
+    given, injected = (
+        VARIANTS["autoscale with a given certificate"],
+        VARIANTS["autoscale with cert-manager"],
+    )
     own = of_kind("APIService", PLAIN)[0]["spec"]
     assert own["service"] == {"namespace": NAMESPACE, "name": "podgpu-autoscale", "port": 443}
     assert "caBundle" not in own, "podgpu sets the caBundle, and an upgrade must not remove it"
     assert not any("insecureSkipTLSVerify" in one["spec"] for one in of_kind("APIService", ALL))
     assert {one["spec"]["caBundle"] for one in of_kind("APIService", given)} == {"LS0tLS1CRUdJTg=="}
-    (service,) = [one for one in of_kind("Service", PLAIN) if one["metadata"]["name"] == "podgpu-autoscale"]
-    assert {"name": "https", "port": 443, "targetPort": "api", "protocol": "TCP", "appProtocol": "https"} in service[
-        "spec"
-    ]["ports"]
+    (service,) = [
+        one for one in of_kind("Service", PLAIN) if one["metadata"]["name"] == "podgpu-autoscale"
+    ]
+    assert {
+        "name": "https",
+        "port": 443,
+        "targetPort": "api",
+        "protocol": "TCP",
+        "appProtocol": "https",
+    } in service["spec"]["ports"]
     (certificate,) = of_kind("Certificate", injected)
     annotations = {
-        one["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] for one in of_kind("APIService", injected)
+        one["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+        for one in of_kind("APIService", injected)
     }
     assert annotations == {f"{NAMESPACE}/{certificate['metadata']['name']}"}
     assert certificate["spec"]["dnsNames"] == [f"podgpu-autoscale.{NAMESPACE}.svc"]

@@ -13,7 +13,10 @@ Values = Mapping[str, Any]
 
 
 def mounts(values: Values, component: str = "exporter", name: str = "podgpu") -> dict[str, str]:
-    return {one["mountPath"]: one["name"] for one in container(values, component, name).get("volumeMounts", ())}
+    return {
+        one["mountPath"]: one["name"]
+        for one in container(values, component, name).get("volumeMounts", ())
+    }
 
 
 def host_paths(values: Values, component: str = "exporter") -> dict[str, str]:
@@ -31,14 +34,19 @@ def test_another_directory_of_the_kubelet() -> None:
     assert mounts(values) == mounts({}), "paths in the container do not change"
 
 
-@pytest.mark.parametrize(("variant", "component"), [("web config", "exporter"), ("cluster behind TLS", "cluster")])
+@pytest.mark.parametrize(
+    ("variant", "component"), [("web config", "exporter"), ("cluster behind TLS", "cluster")]
+)
 def test_web_config_adds_a_plain_port_for_probes(variant: str, component: str) -> None:
     one = container(VARIANTS[variant], component)
     assert {item["name"]: item["containerPort"] for item in one["ports"]}["probes"] == 9402
     assert one["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}
     assert one["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "probes"}
     assert mounts(VARIANTS[variant], component)["/etc/podgpu/web"] == "web-config"
-    words = (*(str(value) for value in env(VARIANTS[variant], component).values()), *one.get("args", ()))
+    words = (
+        *(str(value) for value in env(VARIANTS[variant], component).values()),
+        *one.get("args", ()),
+    )
     assert any(word.endswith("/etc/podgpu/web/web-config.yml") for word in words)
     assert any(word.endswith(":9402") for word in words)
 
@@ -56,19 +64,24 @@ def test_cluster_may_connect_to_its_exporters() -> None:
     labels = the("DaemonSet", VARIANTS["network policies"])["spec"]["selector"]["matchLabels"]
     assert rules[-1]["to"] == [{"podSelector": {"matchLabels": labels}}]
     assert {port["port"] for port in rules[0]["ports"]} == {53, 5353}, "DNS"
-    everywhere = the("NetworkPolicy", VARIANTS["network policies everywhere"], "cluster")["spec"]["egress"][-1]
+    everywhere = the("NetworkPolicy", VARIANTS["network policies everywhere"], "cluster")["spec"][
+        "egress"
+    ][-1]
     assert everywhere["to"] == [{"podSelector": {"matchLabels": labels}, "namespaceSelector": {}}]
 
 
 def test_cluster_discovers_the_exporters_of_its_release() -> None:
     arguments = dict(
-        word.removeprefix("--").split("=", 1) for word in container(VARIANTS["cluster"], "cluster")["args"]
+        word.removeprefix("--").split("=", 1)
+        for word in container(VARIANTS["cluster"], "cluster")["args"]
     )
     namespace, _, selector = arguments["discover-kubernetes"].partition("/")
     wanted = dict(pair.split("=") for pair in selector.split(","))
     service = the("Service", VARIANTS["cluster"])
     assert namespace == service["metadata"]["namespace"]
-    assert wanted.items() <= service["metadata"]["labels"].items(), "EndpointSlices have the labels of their Service"
+    assert wanted.items() <= service["metadata"]["labels"].items(), (
+        "EndpointSlices have the labels of their Service"
+    )
     assert service["spec"]["ports"][0]["name"] == "metrics", "this port is scraped"
 
 
@@ -100,12 +113,20 @@ def test_cluster_reads_from_prometheus() -> None:
 
 def test_hook_mounts_only_the_runtime_socket_and_one_directory() -> None:
     values = VARIANTS["hook"]
-    assert host_paths(values, "hook") == {"nri": "/var/run/nri", "podlist": "/var/lib/kubelet/pod-resources"}
-    assert mounts(values, "hook") == {"/var/run/nri": "nri", "/var/lib/kubelet/pod-resources": "podlist"}
+    assert host_paths(values, "hook") == {
+        "nri": "/var/run/nri",
+        "podlist": "/var/lib/kubelet/pod-resources",
+    }
+    assert mounts(values, "hook") == {
+        "/var/run/nri": "nri",
+        "/var/lib/kubelet/pod-resources": "podlist",
+    }
     spec = pod(values, "hook")
     assert spec["serviceAccountName"] == "podgpu-hook"
     assert spec["automountServiceAccountToken"] is False
-    assert not any(spec.get(key) for key in ("hostPID", "hostNetwork", "hostIPC", "runtimeClassName"))
+    assert not any(
+        spec.get(key) for key in ("hostPID", "hostNetwork", "hostIPC", "runtimeClassName")
+    )
     assert container(values, "hook")["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert env(values, "hook")["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "false"
@@ -116,6 +137,8 @@ def test_history_of_the_cluster_on_a_claim() -> None:
     values = VARIANTS["history of the cluster"]
     assert "--history-dir=/var/lib/podgpu/history" in container(values, "cluster")["args"]
     spec = pod(values, "cluster")
-    assert {"name": "history", "persistentVolumeClaim": {"claimName": "podgpu-history"}} in spec["volumes"]
+    assert {"name": "history", "persistentVolumeClaim": {"claimName": "podgpu-history"}} in spec[
+        "volumes"
+    ]
     assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"] == 65534
     assert {"name": "history", "emptyDir": {"sizeLimit": "64Mi"}} in pod(values)["volumes"]

@@ -17,8 +17,13 @@ SEED = VARIANTS["seed 001's values where it has them"]
 def test_values_of_nvidias_walk_through_are_accepted() -> None:
     assert container(SEED)["args"] == ["-c", "1000"]
     assert env(SEED)["DCGM_EXPORTER_CONFIGMAP_DATA"] == "default:exporter-metrics-volume"
-    assert pod(SEED)["automountServiceAccountToken"] is True, "the ConfigMap is read from the API server"
-    volume = {"name": "exporter-metrics-volume", "configMap": {"name": "exporter-metrics-config-map"}}
+    assert pod(SEED)["automountServiceAccountToken"] is True, (
+        "the ConfigMap is read from the API server"
+    )
+    volume = {
+        "name": "exporter-metrics-volume",
+        "configMap": {"name": "exporter-metrics-config-map"},
+    }
     assert volume in pod(SEED)["volumes"]
 
 
@@ -30,10 +35,15 @@ def test_values_of_nvidias_walk_through_are_accepted() -> None:
         ({"nodeSelector": {"a": "b"}}, "Here it is gpuNodes.nodeSelector"),
         ({"kubeletPath": "/var/lib/kubelet/pod-resources"}, "Here it is kubeletRoot"),
         ({"customMetrics": "a"}, "Here it is exporter.counters.csv"),
-        ({"service": {"port": 9400}, "exporter": {"enabled": False}}, "Here it is exporter.service"),
+        (
+            {"service": {"port": 9400}, "exporter": {"enabled": False}},
+            "Here it is exporter.service",
+        ),
     ],
 )
-def test_other_values_are_refused_with_the_value_to_use(values: dict[str, Any], advice: str) -> None:
+def test_other_values_are_refused_with_the_value_to_use(
+    values: dict[str, Any], advice: str
+) -> None:
     (name, *_) = values
     assert f"{name} is a value of dcgm-exporter's chart. {advice}" in refusal(values)
 
@@ -69,10 +79,16 @@ def test_flags_in_the_table_exist() -> None:
 
 @pytest.mark.parametrize("one", standing_for(), ids=lambda one: one["flags"][-1])
 def test_flags_and_variables_are_refused_with_the_value_to_use(one: dict[str, Any]) -> None:
-    """Without this check, probes would use a port without a listener, or a feature would lack permissions."""
+    """Without this check, probes would use a port without a listener, or a feature would lack
+    permissions.
+    """
     short, *_, long = (*one["flags"], *one["flags"])
     words = [f"--{long}=x"] if short == long else [f"-{short}", "x"]
-    assert f"{words[0]}: use the value {one['value']}," in refusal({"exporter": {"arguments": words}})
+    assert f"{words[0]}: use the value {one['value']}," in refusal(
+        {"exporter": {"arguments": words}}
+    )
     if "env" in one:
         given = [{"name": one["env"], "value": "x"}]
-        assert f"{one['env']} is set by the chart: use the value {one['value']}," in refusal({"extraEnv": given})
+        assert f"{one['env']} is set by the chart: use the value {one['value']}," in refusal(
+            {"extraEnv": given}
+        )

@@ -30,7 +30,9 @@ def test_monitor_scrapes_its_pods_and_keeps_pod_labels(variant: str, component: 
     containers = pod(VARIANTS[variant], component)["containers"]
     assert endpoint["port"] in {port["name"] for one in containers for port in one.get("ports", ())}
     assert endpoint["honorLabels"] is True
-    dropped = [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"]
+    dropped = [
+        rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"
+    ]
     assert dropped == ["pod|namespace|container"]
 
 
@@ -39,7 +41,11 @@ def test_monitor_scrapes_its_pods_and_keeps_pod_labels(variant: str, component: 
 def test_auto_follows_the_cluster(switch: bool | str, operator: bool) -> None:
     everything = {"cluster": {"enabled": True}, "enrich": {"enabled": True}}
     values = {"monitor": {"enabled": switch}, "rules": {"enabled": switch}, **everything}
-    wanted = {"ServiceMonitor", "PodMonitor", "PrometheusRule"} if switch is True or (switch and operator) else set()
+    wanted = (
+        {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+        if switch is True or (switch and operator)
+        else set()
+    )
     assert CRDS & {one["kind"] for one in objects(values, operator)} == wanted
 
 
@@ -70,7 +76,11 @@ def test_rules_of_holders_only_without_their_labels_on_dcgm_series() -> None:
 
 def test_dashboard_objects_have_the_content_of_the_files() -> None:
     values = {"dashboards": {"annotations": {"grafana_folder": "GPU"}, "namespace": "grafana"}}
-    rendered = [one for one in of_kind("ConfigMap", values) if "grafana_dashboard" in one["metadata"]["labels"]]
+    rendered = [
+        one
+        for one in of_kind("ConfigMap", values)
+        if "grafana_dashboard" in one["metadata"]["labels"]
+    ]
     assert [json.loads(next(iter(one["data"].values()))) for one in rendered] == [
         json.loads(file.read_text(encoding="utf-8")) for file in DASHBOARD_FILES
     ]

@@ -41,7 +41,9 @@ def test_default_exporter_can_only_read_the_kubelets_directory_and_logs() -> Non
 def test_exporter_without_pod_mapping_is_not_root(values: Mapping[str, Any]) -> None:
     context = pod(values)["securityContext"]
     assert (context["runAsUser"], context["runAsNonRoot"]) == (65534, True)
-    assert not any("kubelet" in volume["hostPath"]["path"] for volume in pod(values).get("volumes", ()))
+    assert not any(
+        "kubelet" in volume["hostPath"]["path"] for volume in pod(values).get("volumes", ())
+    )
     assert env(values)["DCGM_EXPORTER_KUBERNETES"] == "false"
 
 
@@ -51,7 +53,9 @@ def test_host_pid_only_with_container_usage() -> None:
     assert "hostPID" not in pod(NO_USAGE)
     assert env(NO_USAGE)["PODGPU_USAGE_FROM"] == "none"
     assert [volume["name"] for volume in pod(NO_USAGE)["volumes"]] == ["pod-resources"]
-    assert all("hostPID" not in pod(VARIANTS[name], "enrich") for name in ("enrich", "enrich with all"))
+    assert all(
+        "hostPID" not in pod(VARIANTS[name], "enrich") for name in ("enrich", "enrich with all")
+    )
 
 
 def test_exact_usage_adds_sys_admin_only() -> None:
@@ -85,7 +89,11 @@ def _binds(binding: Object, role: Object) -> bool:
 
 
 PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
-SLICES = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]}
+SLICES = {
+    "apiGroups": ["resource.k8s.io"],
+    "resources": ["resourceslices"],
+    "verbs": ["list", "watch"],
+}
 CLAIMS = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]}
 VERSIONS = {"nonResourceURLs": ["/apis/resource.k8s.io"], "verbs": ["get"]}
 
@@ -107,10 +115,20 @@ def test_roles_of_enabled_features(variant: str, expected: dict[str, list[Object
 
 @pytest.mark.parametrize(
     ("variant", "namespace", "name"),
-    [("counters in a ConfigMap", "gpu", "counters"), ("seed 001's values", "default", "exporter-metrics-volume")],
+    [
+        ("counters in a ConfigMap", "gpu", "counters"),
+        ("seed 001's values", "default", "exporter-metrics-volume"),
+    ],
 )
-def test_only_the_configmap_of_counters_can_be_read(variant: str, namespace: str, name: str) -> None:
-    one_map = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["list", "watch"]}
+def test_only_the_configmap_of_counters_can_be_read(
+    variant: str, namespace: str, name: str
+) -> None:
+    one_map = {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [name],
+        "verbs": ["list", "watch"],
+    }
     assert rules_of(VARIANTS[variant]) == {"Role": [one_map]}
     (role,) = of_kind("Role", VARIANTS[variant])
     assert role["metadata"]["namespace"] == namespace
@@ -121,7 +139,10 @@ def test_only_the_configmap_of_counters_can_be_read(variant: str, namespace: str
     ("variant", "expected"),
     [
         ("cluster", {"Role": [["endpointslices"], ["services"]]}),
-        ("cluster with prices by node label", {"Role": [["endpointslices"], ["services"]], "ClusterRole": [["nodes"]]}),
+        (
+            "cluster with prices by node label",
+            {"Role": [["endpointslices"], ["services"]], "ClusterRole": [["nodes"]]},
+        ),
         ("cluster by Prometheus", {}),
         ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["services"], ["pods"]]}),
     ],

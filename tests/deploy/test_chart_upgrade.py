@@ -20,7 +20,11 @@ TAKEN = {name: values for name, values in OLD["examples"].items() if name != "in
 def _leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in values.items():
-        leaves |= _leaves(value, f"{path}{key}.") if isinstance(value, dict) and value else {path + key: value}
+        leaves |= (
+            _leaves(value, f"{path}{key}.")
+            if isinstance(value, dict) and value
+            else {path + key: value}
+        )
     return leaves
 
 
@@ -42,9 +46,17 @@ def _without(values: dict[str, Any], paths: set[str]) -> dict[str, Any]:
 def test_the_message_names_every_value_that_moved() -> None:
     named = _named(refusal(OLD["defaults"]))
     current, old = _leaves(values_file()), _leaves(OLD["defaults"])
-    moved = [path for path, value in old.items() if path not in current and value not in ("", [], {}, False)]
+    moved = [
+        path
+        for path, value in old.items()
+        if path not in current and value not in ("", [], {}, False)
+    ]
     assert len(moved) > 60
-    assert not [path for path in moved if not any(path == name or path.startswith(f"{name}.") for name in named)]
+    assert not [
+        path
+        for path in moved
+        if not any(path == name or path.startswith(f"{name}.") for name in named)
+    ]
 
 
 def test_values_that_did_not_move_are_accepted() -> None:
@@ -80,4 +92,6 @@ def test_an_example_with_moved_values_is_refused_with_the_new_place() -> None:
 
 def test_a_config_map_of_counters_has_one_name_now() -> None:
     counters = {"configMap": {"namespace": "monitoring", "name": "counters"}}
-    assert "exporter.counters.configMap -> a text, NAMESPACE:NAME" in refusal({"exporter": {"counters": counters}})
+    assert "exporter.counters.configMap -> a text, NAMESPACE:NAME" in refusal(
+        {"exporter": {"counters": counters}}
+    )

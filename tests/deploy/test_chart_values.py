@@ -16,7 +16,9 @@ from tests.deploy.chart import FOLDER, refusal, values_file
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DCGM_CHART = {
-    name for name, one in SCHEMA["properties"].items() if "dcgm-exporter's chart" in one.get("description", "")
+    name
+    for name, one in SCHEMA["properties"].items()
+    if "dcgm-exporter's chart" in one.get("description", "")
 }
 """Values of dcgm-exporter's chart, tested in test_chart_dcgm_chart.py."""
 
@@ -38,7 +40,9 @@ def test_the_schema_describes_every_value_and_no_other() -> None:
 def compare(values: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> None:
     properties = dict(resolved(schema).get("properties", {}))
     if not path:
-        properties = {name: one for name, one in properties.items() if name not in {"global", *DCGM_CHART}}
+        properties = {
+            name: one for name, one in properties.items() if name not in {"global", *DCGM_CHART}
+        }
     properties = {name: one for name, one in properties.items() if one != MOVED}
     optional = {"maxSurge", "currency", "models", "level", "role", "type", "user"} - values.keys()
     assert values.keys() == properties.keys() - optional or not properties, path

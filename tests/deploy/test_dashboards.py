@@ -1,4 +1,6 @@
-"""Every query of the shipped dashboards, and of NVIDIA's dashboard 12239, returns data from a real Prometheus."""
+"""Every query of the shipped dashboards, and of NVIDIA's dashboard 12239, returns data from a real
+Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ NVIDIA_12239 = (
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    """A fleet with data for every panel: an error, a lasting alert, a failed source, an idle holder.
+    """A fleet with data for every panel: an error, a lasting alert, a failed source, an idle
+    holder.
 
     The first node has the names of dcgm-exporter 4.8, the second those of 4.9.
     """
@@ -57,7 +60,16 @@ def fleet() -> Iterator[Fleet]:
         running = stack.enter_context(fleet_in(folder, [job], ("4.8", "4.9")))
         (folder / "prices.yaml").write_text("currency: EUR\nmodels: {'*': {gpu_hour: 2.5}}\n")
         targets = ",".join(f"http://{node.instance}/metrics" for node in running.nodes)
-        options = ("--scrape", targets, "--interval", "500ms", "--window", "5s", "--idle-after", "1s")
+        options = (
+            "--scrape",
+            targets,
+            "--interval",
+            "500ms",
+            "--window",
+            "5s",
+            "--idle-after",
+            "1s",
+        )
         prices = ("--prices", str(folder / "prices.yaml"))
         stack.enter_context(podgpu(("cluster", *options, *prices), folder, port=port))
         first = running.nodes[0]
@@ -65,15 +77,23 @@ def fleet() -> Iterator[Fleet]:
         first.driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3)
         first.driver.remove(4003)  # the process of batch/ocr-0, which keeps its share
         first.kubelet.stop()
-        wait_until(lambda: running.prometheus.ask("podgpu_exporter_source_errors_total"), "the kubelet is missed")
+        wait_until(
+            lambda: running.prometheus.ask("podgpu_exporter_source_errors_total"),
+            "the kubelet is missed",
+        )
         first.kubelet.start()
         yield running
 
 
 def sent(asked: Asked) -> list[str]:
-    """Returns the queries with "All" selected. A query with a node variable is returned for both nodes."""
+    """Returns the queries with "All" selected. A query with a node variable is returned for both
+    nodes.
+    """
     dashboard = DASHBOARDS[asked.dashboard]
-    one_of = {as_sent(asked.expr, everything_chosen(dashboard, {"node": name})) for name in ("node-1", "node-2")}
+    one_of = {
+        as_sent(asked.expr, everything_chosen(dashboard, {"node": name}))
+        for name in ("node-1", "node-2")
+    }
     return sorted(one_of)
 
 
@@ -89,11 +109,16 @@ def test_every_query_returns_data(fleet: Fleet, name: str) -> None:
 
 @needs_servers
 def test_nvidias_dashboard_returns_data(fleet: Fleet) -> None:
-    picked = {"instance": several([node.instance for node in fleet.nodes]), "gpu": several(["0", "1"])}
+    picked = {
+        "instance": several([node.instance for node in fleet.nodes]),
+        "gpu": several(["0", "1"]),
+    }
     for query in (as_sent(query, picked) for query in NVIDIA_12239):
         wait_until(lambda query=query: fleet.prometheus.ask(query), query)
         if not query.startswith(("avg", "sum")):
-            assert all({"instance", "gpu"} <= one.labels.keys() for one in fleet.prometheus.ask(query))
+            assert all(
+                {"instance", "gpu"} <= one.labels.keys() for one in fleet.prometheus.ask(query)
+            )
 
 
 @needs_servers
@@ -119,10 +144,13 @@ def test_the_states_of_gpus_add_up(fleet: Fleet) -> None:
 
     def counts() -> list[float]:
         return [
-            one.value for target in panel["targets"] for one in fleet.prometheus.ask(as_sent(target["expr"], picked))
+            one.value
+            for target in panel["targets"]
+            for one in fleet.prometheus.ask(as_sent(target["expr"], picked))
         ]
 
-    # Node 1: two GPUs have one pod, one is shared, one is free. Node 2: one is held, one has a held MIG instance.
+    # Node 1: two GPUs have one pod, one is shared, one is free. Node 2: one is held, one has a held
+    # MIG instance.
     wait_until(lambda: counts() == [5, 0, 0, 1], "5 GPUs used, none idle, none not known, 1 free")
 
 

@@ -1,4 +1,5 @@
-"""`helm install`, `upgrade` and `uninstall` of the chart by the real helm, on an API server that only stores objects.
+"""`helm install`, `upgrade` and `uninstall` of the chart by the real helm, on an API server that
+only stores objects.
 
 No controller and no kubelet runs, so a hook that needs a pod would never finish.
 """
@@ -66,14 +67,24 @@ class _Handler(QuietHandler):
         elif path in self.server.objects:
             self._answer(self.server.objects[path])
         elif path.endswith("/secrets"):
-            self._answer(_secret_list([body for name, body in self.server.objects.items() if name.startswith(path)]))
+            self._answer(
+                _secret_list(
+                    [body for name, body in self.server.objects.items() if name.startswith(path)]
+                )
+            )
         else:
-            self._answer({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}, 404)
+            self._answer(
+                {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}, 404
+            )
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         is_json = body.startswith(b"{")
-        name = json.loads(body)["metadata"]["name"] if is_json else re.findall(rb"sh\.helm\.[\w.-]+", body)[0].decode()
+        name = (
+            json.loads(body)["metadata"]["name"]
+            if is_json
+            else re.findall(rb"sh\.helm\.[\w.-]+", body)[0].decode()
+        )
         self.server.objects[f"{self.path.partition('?')[0]}/{name}"] = body
         self._answer(body, 201)
 
@@ -90,7 +101,9 @@ class _Handler(QuietHandler):
         path = self.path.partition("?")[0]
         self.server.deleted.append(path)
         if self.server.objects.pop(path, None) is None:
-            self._answer({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}, 404)
+            self._answer(
+                {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}, 404
+            )
         else:
             self._answer({"kind": "Status", "status": "Success"})
 
@@ -135,16 +148,31 @@ def _discovery(path: str) -> dict[str, Any] | None:
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
         versions = [{"groupVersion": version, "version": "v1"} for version in groups]
-        rows = [{"name": v["groupVersion"].partition("/")[0], "versions": [v], "preferredVersion": v} for v in versions]
+        rows = [
+            {"name": v["groupVersion"].partition("/")[0], "versions": [v], "preferredVersion": v}
+            for v in versions
+        ]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": rows}
-    version = path.removeprefix("/apis/") if path.startswith("/apis/") else path.removeprefix("/api/")
+    version = (
+        path.removeprefix("/apis/") if path.startswith("/apis/") else path.removeprefix("/api/")
+    )
     if version not in KINDS:
         return None
     resources = [
-        {"name": _plural(kind).lower(), "kind": kind, "namespaced": kind not in CLUSTER_WIDE, "verbs": VERBS}
+        {
+            "name": _plural(kind).lower(),
+            "kind": kind,
+            "namespaced": kind not in CLUSTER_WIDE,
+            "verbs": VERBS,
+        }
         for kind in KINDS[version]
     ]
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": version,
+        "resources": resources,
+    }
 
 
 @contextmanager
@@ -152,7 +180,9 @@ def _store(folder: Path) -> Iterator[_Store]:
     server = _Store()
     config = {
         "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "clusters": [
+            {"name": "test", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        ],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": ""}}],
     }
     (folder / "kubeconfig").write_text(json.dumps(config), encoding="utf-8")
@@ -167,33 +197,63 @@ def _helm(folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("how", [[], ["--no-hooks"]], ids=["plain", "no hooks"])
 def test_uninstall_needs_no_pod_and_leaves_nothing(how: list[str], tmp_path: Path) -> None:
-    """An APIService without a backend blocks the deletion of every namespace, so it must be deleted first."""
+    """An APIService without a backend blocks the deletion of every namespace, so it must be deleted
+    first.
+    """
     with _store(tmp_path) as store:
-        _helm(tmp_path, "install", "podgpu", str(CHART), "--disable-openapi-validation", *AUTOSCALE, *IN_NAMESPACE)
+        _helm(
+            tmp_path,
+            "install",
+            "podgpu",
+            str(CHART),
+            "--disable-openapi-validation",
+            *AUTOSCALE,
+            *IN_NAMESPACE,
+        )
         installed = [path for path in store.objects if "/secrets/" not in path]
         assert len(installed) > 15
         _helm(tmp_path, "uninstall", "podgpu", "--timeout", "20s", *how, *IN_NAMESPACE)
         assert store.objects == {}
     services = [n for n, path in enumerate(store.deleted) if "/apiservices/" in path]
-    others = [n for n, path in enumerate(store.deleted) if "/secrets/" not in path and n not in services]
+    others = [
+        n for n, path in enumerate(store.deleted) if "/secrets/" not in path and n not in services
+    ]
     assert len(services) == 2
     assert max(services) < min(others)
 
 
 def _commands(page: str) -> list[list[str]]:
-    """Returns the arguments after the chart name of each `helm upgrade --install podgpu` command on a page."""
-    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ").replace("--create-namespace", "")
+    """Returns the arguments after the chart name of each `helm upgrade --install podgpu` command on
+    a page.
+    """
+    text = (
+        (ROOT / page)
+        .read_text(encoding="utf-8")
+        .replace("\\\n", " ")
+        .replace("--create-namespace", "")
+    )
     return [
-        shlex.split(line) for line in re.findall(r"^\$ helm upgrade --install podgpu \S+ (.+)$", text, re.MULTILINE)
+        shlex.split(line)
+        for line in re.findall(r"^\$ helm upgrade --install podgpu \S+ (.+)$", text, re.MULTILINE)
     ]
 
 
 @pytest.mark.parametrize("page", ["docs/hook.md", "docs/holders.md"])
 def test_documented_upgrades_keep_the_cluster_view(page: str, tmp_path: Path) -> None:
-    """The README's command enables the cluster view. The commands of other pages are run after it."""
+    """The README's command enables the cluster view. The commands of other pages are run after
+    it.
+    """
     (first,) = _commands("README.md")
     with _store(tmp_path) as store:
         for arguments in (first, *_commands(page)):
-            _helm(tmp_path, "upgrade", "--install", "podgpu", str(CHART), "--disable-openapi-validation", *arguments)
+            _helm(
+                tmp_path,
+                "upgrade",
+                "--install",
+                "podgpu",
+                str(CHART),
+                "--disable-openapi-validation",
+                *arguments,
+            )
         assert _commands(page)
         assert any(path.endswith("/deployments/podgpu-cluster") for path in store.objects)

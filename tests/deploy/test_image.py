@@ -30,14 +30,21 @@ def test_locked_wheels_satisfy_the_package() -> None:
         entries = re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]
         assert all("--hash=sha256:" in entry for entry in entries)
         versions |= {entry.split("==")[0]: entry.split("==")[1].split()[0] for entry in entries}
-    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["autoscale"]]
+    wanted = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["autoscale"],
+    ]
     for text in [*wanted, *project["build-system"]["requires"]]:
         requirement = Requirement(text)
         version = versions[requirement.name.lower()]
-        assert requirement.specifier.contains(version), f"locked: {requirement.name} {version}; needed: {text}"
+        assert requirement.specifier.contains(version), (
+            f"locked: {requirement.name} {version}; needed: {text}"
+        )
 
 
 def test_each_architecture_has_the_same_debian_packages() -> None:
-    names = [[package[0] for package in locked_packages(architecture)] for architecture in ARCHITECTURES]
+    names = [
+        [package[0] for package in locked_packages(architecture)] for architecture in ARCHITECTURES
+    ]
     assert names[0] == names[1]
     assert "python3.11-minimal" in names[0]

@@ -1,4 +1,6 @@
-"""deploy/manifests is up to date and valid. Flags and variables in other shipped files are valid options."""
+"""deploy/manifests is up to date and valid. Flags and variables in other shipped files are valid
+options.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,12 @@ def test_namespace_allows_the_pods(name: str) -> None:
         assert rendered[0]["kind"] == "Namespace"
         labels = rendered[0]["metadata"]["labels"]  # type: ignore[index]
         assert levels <= {"restricted", labels["pod-security.kubernetes.io/enforce"]}
-    elsewhere = {one["kind"] for one in rendered if one["metadata"].get("namespace", NAMESPACE) != NAMESPACE}  # type: ignore[attr-defined]
-    assert elsewhere <= {"RoleBinding"}, "only a RoleBinding in kube-system, for the API server's authentication"
+    elsewhere = {
+        one["kind"] for one in rendered if one["metadata"].get("namespace", NAMESPACE) != NAMESPACE
+    }  # type: ignore[attr-defined]
+    assert elsewhere <= {"RoleBinding"}, (
+        "only a RoleBinding in kube-system, for the API server's authentication"
+    )
 
 
 @files
@@ -73,11 +79,18 @@ def test_options_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_the_gpu_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks the variables that the operator's DaemonSet sets, from the table of docs/install-gpu-operator.md."""
+    """Checks the variables that the operator's DaemonSet sets, from the table of
+    docs/install-gpu-operator.md.
+    """
     exposition = (ROOT / "docs" / "install-gpu-operator.md").read_text(encoding="utf-8")
     table = exposition.split("| The operator sets |")[1].split("\n\n")[0]
     named = set(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)", table))
-    assert {"DCGM_EXPORTER_LISTEN", "DCGM_EXPORTER_COLLECTORS", "DCGM_REMOTE_HOSTENGINE_INFO", "NODE_NAME"} <= named
+    assert {
+        "DCGM_EXPORTER_LISTEN",
+        "DCGM_EXPORTER_COLLECTORS",
+        "DCGM_REMOTE_HOSTENGINE_INFO",
+        "NODE_NAME",
+    } <= named
     assert named <= known("exporter")
     variables = dict(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)=([^`]+)`", table))
     parse("exporter", (), variables, monkeypatch)

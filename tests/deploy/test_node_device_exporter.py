@@ -1,4 +1,6 @@
-"""Runs the containers of node-device-exporter-daemonset.yaml with simulated GPUs: names and labels of seed 000."""
+"""Runs the containers of node-device-exporter-daemonset.yaml with simulated GPUs: names and labels
+of seed 000.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ SEED = (ROOT / "tests" / "fixtures" / "seeds" / "000-sample.prom").read_text(enc
 POD_LABELS = {"container_name": "pod1-ctr", "pod_name": "pod1", "pod_namespace": "default"}
 PROGRAMS = {
     "podgpu": [sys.executable, "-m", "podgpu", "enrich"],
-    "dcgm-exporter": [sys.executable, "-m", "podgpu", "exporter", "--telemetry", "simulated:2xH100"],
+    "dcgm-exporter": [
+        sys.executable,
+        "-m",
+        "podgpu",
+        "exporter",
+        "--telemetry",
+        "simulated:2xH100",
+    ],
     "node-exporter": [str(NODE_EXPORTER)],
 }
 
@@ -41,14 +50,18 @@ def _containers() -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def _run(container: Mapping[str, Any], places: Mapping[str, str], **variables: str) -> Iterator[None]:
+def _run(
+    container: Mapping[str, Any], places: Mapping[str, str], **variables: str
+) -> Iterator[None]:
     """Runs a container's command with other paths and ports."""
     arguments = [str(word) for word in container["args"]]
     for place, here in places.items():
         arguments = [word.replace(place, here) for word in arguments]
     own = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     command = [*PROGRAMS[container["name"]], *arguments]
-    with subprocess.Popen(command, env=os.environ | own | variables, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, env=os.environ | own | variables, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             yield
         finally:
@@ -82,7 +95,8 @@ def test_names_and_labels_of_seed_000(folder: Path) -> None:
     with ExitStack() as stack:
         stack.enter_context(_run(containers["dcgm-exporter"], places))
         uuids = re.findall(
-            r'dcgm_gpu_temp{.*?uuid="(.*?)"', _read(f"http://127.0.0.1:{dcgm}/metrics", "dcgm_gpu_temp{")
+            r'dcgm_gpu_temp{.*?uuid="(.*?)"',
+            _read(f"http://127.0.0.1:{dcgm}/metrics", "dcgm_gpu_temp{"),
         )
         pod = SimulatedPod("default", "pod1", {"pod1-ctr": {"nvidia.com/gpu": uuids}})
         stack.enter_context(SimulatedKubelet(str(socket), [pod]))
@@ -98,5 +112,10 @@ def test_names_and_labels_of_seed_000(folder: Path) -> None:
         assert len(family.samples) == len(uuids) == len(wanted.samples)
         for sample in family.samples:
             labels = dict(sample.labels)
-            assert labels.keys() == {*dict(wanted.samples[0].labels), "pci_bus_id", "device", "modelName"}
+            assert labels.keys() == {
+                *dict(wanted.samples[0].labels),
+                "pci_bus_id",
+                "device",
+                "modelName",
+            }
             assert POD_LABELS.items() <= labels.items()

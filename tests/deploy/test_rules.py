@@ -49,7 +49,9 @@ def test_the_runbook_has_no_alert_too_many() -> None:
 
 
 def test_xid_alerts_and_device_health_agree() -> None:
-    (numbers,) = {match for rule in ALERTS.values() for match in re.findall(r'xid=~"([\d|]+)"', rule["expr"])}
+    (numbers,) = {
+        match for rule in ALERTS.values() for match in re.findall(r'xid=~"([\d|]+)"', rule["expr"])
+    }
     assert [int(number) for number in numbers.split("|")] == [
         xid for xid, spec in xid_specs().items() if spec.needs_action
     ]

@@ -19,7 +19,9 @@ from podgpu.cli.options import EXPORTER_OPTIONS
 FOLDER = ROOT / "deploy" / "systemd"
 UNIT = FOLDER / "podgpu.service"
 SOCKET = FOLDER / "podgpu.socket"
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 
 
 def service() -> configparser.SectionProxy:
@@ -27,14 +29,18 @@ def service() -> configparser.SectionProxy:
 
 
 def section(unit: Path, name: str) -> configparser.SectionProxy:
-    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=("#",)
+    )
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(unit, encoding="utf-8")
     return parser[name]
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["systemd-analyze", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture

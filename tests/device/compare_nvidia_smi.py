@@ -1,9 +1,10 @@
-"""Compares podgpu's values with nvidia-smi's on a real GPU under load. Needs PyTorch and takes half a minute:
+"""Compares podgpu's values with nvidia-smi's on a real GPU under load. Needs PyTorch and takes half
+a minute:
 
     python tests/device/compare_nvidia_smi.py
 
-Reads podgpu between two readings of nvidia-smi, several times. Prints the three means of each value. Exits 1 if a value
-of podgpu is outside the two values of nvidia-smi more than once.
+Reads podgpu between two readings of nvidia-smi, several times. Prints the three means of each
+value. Exits 1 if a value of podgpu is outside the two values of nvidia-smi more than once.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ def main() -> int:
 def read_podgpu() -> dict[str, float]:
     with urllib.request.urlopen("http://127.0.0.1:9400/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
-    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("DCGM_")}
+    return {
+        line.split("{")[0]: float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith("DCGM_")
+    }
 
 
 def read_nvidia_smi() -> dict[str, float]:
@@ -79,7 +84,11 @@ def compare() -> int:
         rounds.append((read_podgpu(), before, read_nvidia_smi()))
     wrong = 0
     for name, (column, slack) in COLUMNS.items():
-        rows = [(ours[name], before[column], after[column]) for ours, before, after in rounds if name in ours]
+        rows = [
+            (ours[name], before[column], after[column])
+            for ours, before, after in rounds
+            if name in ours
+        ]
         inside = sum(min(b, a) - slack <= ours <= max(b, a) + slack for ours, b, a in rows)
         is_right = inside >= ROUNDS - 1
         wrong += not is_right

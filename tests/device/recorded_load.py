@@ -2,13 +2,15 @@
 
     python recorded_load.py BUSY_MS PERIOD_MS LOG GO [random] [fp32] [cool] [deep]
 
-First measures the duration of one matrix product and of one burst, while no other load runs. Waits for the file GO.
-Then computes the same number of products in each period. Twice a second writes `monotonic_time seconds_of_work
-seconds_of_waiting` to LOG. The waiting time is the duration of a burst minus the duration measured first.
+First measures the duration of one matrix product and of one burst, while no other load runs. Waits
+for the file GO. Then computes the same number of products in each period. Twice a second writes
+`monotonic_time seconds_of_work seconds_of_waiting` to LOG. The waiting time is the duration of a
+burst minus the duration measured first.
 
-`random` makes the pauses exponentially distributed. At the power limit products take longer than measured, so the
-recorded time is too low. `fp32` stays below the power limit. `cool` multiplies zeros and needs half the power. `deep`
-synchronizes after each burst instead of after 64 products, so that the GPU always has queued work.
+`random` makes the pauses exponentially distributed. At the power limit products take longer than
+measured, so the recorded time is too low. `fp32` stays below the power limit. `cool` multiplies
+zeros and needs half the power. `deep` synchronizes after each burst instead of after 64 products,
+so that the GPU always has queued work.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def compute(count: int, write: Callable[[int], None] = lambda _: None) -> float:
 
 with Path(__file__).open() as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    matrix = (torch.zeros if "cool" in sys.argv else torch.randn)(2048, 2048, device="cuda", dtype=kind)
+    matrix = (torch.zeros if "cool" in sys.argv else torch.randn)(
+        2048, 2048, device="cuda", dtype=kind
+    )
     result = torch.empty_like(matrix)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     compute(200)
@@ -57,7 +61,11 @@ with Path(__file__).open() as lock:
         product = min(product, begin.elapsed_time(end) / 50e3)
     burst = max(1, round(busy / product)) if busy else 0
     alone = median(compute(burst) for _ in range(9 if busy < 0.1 else 1))
-log.write(f"# one product takes {product * 1e6:.1f} us, a burst has {burst} and takes {alone * 1e3:.3f} ms\n")
+log.write(
+    f"# one product takes {product * 1e6:.1f} us, a burst has {burst} and takes "
+    f"{alone * 1e3:.3f} "
+    "ms\n"
+)
 while not go.exists():
     time.sleep(0.05)
 done, waited, began, written_at = 0, 0.0, 0.0, time.monotonic()

@@ -1,7 +1,8 @@
-"""Runs loads and exporters on a shared GPU, and reads their metrics. The scripts in this folder use it.
+"""Runs loads and exporters on a shared GPU, and reads their metrics. The scripts in this folder use
+it.
 
-Each load is a process in a cgroup with the usual name of a container. The usual files in /var/log also exist. Needs
-root, cgroup v2 and PyTorch, but no container runtime.
+Each load is a process in a cgroup with the usual name of a container. The usual files in /var/log
+also exist. Needs root, cgroup v2 and PyTorch, but no container runtime.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ class Tenant:
     def start(self) -> None:
         uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, self.pod))
         container_id = sha256(self.pod.encode()).hexdigest()
-        Path(f"/var/log/pods/{self.namespace}_{self.pod}_{uid}/main").mkdir(parents=True, exist_ok=True)
+        Path(f"/var/log/pods/{self.namespace}_{self.pod}_{uid}/main").mkdir(
+            parents=True, exist_ok=True
+        )
         logs = Path("/var/log/containers")
         logs.mkdir(parents=True, exist_ok=True)
         (logs / f"{self.pod}_{self.namespace}_main-{container_id}.log").touch()
-        self.process = subprocess.Popen(self.command, user=self.user, env=os.environ | {"HOME": "/tmp"})
+        self.process = subprocess.Popen(
+            self.command, user=self.user, env=os.environ | {"HOME": "/tmp"}
+        )
         pod_slice = _CGROUPS / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
         scope = pod_slice / f"cri-containerd-{container_id}.scope"
         scope.mkdir(parents=True, exist_ok=True)
@@ -76,7 +81,9 @@ class Tenant:
         return self._read_log(2, since, until)
 
     def _read_log(self, column: int, since: float, until: float) -> float:
-        lines = [line.split() for line in self.log.read_text().splitlines() if not line.startswith("#")]
+        lines = [
+            line.split() for line in self.log.read_text().splitlines() if not line.startswith("#")
+        ]
         points = [(float(line[0]), float(line[column])) for line in lines if len(line) == 3]
 
         def total(moment: float) -> float:
@@ -109,7 +116,9 @@ class SharedGpu:
         return 1 if self.wrong else 0
 
     @contextmanager
-    def loads(self, bursts: Sequence[Burst], *options: str, user: int | None = None) -> Iterator[list[Tenant]]:
+    def loads(
+        self, bursts: Sequence[Burst], *options: str, user: int | None = None
+    ) -> Iterator[list[Tenant]]:
         """Runs one load per burst. `user` is the user id of the last load."""
         go = self.folder / f"go-{time.monotonic_ns()}"
         tenants = []
@@ -117,13 +126,25 @@ class SharedGpu:
             log = self.folder / f"{go.name}-{number}.log"
             log.touch()
             log.chmod(0o666)
-            command = [sys.executable, str(_LOAD), str(busy), str(period), str(log), str(go), *options]
+            command = [
+                sys.executable,
+                str(_LOAD),
+                str(busy),
+                str(period),
+                str(log),
+                str(go),
+                *options,
+            ]
             last = number == len(bursts) - 1
             tenants.append(Tenant(f"load-{go.name}-{number}", log, command, user if last else None))
         try:
             for tenant in tenants:
                 tenant.start()
-            wait_for(lambda: all(tenant.log.stat().st_size for tenant in tenants), 90, "the loads to calibrate")
+            wait_for(
+                lambda: all(tenant.log.stat().st_size for tenant in tenants),
+                90,
+                "the loads to calibrate",
+            )
             go.touch()
             time.sleep(1.0)
             yield tenants
@@ -133,7 +154,11 @@ class SharedGpu:
 
     @contextmanager
     def exporters(
-        self, tenants: Sequence[Tenant], methods: Sequence[str], *options: str, wrapper: Sequence[str] = ()
+        self,
+        tenants: Sequence[Tenant],
+        methods: Sequence[str],
+        *options: str,
+        wrapper: Sequence[str] = (),
     ) -> Iterator[dict[str, int]]:
         """Runs one exporter per method. Yields their pids."""
         with self.kubelet(tenants) as socket:
@@ -141,10 +166,14 @@ class SharedGpu:
             for method in methods:
                 given = ["-k", "-a", f"127.0.0.1:{PORTS[method]}", "--usage-from", method]
                 given += ["--pod-resources-kubelet-socket", socket, *options]
-                running[method] = subprocess.Popen([*wrapper, sys.executable, "-m", "podgpu", "exporter", *given])
+                running[method] = subprocess.Popen(
+                    [*wrapper, sys.executable, "-m", "podgpu", "exporter", *given]
+                )
             try:
                 for method in methods:
-                    wait_for(lambda m=method: MEMORY in exposition(m), 30, f"the exporter ({method})")
+                    wait_for(
+                        lambda m=method: MEMORY in exposition(m), 30, f"the exporter ({method})"
+                    )
                 yield {method: process.pid for method, process in running.items()}
             finally:
                 for process in running.values():
@@ -167,7 +196,11 @@ class SharedGpu:
         """Lists a time slice of the GPU for each tenant. Yields the path of the socket."""
         gpu = pynvml.nvmlDeviceGetUUID(self.gpu)
         pods = [
-            SimulatedPod(tenant.namespace, tenant.pod, {"main": {"nvidia.com/gpu.shared": [f"{gpu}::{number}"]}})
+            SimulatedPod(
+                tenant.namespace,
+                tenant.pod,
+                {"main": {"nvidia.com/gpu.shared": [f"{gpu}::{number}"]}},
+            )
             for number, tenant in enumerate(tenants)
         ]
         with SimulatedKubelet(f"{self.folder}/{time.monotonic_ns()}.sock", pods) as kubelet:
@@ -199,7 +232,9 @@ def series(text: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def value(text: str, name: str, pod: str = "") -> float:
-    return sum(number for labels, number in series(text, name) if not pod or labels.get("pod") == pod)
+    return sum(
+        number for labels, number in series(text, name) if not pod or labels.get("pod") == pod
+    )
 
 
 def method_of(text: str) -> str:
@@ -212,4 +247,7 @@ def cpu_seconds(pid: int) -> float:
 
 def resident_mib(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
+    return (
+        int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+        / 1024
+    )

@@ -1,11 +1,13 @@
-"""Compares the three methods of --usage-from with the busy time that the loads recorded. Takes about ten minutes:
+"""Compares the three methods of --usage-from with the busy time that the loads recorded. Takes
+about ten minutes:
 
     python tests/device/usage_methods.py [OUTPUT_DIRECTORY [WORD…]]
 
-With WORDs such as `saturate`, `random` or `mps`, runs only scenarios and checks whose names contain one of them.
+With WORDs such as `saturate`, `random` or `mps`, runs only scenarios and checks whose names contain
+one of them.
 
-Needs root, one Hopper GPU, cgroup v2, PyTorch and nvidia-cuda-mps-control. Exits 1 if a check fails. The error of
-`exact` may be 2 points, and the error of energy 1 % of the device's counter.
+Needs root, one Hopper GPU, cgroup v2, PyTorch and nvidia-cuda-mps-control. Exits 1 if a check
+fails. The error of `exact` may be 2 points, and the error of energy 1 % of the device's counter.
 """
 
 from __future__ import annotations
@@ -21,7 +23,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pynvml
-from shared_gpu import BUSY, METHODS, PORTS, Burst, SharedGpu, Tenant, exposition, method_of, series, value, wait_for
+from shared_gpu import (
+    BUSY,
+    METHODS,
+    PORTS,
+    Burst,
+    SharedGpu,
+    Tenant,
+    exposition,
+    method_of,
+    series,
+    value,
+    wait_for,
+)
 
 SECONDS = 30.0
 POINTS = 2.0
@@ -54,10 +68,14 @@ def joules(text: str) -> float:
 
 
 def energy_now(bench: SharedGpu) -> tuple[float, float]:
-    """Waits for podgpu's next energy reading. Returns its sum and the driver's counter in joules."""
+    """Waits for podgpu's next energy reading. Returns its sum and the driver's counter in
+    joules.
+    """
     before = joules(exposition("exact"))
     wait_for(lambda: joules(exposition("exact")) != before, 10, "a reading of energy")
-    return joules(exposition("exact")), float(pynvml.nvmlDeviceGetTotalEnergyConsumption(bench.gpu)) / 1000
+    return joules(exposition("exact")), float(
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(bench.gpu)
+    ) / 1000
 
 
 def busy_percent(
@@ -71,7 +89,8 @@ def busy_percent(
     scale = 100 / (ended - began)
     measured = {
         method: [
-            scale * (value(after[method], BUSY, one.pod) - value(before[method], BUSY, one.pod)) for one in tenants
+            scale * (value(after[method], BUSY, one.pod) - value(before[method], BUSY, one.pod))
+            for one in tenants
         ]
         for method in methods
     }
@@ -87,20 +106,37 @@ def compare(bench: SharedGpu, name: str, bursts: Sequence[Burst]) -> dict[str, o
         texts = {method: exposition(method) for method in METHODS}
         split_after, counter_after = energy_now(bench)
         split, counter = split_after - split, counter_after - counter
-        used = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(bench.gpu)}
+        used = {
+            p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(bench.gpu)
+        }
         memory = [used[one.process.pid] for one in tenants if one.process]
     worst = max(abs(a - b) for a, b in zip(measured["exact"], truth, strict=True))
     bench.check(f"{name}: exact within {POINTS} points (worst {worst:.2f})", worst <= POINTS)
     off = 100 * (split - counter) / counter
     bench.check(f"{name}: joules within 1 % ({off:+.2f} %)", abs(off) < 1)
-    bench.check(f"{name}: memory is NVML's", [value(texts["exact"], MEMORY, one.pod) for one in tenants] == memory)
+    bench.check(
+        f"{name}: memory is NVML's",
+        [value(texts["exact"], MEMORY, one.pod) for one in tenants] == memory,
+    )
     methods = {method: method_of(text) for method, text in texts.items()}
-    bench.check(f"{name}: methods are those of the options", methods == {method: method for method in METHODS})
-    return {"scenario": name, "truth": truth, **measured, "joules": split, "counter_joules": counter}
+    bench.check(
+        f"{name}: methods are those of the options",
+        methods == {method: method for method in METHODS},
+    )
+    return {
+        "scenario": name,
+        "truth": truth,
+        **measured,
+        "joules": split,
+        "counter_joules": counter,
+    }
 
 
 def check_kill(bench: SharedGpu) -> None:
-    with bench.loads([(40, 100), (10, 100), (30, 100)], "cool") as tenants, bench.exporters(tenants, ["exact"]):
+    with (
+        bench.loads([(40, 100), (10, 100), (30, 100)], "cool") as tenants,
+        bench.exporters(tenants, ["exact"]),
+    ):
         time.sleep(6)
         start = value(exposition("exact"), BUSY)
         wait_for(lambda: value(exposition("exact"), BUSY) != start, 10, "a reading of busy time")
@@ -112,9 +148,14 @@ def check_kill(bench: SharedGpu) -> None:
         after, ended = exposition("exact"), time.monotonic()
         time.sleep(1.2)
         for one, until in zip(tenants, (ended, ended, killed_at), strict=True):
-            measured, truth = value(after, BUSY, one.pod) - value(before, BUSY, one.pod), one.worked(began, until)
+            measured, truth = (
+                value(after, BUSY, one.pod) - value(before, BUSY, one.pod),
+                one.worked(began, until),
+            )
             off = 100 * abs(measured - truth) / (ended - began)
-            bench.check(f"kill -9: {one.pod[-1]} has {measured:.2f} of {truth:.2f} s", off <= POINTS)
+            bench.check(
+                f"kill -9: {one.pod[-1]} has {measured:.2f} of {truth:.2f} s", off <= POINTS
+            )
         bench.check(f"kill -9: still exact, errors {errors_of(after)}", method_of(after) == "exact")
 
 
@@ -126,19 +167,30 @@ def check_restart(bench: SharedGpu) -> None:
             wait_for(lambda: method_of(exposition("exact")) == "exact", 15, "exact after a restart")
             measured, truth = busy_percent(tenants, 15)
             for busy, worked in zip(measured["exact"], truth, strict=True):
-                bench.check(f"restart: {busy:.1f} of {worked:.1f} %", abs(busy - worked) <= 1.5 * POINTS)
+                bench.check(
+                    f"restart: {busy:.1f} of {worked:.1f} %", abs(busy - worked) <= 1.5 * POINTS
+                )
 
 
 def check_unprivileged(bench: SharedGpu) -> None:
     drop = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
     with bench.loads(THREE[:2]) as tenants, bench.exporters(tenants, ["exact"], wrapper=drop):
-        wait_for(lambda: method_of(exposition("exact")) not in ("", "samples"), 20, "another method than samples")
+        wait_for(
+            lambda: method_of(exposition("exact")) not in ("", "samples"),
+            20,
+            "another method than samples",
+        )
         method = method_of(exposition("exact"))
         bench.check(f"without CAP_SYS_ADMIN: {method}", method == "switches")
-    with bench.loads(THREE[:2], user=65534) as tenants, bench.exporters(tenants, ["switches"], wrapper=drop):
+    with (
+        bench.loads(THREE[:2], user=65534) as tenants,
+        bench.exporters(tenants, ["switches"], wrapper=drop),
+    ):
         wait_for(lambda: "hidden_process" in errors_of(exposition("switches")), 20, "an error")
         text = exposition("switches")
-        bench.check(f"with a process of another user: {method_of(text)}", method_of(text) == "samples")
+        bench.check(
+            f"with a process of another user: {method_of(text)}", method_of(text) == "samples"
+        )
 
 
 def check_fast_switches(bench: SharedGpu) -> None:
@@ -156,7 +208,9 @@ def mps_daemon() -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=60)
+        subprocess.run(
+            ["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=60
+        )
 
 
 def pods_with(text: str, family: str, tenants: Sequence[Tenant]) -> int:
@@ -165,13 +219,24 @@ def pods_with(text: str, family: str, tenants: Sequence[Tenant]) -> int:
 
 
 def check_mps(bench: SharedGpu) -> None:
-    with mps_daemon(), bench.loads(THREE) as tenants, bench.exporters(tenants, ["exact"], "-c", "1000"):
+    with (
+        mps_daemon(),
+        bench.loads(THREE) as tenants,
+        bench.exporters(tenants, ["exact"], "-c", "1000"),
+    ):
         time.sleep(20)
         text = exposition("exact")
         bench.check(f"MPS: method {method_of(text)}", method_of(text) == "mps")
         counts = [pods_with(text, family, tenants) for family in (BUSY, ENERGY, MAXIMUM, MEMORY)]
-        bench.check(f"MPS: pods with busy time, energy, upper bound and memory {counts}", counts == [0, 0, 3, 3])
-    with mps_daemon(), bench.loads(THREE[:1]) as tenants, bench.exporters(tenants, ["exact"], "-c", "1000"):
+        bench.check(
+            f"MPS: pods with busy time, energy, upper bound and memory {counts}",
+            counts == [0, 0, 3, 3],
+        )
+    with (
+        mps_daemon(),
+        bench.loads(THREE[:1]) as tenants,
+        bench.exporters(tenants, ["exact"], "-c", "1000"),
+    ):
         time.sleep(8)
         measured, (truth,) = busy_percent(tenants, 20)
         (busy,) = measured["exact"]
@@ -180,43 +245,70 @@ def check_mps(bench: SharedGpu) -> None:
 
 def check_profiling(bench: SharedGpu) -> None:
     options = ["-c", "1000", "--kubernetes-virtual-gpus", "-f", "dcp"]
-    with bench.loads([*THREE[:2], (0.0, 100.0)]) as tenants, bench.exporters(tenants, ["exact"], *options):
+    with (
+        bench.loads([*THREE[:2], (0.0, 100.0)]) as tenants,
+        bench.exporters(tenants, ["exact"], *options),
+    ):
         time.sleep(15)
         began, means = time.monotonic(), [0.0] * len(tenants)
         for _ in range(20):
             text = exposition("exact")
-            means = [mean + value(text, ENGINE, one.pod) / 20 for mean, one in zip(means, tenants, strict=True)]
+            means = [
+                mean + value(text, ENGINE, one.pod) / 20
+                for mean, one in zip(means, tenants, strict=True)
+            ]
             time.sleep(1)
         ended = time.monotonic()
         time.sleep(1.2)
         truth = [one.worked(began, ended) / (ended - began) for one in tenants]
     close = all(abs(a - b) < 0.05 for a, b in zip(means, truth, strict=True))
-    bench.check(f"{ENGINE} per pod: {[round(m, 3) for m in means]} of {[round(t, 3) for t in truth]}", close)
-    bench.check(f"{TENSOR}: only for the device", not pods_with(text, TENSOR, tenants) and TENSOR in text)
+    bench.check(
+        f"{ENGINE} per pod: {[round(m, 3) for m in means]} of {[round(t, 3) for t in truth]}", close
+    )
+    bench.check(
+        f"{TENSOR}: only for the device", not pods_with(text, TENSOR, tenants) and TENSOR in text
+    )
 
 
 def check_view(bench: SharedGpu) -> None:
     """Compares the figures that the page shows together: the holders' and their GPU's."""
     loads: list[Burst] = [(45, 110), (20, 90), (3, 40)]
     views, over = 0, dict.fromkeys(("utilization_ratio", "memory_used_bytes", "power_watts"), 0)
-    with bench.loads(loads, "random", "cool") as tenants, bench.exporters(tenants, METHODS, "-c", "1000"):
+    with (
+        bench.loads(loads, "random", "cool") as tenants,
+        bench.exporters(tenants, METHODS, "-c", "1000"),
+    ):
         time.sleep(8)
         for _ in range(25):
             time.sleep(0.9)
             for method in METHODS:
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[method]}/api/v1/view", timeout=5) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{PORTS[method]}/api/v1/view", timeout=5
+                ) as answer:
                     (gpu,) = json.load(answer)["nodes"][0]["gpus"]
                 views += 1
                 for key in over:
-                    over[key] += sum(holder.get(key, 0.0) for holder in gpu["holders"]) > gpu[key] * 1.0001
+                    over[key] += (
+                        sum(holder.get(key, 0.0) for holder in gpu["holders"]) > gpu[key] * 1.0001
+                    )
     bench.check(f"view: holders exceed their GPU {over} in {views} views", not any(over.values()))
 
 
 def kernel_lines() -> list[str]:
-    return subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return subprocess.run(
+        ["dmesg"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
 
 
-CHECKS = (check_kill, check_restart, check_unprivileged, check_fast_switches, check_mps, check_profiling, check_view)
+CHECKS = (
+    check_kill,
+    check_restart,
+    check_unprivileged,
+    check_fast_switches,
+    check_mps,
+    check_profiling,
+    check_view,
+)
 
 
 def main() -> int:

@@ -1,12 +1,15 @@
-"""Compares podgpu's waiting times on a shared GPU with those that the loads recorded. Takes less than 250 seconds:
+"""Compares podgpu's waiting times on a shared GPU with those that the loads recorded. Takes less
+than 250 seconds:
 
     python tests/device/waiting.py [OUTPUT_DIRECTORY [WORD…]]
 
-With WORDs such as `deep`, `never` or `short`, runs only scenarios whose names contain one of them. Prints results after
-each scenario, and writes the context-switch log to OUTPUT_DIRECTORY, for unit tests.
+With WORDs such as `deep`, `never` or `short`, runs only scenarios whose names contain one of them.
+Prints results after each scenario, and writes the context-switch log to OUTPUT_DIRECTORY, for unit
+tests.
 
-Needs root, one Hopper GPU, cgroup v2 and PyTorch. Exits 1 if a check fails. The mean error may be 3 points, the largest
-6. In nine of ten rows the recorded time must be within the bounds. Waiting and busy time may add up to 101 %.
+Needs root, one Hopper GPU, cgroup v2 and PyTorch. Exits 1 if a check fails. The mean error may be 3
+points, the largest 6. In nine of ten rows the recorded time must be within the bounds. Waiting and
+busy time may add up to 101 %.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from shared_gpu import BUSY, Burst, SharedGpu, cpu_seconds, exposition, method_o
 SECONDS = 20.0
 METHODS = ("switches", "exact")
 WAIT = "podgpu_container_gpu_wait_seconds_total"
-LEAST, MOST = "podgpu_container_gpu_wait_seconds_min_total", "podgpu_container_gpu_wait_seconds_max_total"
+LEAST, MOST = (
+    "podgpu_container_gpu_wait_seconds_min_total",
+    "podgpu_container_gpu_wait_seconds_max_total",
+)
 PRESSURE = "podgpu_device_gpu_pressure_ratio"
 FAMILIES = (WAIT, LEAST, MOST, BUSY)
 SCENARIOS: dict[str, list[Burst]] = {
@@ -55,7 +61,10 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> l
         began = time.monotonic()
         switches, rate = bench.record_switches(SECONDS)
         ended = time.monotonic()
-        cpu = {method: 100 * (cpu_seconds(pid) - cpu[method]) / (ended - began) for method, pid in pids.items()}
+        cpu = {
+            method: 100 * (cpu_seconds(pid) - cpu[method]) / (ended - began)
+            for method, pid in pids.items()
+        }
         after = {method: read_new(method) for method in METHODS}
         time.sleep(1.2)  # the loads write twice a second
     truth = [100 * one.waited(began, ended) / (ended - began) for one in tenants]
@@ -69,19 +78,36 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> l
         (first, since), (last, until) = before[method], after[method]
         scale = 100 / (until - since)
         pressure = 100 * value(last, PRESSURE)
-        print(f"  {method}: CPU {cpu[method]:.2f} %, method {method_of(last)}, last pressure {pressure:.0f} %")
+        print(
+            f"  {method}: CPU {cpu[method]:.2f} %, method {method_of(last)}, last pressure "
+            f"{pressure:.0f} %"
+        )
         for one, burst in zip(tenants, bursts, strict=True):
             waited = scale * one.waited(since, until)
             estimate, least, most, busy = (
-                scale * (value(last, family, one.pod) - value(first, family, one.pod)) for family in FAMILIES
+                scale * (value(last, family, one.pod) - value(first, family, one.pod))
+                for family in FAMILIES
             )
             print(
-                f"    {burst[0]:g}/{burst[1]:g} ms: waited {waited:5.1f} -> {estimate:5.1f} ({least:.1f}, {most:.1f}),"
+                f"    {burst[0]:g}/{burst[1]:g} ms: waited {waited:5.1f} -> {estimate:5.1f} "
+                f"({least:.1f}, {most:.1f}),"
                 f" busy {busy:.1f}"
             )
             rows.append(
-                {**facts, "method": method, "cpu": cpu[method], "load": burst, "switches_per_second": rate}
-                | {"truth": waited, "estimate": estimate, "least": least, "most": most, "busy": busy}
+                {
+                    **facts,
+                    "method": method,
+                    "cpu": cpu[method],
+                    "load": burst,
+                    "switches_per_second": rate,
+                }
+                | {
+                    "truth": waited,
+                    "estimate": estimate,
+                    "least": least,
+                    "most": most,
+                    "busy": busy,
+                }
             )
     return rows
 
@@ -102,9 +128,13 @@ def main() -> int:
     bench.check(f"mean error {mean(errors):.2f} points (at most 3)", mean(errors) <= 3)
     bench.check(f"largest error {max(errors):.2f} points (at most 6)", max(errors) <= 6)
     inside = sum(row["least"] <= row["truth"] <= row["most"] for row in rows)
-    bench.check(f"the bounds contain the truth in {inside} of {len(rows)} rows", inside >= 0.9 * len(rows))
+    bench.check(
+        f"the bounds contain the truth in {inside} of {len(rows)} rows", inside >= 0.9 * len(rows)
+    )
     largest = max(row["estimate"] + row["busy"] for row in rows)
-    bench.check(f"waiting and busy time are at most {largest:.1f} %", largest <= 101)  # 1 % tolerance
+    bench.check(
+        f"waiting and busy time are at most {largest:.1f} %", largest <= 101
+    )  # 1 % tolerance
     return bench.report()
 
 

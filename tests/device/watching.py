@@ -1,12 +1,13 @@
-"""Measures the cost of the exporter while four pods share one GPU, and compares it with limits. Takes four minutes:
+"""Measures the cost of the exporter while four pods share one GPU, and compares it with limits.
+Takes four minutes:
 
     python tests/device/watching.py [OUTPUT_DIRECTORY [RUN…]]
 
-A RUN is a name in `RUNS`, such as `fast`. A name may be repeated: `fast fast fast` measures three times. Results are
-printed and written after each run.
+A RUN is a name in `RUNS`, such as `fast`. A name may be repeated: `fast fast fast` measures three
+times. Results are printed and written after each run.
 
-Needs root, one NVIDIA GPU, cgroup v2 and PyTorch. CPU time includes all threads of the exporter, but not the
-scraper and the kubelet. Exits 1 if a limit is exceeded.
+Needs root, one NVIDIA GPU, cgroup v2 and PyTorch. CPU time includes all threads of the exporter,
+but not the scraper and the kubelet. Exits 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Row(NamedTuple):
 
 
 class Scraper:
-    """Scrapes over a keep-alive connection. Has little overhead, because it shares the CPUs with the exporter."""
+    """Scrapes over a keep-alive connection. Has little overhead, because it shares the CPUs with
+    the exporter.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.create_connection(("127.0.0.1", PORT), timeout=10)
@@ -78,13 +81,28 @@ class Scraper:
 
 @contextmanager
 def exporter(options: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the exporter with compiled modules, as in the image. A process that compiles them needs 6 MiB more."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """Runs the exporter with compiled modules, as in the image. A process that compiles them needs
+    6 MiB more.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     environment["PYTHONPYCACHEPREFIX"] = f"{tempfile.gettempdir()}/podgpu-watching-compiled"
-    command = [sys.executable, "-m", "podgpu", "exporter", "-k", "-a", f"127.0.0.1:{PORT}", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "podgpu",
+        "exporter",
+        "-k",
+        "-a",
+        f"127.0.0.1:{PORT}",
+        *options,
+    ]
     with subprocess.Popen(command, env=environment) as process:
         try:
-            wait_for(lambda: "DCGM_FI_DEV_GPU_UTIL{" in Scraper().scrape()[1], 30, "metrics of the GPU")
+            wait_for(
+                lambda: "DCGM_FI_DEV_GPU_UTIL{" in Scraper().scrape()[1], 30, "metrics of the GPU"
+            )
             time.sleep(6)  # holders are read every 5 s
             yield process
         finally:
@@ -128,7 +146,13 @@ def main() -> int:
                 (out / "watching.json").write_text(json.dumps(rows, indent=1))
                 for row in new:
                     verdict = "" if not row.limit else "met" if row.value <= row.limit else "MISSED"
-                    print(f"{row.name:<50} {row.value:>9.3g} {row.limit or '':>7} {row.unit:<5} {verdict}", flush=True)
+                    print(
+                        (
+                            f"{row.name:<50} {row.value:>9.3g} {row.limit or '':>7} {row.unit:<5} "
+                            f"{verdict}"
+                        ),
+                        flush=True,
+                    )
     return int(any(row.limit and row.value > row.limit for row in rows))
 
 

@@ -18,8 +18,14 @@ HEAD = "# TYPE podgpu_device_energy_joules_total counter\n"
 
 
 @pytest.mark.fault(
-    "pods, processes and MIG layouts change all the time while kubelet, driver and single GPUs fail and recover",
-    "every sample names a true holder, healthy GPUs are always there, counters never decrease, parts add up",
+    (
+        "pods, processes and MIG layouts change all the time while kubelet, driver and single GPUs "
+        "fail and recover"
+    ),
+    (
+        "every sample names a true holder, healthy GPUs are always there, counters never decrease, "
+        "parts add up"
+    ),
 )
 def test_twenty_minutes_of_churn() -> None:
     figures, judge = soak(1200.0)
@@ -50,7 +56,10 @@ def exposition(name: str, value: float, **labels: str) -> str:
 
 
 def everything(world: World, **labels: str) -> str:
-    gpus = "".join(exposition("DCGM_FI_DEV_GPU_TEMP", 40, UUID=world.uuid_of(number)) for number in world.numbers)
+    gpus = "".join(
+        exposition("DCGM_FI_DEV_GPU_TEMP", 40, UUID=world.uuid_of(number))
+        for number in world.numbers
+    )
     return gpus + exposition("podgpu_allocation_info", 1, **labels)
 
 
@@ -63,8 +72,14 @@ def test_a_true_exposition_breaks_no_rule(world: World) -> None:
 @pytest.mark.parametrize(
     ("spoil", "rule"),
     [
-        (lambda text: text.replace('pod="job-1"', 'pod="other"'), "metrics name a pod that does not hold the device"),
-        (lambda text: text.replace("podgpu_allocation_info", "podgpu_other"), "a holder is not in the metrics"),
+        (
+            lambda text: text.replace('pod="job-1"', 'pod="other"'),
+            "metrics name a pod that does not hold the device",
+        ),
+        (
+            lambda text: text.replace("podgpu_allocation_info", "podgpu_other"),
+            "a holder is not in the metrics",
+        ),
         (lambda text: text.partition("\n")[2], "a healthy GPU is not in the metrics"),
         (
             lambda text: text + 'DCGM_FI_X{UUID="GPU-x",namespace="n",pod="p"} 1\n',
@@ -113,10 +128,14 @@ def test_energy_that_no_namespace_has_and_nobody_is_noticed_whoever_left(world: 
     for used, unattributed, paid in ((50.0, 20.0, 30.0), (90.0, 40.0, 50.0), (95.0, 40.0, 50.0)):
         told = exposition("podgpu_device_energy_joules_total", used, **device)
         told += exposition("podgpu_device_unattributed_energy_joules_total", unattributed, **device)
-        told += exposition("podgpu_namespace_gpu_energy_joules_total", paid, namespace="research", modelName="H100")
+        told += exposition(
+            "podgpu_namespace_gpu_energy_joules_total", paid, namespace="research", modelName="H100"
+        )
         judge.look(told)
     assert judge.breaches["namespaces and the rest do not add up to the devices"] == 1
-    assert "90.0 J of 95.0 J" in judge.examples["namespaces and the rest do not add up to the devices"]
+    assert (
+        "90.0 J of 95.0 J" in judge.examples["namespaces and the rest do not add up to the devices"]
+    )
 
 
 def test_growth_is_that_of_the_line_through_all() -> None:

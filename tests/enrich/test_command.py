@@ -75,7 +75,9 @@ def test_seed_000(exposition: Path, out: Path, socket: str) -> None:
     assert out.stat().st_mode & 0o777 == 0o644
 
 
-def test_without_a_kubelet_values_are_written_without_pod_labels(exposition: Path, out: Path, folder: Path) -> None:
+def test_without_a_kubelet_values_are_written_without_pod_labels(
+    exposition: Path, out: Path, folder: Path
+) -> None:
     ran = enrich(exposition, out, str(folder / "nothing.sock"), "--once")
     assert ran.code == 1, "must fail, so that systemd reports the failure of a timer unit"
     assert "written without pod labels" in ran.err
@@ -83,7 +85,9 @@ def test_without_a_kubelet_values_are_written_without_pod_labels(exposition: Pat
     assert "kubelet: " in ran.err
 
 
-def test_a_bad_exposition_leaves_the_file_and_is_the_exit_code(exposition: Path, out: Path, socket: str) -> None:
+def test_a_bad_exposition_leaves_the_file_and_is_the_exit_code(
+    exposition: Path, out: Path, socket: str
+) -> None:
     out.write_text("old 1\n")
     exposition.write_text(BARE[:-3])
     ran = enrich(exposition, out, socket, "--once")
@@ -125,11 +129,18 @@ def test_it_runs_until_sigterm(exposition: Path, out: Path, socket: str) -> None
 
 
 @pytest.mark.parametrize("scenario", ["shared", "pod-mapped"])
-def test_families_of_podgpu_are_not_changed(scenario: str, exposition: Path, out: Path, socket: str) -> None:
-    own = (Path(__file__).parents[1] / "nodes" / scenario / "expected.prom").read_text(encoding="utf-8")
+def test_families_of_podgpu_are_not_changed(
+    scenario: str, exposition: Path, out: Path, socket: str
+) -> None:
+    own = (Path(__file__).parents[1] / "nodes" / scenario / "expected.prom").read_text(
+        encoding="utf-8"
+    )
     exposition.write_text(own, encoding="utf-8")
     assert enrich(exposition, out, socket, "--once").code == 0
-    before, after = (parse_exposition(text.encode(), "exposition") for text in (own, out.read_text(encoding="utf-8")))
+    before, after = (
+        parse_exposition(text.encode(), "exposition")
+        for text in (own, out.read_text(encoding="utf-8"))
+    )
     theirs = {f.name: f for f in before if f.name.startswith("podgpu_")}
     assert {f.name: f for f in after if f.name in theirs} == theirs
 
@@ -137,7 +148,11 @@ def test_families_of_podgpu_are_not_changed(scenario: str, exposition: Path, out
 @contextmanager
 def node_exporter(directory: Path) -> Iterator[str]:
     port = free_port()
-    collector = ["--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={directory}"]
+    collector = [
+        "--collector.disable-defaults",
+        "--collector.textfile",
+        f"--collector.textfile.directory={directory}",
+    ]
     command = [str(NODE_EXPORTER), *collector, f"--web.listen-address=127.0.0.1:{port}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:

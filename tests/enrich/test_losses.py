@@ -1,4 +1,6 @@
-"""Tests faults of `podgpu enrich`: a full disk, a jump of the wall clock, a file that changes while it is read."""
+"""Tests faults of `podgpu enrich`: a full disk, a jump of the wall clock, a file that changes while
+it is read.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,21 @@ WALL = 1_700_000_000.0
 
 @contextmanager
 def enriching(exposition: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    words = ["--in", exposition, "--out", out, "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS, *more]
-    process = subprocess.Popen([sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True)
+    words = [
+        "--in",
+        exposition,
+        "--out",
+        out,
+        "--interval",
+        "100ms",
+        "--stale-after",
+        "400ms",
+        *NO_LOGS,
+        *more,
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -44,7 +59,9 @@ def enriching(exposition: Path, out: Path, *more: str) -> Iterator[subprocess.Po
 
 
 def fill(process: subprocess.Popen[str], disk: Path) -> None:
-    """Fills the disk while enrich is stopped. A hard link prevents that replacing the old file frees space."""
+    """Fills the disk while enrich is stopped. A hard link prevents that replacing the old file
+    frees space.
+    """
     while True:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -73,12 +90,16 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     exposition, out = tmp_path / "in.prom", small_disk / "gpu.prom"
     exposition.write_bytes(EXPOSITION)
     with enriching(exposition, out, "-k=false") as process:
-        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first values are written")
+        wait_until(
+            lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first values are written"
+        )
         fill(process, small_disk)
         wait_until(lambda: not out.exists(), "the stale file is removed")
         (small_disk / "filler").unlink()
         (small_disk / "kept").unlink()
-        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "values are written again")
+        wait_until(
+            lambda: out.exists() and b"GPU-1" in out.read_bytes(), "values are written again"
+        )
         process.send_signal(signal.SIGTERM)
         _, logged = process.communicate(timeout=30)
     assert os.listdir(small_disk) == ["gpu.prom"]
@@ -95,7 +116,9 @@ class StaleFile:
         self._out, self._texts = out, iter(texts)
         clock, file = Clock(lambda: self.now, lambda: self.wall), AtomicFile(str(out))
         read = Allocation()
-        self._enricher = Enricher(self._fetch, lambda _: read, file, ErrorCounts(), stale_after=75.0, clock=clock)
+        self._enricher = Enricher(
+            self._fetch, lambda _: read, file, ErrorCounts(), stale_after=75.0, clock=clock
+        )
 
     def _fetch(self) -> list[ParsedFamily]:
         for text in self._texts:
@@ -137,7 +160,10 @@ def test_a_file_of_an_earlier_run(written: float, is_kept: bool, tmp_path: Path)
 
 @pytest.mark.fault(
     "The file that enrich reads does not exist yet when it starts",
-    "One log line says so, without promising values that the output does not have; it recovers when the file appears",
+    (
+        "One log line says so, without promising values that the output does not have; it recovers "
+        "when the file appears"
+    ),
 )
 @pytest.mark.parametrize("has_old_values", [False, True])
 def test_a_missing_file(tmp_path: Path, has_old_values: bool) -> None:
@@ -147,7 +173,10 @@ def test_a_missing_file(tmp_path: Path, has_old_values: bool) -> None:
         os.utime(out, (0, 0))
     before = out.stat().st_mtime_ns if has_old_values else None
     with enriching(exposition, out, "-k=false") as process:
-        wait_until(lambda: out.exists() and out.stat().st_mtime_ns != before, "the output is written without values")
+        wait_until(
+            lambda: out.exists() and out.stat().st_mtime_ns != before,
+            "the output is written without values",
+        )
         assert b"GPU-1" not in out.read_bytes()
         exposition.write_bytes(EXPOSITION)
         wait_until(lambda: b"GPU-1" in out.read_bytes(), "the output has values")
@@ -155,7 +184,9 @@ def test_a_missing_file(tmp_path: Path, has_old_values: bool) -> None:
         _, logged = process.communicate(timeout=30)
     missing, *removed, recovered = logged.splitlines()
     assert f"{exposition} does not exist" in missing
-    assert [f"{out}: the values were removed" in line for line in removed] == [True] * has_old_values
+    assert [f"{out}: the values were removed" in line for line in removed] == [
+        True
+    ] * has_old_values
     assert "works again" in recovered
 
 
@@ -170,7 +201,9 @@ def replace(file: Path, content: bytes) -> None:
     "Every reading is one complete exposition, or fails with being_written",
 )
 @pytest.mark.parametrize("write", [replace, Path.write_bytes], ids=["renamed", "written over"])
-def test_a_file_that_changes_while_it_is_read(write: Callable[[Path, bytes], object], tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read(
+    write: Callable[[Path, bytes], object], tmp_path: Path
+) -> None:
     file, stop = tmp_path / "in.prom", threading.Event()
 
     def exposition_of(number: int) -> bytes:

@@ -21,8 +21,12 @@ A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
 NEW, OLD = Policy(), Policy(old_namespace=True)
 
 
-def held(*devices: str, pod: str = "other", container: str = "main", namespace: str = "team") -> list[Assignment]:
-    return [Assignment(device, Workload(namespace, pod, container), "kubelet") for device in devices]
+def held(
+    *devices: str, pod: str = "other", container: str = "main", namespace: str = "team"
+) -> list[Assignment]:
+    return [
+        Assignment(device, Workload(namespace, pod, container), "kubelet") for device in devices
+    ]
 
 
 CASES = {
@@ -31,16 +35,26 @@ CASES = {
     "replaced": ("h200/dcp_pod.prom", held(H200), NEW),
     "given-back": ("h200/dcp_pod.prom", [], NEW),
     "copies-to-one-holder": ("h200/dcp_shared.prom", held(H200), NEW),
-    "copies-to-two-holders": ("h200/dcp_shared.prom", [*held(H200), *held(H200, pod="second")], NEW),
+    "copies-to-two-holders": (
+        "h200/dcp_shared.prom",
+        [*held(H200), *held(H200, pod="second")],
+        NEW,
+    ),
     "shared-noflag": ("h200/shared_noflag.prom", held(H200), NEW),
-    "seed-000": ("seeds/000-sample.prom", held(*SEED_0, pod="pod1", container="pod1-ctr", namespace="default"), OLD),
+    "seed-000": (
+        "seeds/000-sample.prom",
+        held(*SEED_0, pod="pod1", container="pod1-ctr", namespace="default"),
+        OLD,
+    ),
     "seed-001-quickstart": ("seeds/001-quickstart.prom", held(QUICKSTART), NEW),
     "seed-001-mig": ("seeds/001-mig.prom", held(f"{A100}/gi13"), NEW),
 }
 
 
 def enriched(exposition: bytes, assignments: list[Assignment], policy: Policy) -> str:
-    return encode_parsed(relabel(parse_exposition(exposition, "exposition"), assignments, policy)[0]).decode()
+    return encode_parsed(
+        relabel(parse_exposition(exposition, "exposition"), assignments, policy)[0]
+    ).decode()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +73,10 @@ def test_samples_without_a_gpu_are_not_changed() -> None:
 
 
 def test_copies_with_different_values_are_removed_and_counted() -> None:
-    exposition = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
+    exposition = (
+        b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} '
+        b'2\nb{UUID="GPU-1",gpu="0"} 3\n'
+    )
     families, ambiguous = relabel(parse_exposition(exposition, "exposition"), [], NEW)
     assert ambiguous == 1
     assert encode_parsed(families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'

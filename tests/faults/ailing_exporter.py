@@ -1,6 +1,8 @@
-"""Runs `podgpu exporter` on a simulated driver. One GPU hangs at its first call, another when it is read.
+"""Runs `podgpu exporter` on a simulated driver. One GPU hangs at its first call, another when it is
+read.
 
-`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the options of the exporter.
+`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the options of the
+exporter.
 """
 
 from __future__ import annotations

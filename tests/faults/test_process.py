@@ -1,4 +1,6 @@
-"""Tests faults of the whole process: little memory, a full disk, a freeze, SIGTERM during a reading."""
+"""Tests faults of the whole process: little memory, a full disk, a freeze, SIGTERM during a
+reading.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ AILING = (sys.executable, "-m", "tests.faults.ailing_exporter")
 """Arguments that start the exporter with two GPUs that hang."""
 SIMULATED = ("exporter", "--telemetry", "simulated", "-c", "1s", *NO_LOGS)
 LARGEST, PODS = "16xH100/7x1g.10gb", 250
-needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+needs_dev_full = pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="there is no /dev/full here"
+)
 
 
 def memory_limit(component: str) -> float:
     """Returns the memory limit in the chart, in MiB."""
-    values = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load(
+        (ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text(encoding="utf-8")
+    )
     text = values[component]["resources"]["limits"]["memory"]
     return float(text[:-2]) * {"Mi": 1.0, "Gi": 1024.0}[text[-2:]]
 
@@ -41,22 +47,40 @@ def pods_of_largest_node() -> list[SimulatedPod]:
     """Returns one pod per MIG instance, and pods without a GPU."""
     uuids = [i.uuid for gpu in FaultyNvml(LARGEST, node=NODE).gpus for i in gpu.instances]
     held = [
-        SimulatedPod("research", f"job-{n}", {"main": {"nvidia.com/mig-1g.10gb": [u]}}) for n, u in enumerate(uuids)
+        SimulatedPod("research", f"job-{n}", {"main": {"nvidia.com/mig-1g.10gb": [u]}})
+        for n, u in enumerate(uuids)
     ]
-    return [*held, *(SimulatedPod("web", f"server-{n}", {"main": {}}) for n in range(PODS - len(uuids)))]
+    return [
+        *held,
+        *(SimulatedPod("web", f"server-{n}", {"main": {}}) for n in range(PODS - len(uuids))),
+    ]
 
 
 @contextmanager
 def largest_node(folder: Path) -> Iterator[Process]:
-    """Runs the exporter with 16 GPUs, 112 MIG instances and 250 pods. Waits until every instance is in the metrics."""
+    """Runs the exporter with 16 GPUs, 112 MIG instances and 250 pods. Waits until every instance is
+    in the metrics.
+    """
     kubelet = str(folder / "kubelet.sock")
-    arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
+    arguments = (
+        "-k",
+        "--allocation",
+        "kubelet",
+        "--pod-resources-kubelet-socket",
+        kubelet,
+        "-f",
+        "dcp",
+    )
     arguments = (*EXPORTER, "--telemetry", f"simulated:{LARGEST}", *arguments)
     with (
         FaultyKubelet(kubelet, pods_of_largest_node()),
         podgpu(arguments, folder, variables={"NODE_NAME": NODE}) as exporter,
     ):
-        wait_until(lambda: len(lines_of(exporter.client.ask("/metrics").text, "podgpu_allocation_info")) >= 112)
+        wait_until(
+            lambda: (
+                len(lines_of(exporter.client.ask("/metrics").text, "podgpu_allocation_info")) >= 112
+            )
+        )
         yield exporter
 
 
@@ -103,18 +127,26 @@ def test_frozen_process_continues(folder: Path) -> None:
 @needs_dev_full
 @pytest.mark.fault("the disk that the log goes to is full", "the exporter continues without a log")
 def test_full_disk_of_the_log(folder: Path) -> None:
-    with open("/dev/full", "wb") as full, podgpu(EXPORTER, folder, has_values, stderr=full) as exporter:
+    with (
+        open("/dev/full", "wb") as full,
+        podgpu(EXPORTER, folder, has_values, stderr=full) as exporter,
+    ):
         first = sum(exporter.series(ENERGY).values())
         wait_until(lambda: sum(exporter.series(ENERGY).values()) > first, "a later turn is served")
         assert exporter.popen.poll() is None
 
 
 @needs_dev_full
-@pytest.mark.fault("the disk is full when --once writes the metrics to a file", "one line with the reason; exit code 1")
+@pytest.mark.fault(
+    "the disk is full when --once writes the metrics to a file",
+    "one line with the reason; exit code 1",
+)
 def test_full_disk_of_the_output(folder: Path) -> None:
     command = [*PODGPU, *EXPORTER, "--once"]
     with open("/dev/full", "wb") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]

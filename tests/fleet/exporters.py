@@ -18,7 +18,9 @@ def metrics_text(number: int, util: int = 50) -> bytes:
 
 
 def node_document(number: int, **members: object) -> bytes:
-    gpu = DeviceState(uuid=f"GPU-{number}", index=0, model="H100", utilization_ratio=0.5, fields={"x": 1})
+    gpu = DeviceState(
+        uuid=f"GPU-{number}", index=0, model="H100", utilization_ratio=0.5, fields={"x": 1}
+    )
     known = {"producer": "podgpu", "node": f"node-{number}", "devices": (gpu,), **members}
     return encode_node(NodeState(**known))  # type: ignore[arg-type]
 
@@ -46,7 +48,9 @@ class Exporter:
         if request.path == "/metrics":
             return web.Response(body=self.text, status=self.status)
         if request.path == "/api/v1/node" and self.document is not None:
-            return web.Response(body=self.document, status=self.status, content_type="application/json")
+            return web.Response(
+                body=self.document, status=self.status, content_type="application/json"
+            )
         if request.path == "/api/v1/gpus/GPU-0":
             return web.json_response({"uuid": "GPU-0"})
         return web.Response(status=404)

@@ -1,7 +1,8 @@
-"""A simulated server with the part of Prometheus' HTTP API that podgpu uses. Tests can inject faults.
+"""A simulated server with the part of Prometheus' HTTP API that podgpu uses. Tests can inject
+faults.
 
-A query returns every stored series whose name occurs in it. The rest of the query is ignored. Tests with real servers
-check the PromQL.
+A query returns every stored series whose name occurs in it. The rest of the query is ignored. Tests
+with real servers check the PromQL.
 """
 
 from __future__ import annotations
@@ -70,11 +71,18 @@ class PrometheusDouble:
         if asked.query == "vector(time())":
             return vector([({}, f"{self.now:.3f}")], self.now, **self.extra)
         at = float(asked.form.get("time", self.now))
-        words = {"up"} if asked.query.startswith("up") else set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", asked.query))
+        words = (
+            {"up"}
+            if asked.query.startswith("up")
+            else set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", asked.query))
+        )
         found = [(labels, value) for labels, value in self.series if labels["__name__"] in words]
         if "timestamp(" in asked.query:
             found = [
-                ({name: value for name, value in labels.items() if name in ("job", "instance")}, f"{at - 3:.3f}")
+                (
+                    {name: value for name, value in labels.items() if name in ("job", "instance")},
+                    f"{at - 3:.3f}",
+                )
                 for labels, _ in found
             ]
         return vector(found, at, **self.extra)
@@ -96,7 +104,9 @@ def running_double() -> Iterator[PrometheusDouble]:
 
     class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the TCP acknowledgement of the header
+        disable_nagle_algorithm = (
+            True  # otherwise the body waits 40 ms for the TCP acknowledgement of the header
+        )
 
         def do_GET(self) -> None:
             self._answer(urlsplit(self.path).query)
@@ -106,9 +116,14 @@ def running_double() -> Iterator[PrometheusDouble]:
             self._answer(self.rfile.read(length).decode())
 
         def _answer(self, form_text: str) -> None:
-            form = {name: values[0] for name, values in parse_qs(form_text, keep_blank_values=True).items()}
+            form = {
+                name: values[0]
+                for name, values in parse_qs(form_text, keep_blank_values=True).items()
+            }
             path = urlsplit(self.path).path
-            asked = Asked(self.command, path, form.get("query", ""), form, dict(self.headers.items()))
+            asked = Asked(
+                self.command, path, form.get("query", ""), form, dict(self.headers.items())
+            )
             reply = double.answer(asked)
             self.send_response(reply.status)
             self.send_header("Content-Type", reply.content_type)

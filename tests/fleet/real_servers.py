@@ -37,16 +37,28 @@ def needs(*binaries: str) -> pytest.MarkDecorator:
 def prometheus(
     folder: Path, points: Iterable[Point] = (), configuration: str = "", options: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yields its URL. Stores `points` before the start. `configuration` is the content of prometheus.yml."""
+    """Yields its URL. Stores `points` before the start. `configuration` is the content of
+    prometheus.yml.
+    """
     store = folder / "prometheus"
     store.mkdir()
     text = open_metrics(points)
     if text:
         (folder / "points.om").write_text(text + "# EOF\n", encoding="utf-8")
         # One block: promtool reads all points once per block, and by default a block has two hours.
-        blocks = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=1000h", "openmetrics"]
-        subprocess.run([*blocks, str(folder / "points.om"), str(store)], check=True, capture_output=True)
-    (folder / "prometheus.yml").write_text(configuration or "scrape_configs: []\n", encoding="utf-8")
+        blocks = [
+            "promtool",
+            "tsdb",
+            "create-blocks-from",
+            "--max-block-duration=1000h",
+            "openmetrics",
+        ]
+        subprocess.run(
+            [*blocks, str(folder / "points.om"), str(store)], check=True, capture_output=True
+        )
+    (folder / "prometheus.yml").write_text(
+        configuration or "scrape_configs: []\n", encoding="utf-8"
+    )
     command = [
         "prometheus",
         f"--config.file={folder / 'prometheus.yml'}",
@@ -55,7 +67,9 @@ def prometheus(
         "--log.level=warn",
         *options,
     ]
-    with _running(lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder) as url:
+    with _running(
+        lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder
+    ) as url:
         yield url
 
 
@@ -64,22 +78,39 @@ def alertmanager(folder: Path) -> Iterator[str]:
     """Yields its URL. Alerts are stored but not sent."""
     folder.mkdir()
     configuration = folder / "alertmanager.yml"
-    configuration.write_text("{route: {receiver: none}, receivers: [{name: none}]}", encoding="utf-8")
-    command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}"]
+    configuration.write_text(
+        "{route: {receiver: none}, receivers: [{name: none}]}", encoding="utf-8"
+    )
+    command = [
+        "prometheus-alertmanager",
+        f"--config.file={configuration}",
+        f"--storage.path={folder / 'alerts'}",
+    ]
     command += ["--cluster.listen-address=", "--log.level=error"]
-    with _running(lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder) as url:
+    with _running(
+        lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder
+    ) as url:
         yield url
 
 
 @contextlib.contextmanager
-def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
+def victoria_metrics(
+    folder: Path, points: Iterable[Point] = (), configuration: str = ""
+) -> Iterator[str]:
     """Yields its URL. `configuration` is a Prometheus scrape configuration."""
     store = folder / "victoria"
-    command = ["victoria-metrics", f"-storageDataPath={store}", "-retentionPeriod=10y", "-loggerLevel=WARN"]
+    command = [
+        "victoria-metrics",
+        f"-storageDataPath={store}",
+        "-retentionPeriod=10y",
+        "-loggerLevel=WARN",
+    ]
     if configuration:
         (folder / "scrape.yml").write_text(configuration, encoding="utf-8")
         command.append(f"-promscrape.config={folder / 'scrape.yml'}")
-    with _running(lambda port: [*command, f"-httpListenAddr=127.0.0.1:{port}"], "/health", folder) as url:
+    with _running(
+        lambda port: [*command, f"-httpListenAddr=127.0.0.1:{port}"], "/health", folder
+    ) as url:
         text = exposition(points)
         if text:
             _ask(f"{url}/api/v1/import/prometheus", text.encode())
@@ -89,7 +120,9 @@ def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: 
 
 @contextlib.contextmanager
 def expositions_at(text_of: Callable[[str], str], away: Collection[str] = ()) -> Iterator[str]:
-    """Yields HOST:PORT. Serves the text of each name at /NAME, and status 503 for names in `away`."""
+    """Yields HOST:PORT. Serves the text of each name at /NAME, and status 503 for names in
+    `away`.
+    """
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
@@ -131,7 +164,10 @@ def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -
             process = subprocess.Popen(command_on(port), stdout=out, stderr=subprocess.STDOUT)
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_until(lambda: process.poll() is not None or _answers(url + ready), f"{url} is ready")  # noqa: B023
+            wait_until(
+                lambda: process.poll() is not None or _answers(url + ready),  # noqa: B023
+                f"{url} is ready",
+            )
             if process.poll() is None:
                 yield url
                 return

@@ -18,13 +18,19 @@ Series = dict[tuple[tuple[str, str], ...], float]
 
 
 def holder(
-    pod: str = "train", namespace: str = "ml", container: str = "main", share: float | None = None, **usage: Any
+    pod: str = "train",
+    namespace: str = "ml",
+    container: str = "main",
+    share: float | None = None,
+    **usage: Any,
 ) -> Holder:
     own = HolderUsage(**usage) if usage else None
     return Holder(namespace, pod, container, source="kubelet", share_ratio=share, usage=own)
 
 
-def gpu(index: int, *holders: Holder, busy: float | None = None, used: float | None = None, **more: Any) -> DeviceState:
+def gpu(
+    index: int, *holders: Holder, busy: float | None = None, used: float | None = None, **more: Any
+) -> DeviceState:
     """Returns a GPU. `busy` is its utilisation; `used` is the value of the default --used-field."""
     more.setdefault("uuid", f"GPU-{index}")
     more.setdefault("model", H100)
@@ -32,7 +38,9 @@ def gpu(index: int, *holders: Holder, busy: float | None = None, used: float | N
     return DeviceState(index=index, holders=holders, utilization_ratio=busy, fields=fields, **more)
 
 
-def mig(number: int, *holders: Holder, profile: str = "1g.10gb", busy: float | None = None) -> MigInstance:
+def mig(
+    number: int, *holders: Holder, profile: str = "1g.10gb", busy: float | None = None
+) -> MigInstance:
     return MigInstance(id=number, profile=profile, holders=holders, utilization_ratio=busy)
 
 
@@ -41,7 +49,11 @@ def lost(index: int, *holders: Holder) -> DeviceState:
 
 
 def node(name: str, *gpus: DeviceState, read_at: float = 0.0, **more: Any) -> NodeReading:
-    own = {key: more.pop(key) for key in ("target", "skew_seconds", "listed", "named", "labels") if key in more}
+    own = {
+        key: more.pop(key)
+        for key in ("target", "skew_seconds", "listed", "named", "labels")
+        if key in more
+    }
     own.setdefault("target", f"http://{name}:9400/metrics")
     state = NodeState(node=name, devices=gpus, producer=more.pop("producer", "podgpu"), **more)
     return NodeReading(state=state, read_at=read_at, **own)
@@ -54,7 +66,9 @@ class World:
         self.settings = settings or ViewSettings()
         self.state: ClusterState | None = None
 
-    def round(self, *nodes: NodeReading, at: float = 0.0, wall: float | None = None, **more: Any) -> ClusterState:
+    def round(
+        self, *nodes: NodeReading, at: float = 0.0, wall: float | None = None, **more: Any
+    ) -> ClusterState:
         own = {key: more.pop(key) for key in ("prices", "removed") if key in more}
         reading = ClusterReading(nodes, **more)
         wall = WALL + at if wall is None else wall
@@ -62,7 +76,9 @@ class World:
         return self.state
 
 
-def state_of(*nodes: NodeReading, at: float = 0.0, settings: ViewSettings | None = None, **more: Any) -> ClusterState:
+def state_of(
+    *nodes: NodeReading, at: float = 0.0, settings: ViewSettings | None = None, **more: Any
+) -> ClusterState:
     return World(settings).round(*nodes, at=at, **more)
 
 
@@ -92,7 +108,10 @@ def duplicates(families: Iterable[ParsedFamily]) -> list[tuple[str, Mapping[str,
     found = []
     for family in families:
         for sample in family.samples:
-            key = sample.name, frozenset((name, value) for name, value in sample.labels.items() if value)
+            key = (
+                sample.name,
+                frozenset((name, value) for name, value in sample.labels.items() if value),
+            )
             if key in seen:
                 found.append((sample.name, sample.labels))
             seen.add(key)

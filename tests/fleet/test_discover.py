@@ -21,7 +21,9 @@ __all__ = ["config", "server"]
 LABELS = {"app.kubernetes.io/name": "podgpu"}
 
 
-def labelled(body: dict[str, Any], name: str, namespace: str = "monitoring", **labels: str) -> dict[str, Any]:
+def labelled(
+    body: dict[str, Any], name: str, namespace: str = "monitoring", **labels: str
+) -> dict[str, Any]:
     return body | {"metadata": {"name": name, "namespace": namespace, "labels": LABELS | labels}}
 
 
@@ -43,19 +45,29 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
         assert found.wait_synced(30)
         assert found.urls() == ("http://10.0.0.1:9400/metrics",)
         assert found.notes() == ()
-        server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.2", "b")), "two", "elsewhere"))
+        server.put(
+            "endpointslices",
+            labelled(endpoint_slice(endpoint("10.0.0.2", "b")), "two", "elsewhere"),
+        )
         eventually(lambda: len(found.urls()) == 2)
         server.remove("endpointslices", "one", "monitoring")
         eventually(lambda: found.urls() == ("http://10.0.0.2:9400/metrics",))
         server.remove("endpointslices", "two", "elsewhere")
         eventually(lambda: found.urls() == ())
-        assert "no Service with the labels app.kubernetes.io/name=podgpu has an endpoint" in found.notes()
+        assert (
+            "no Service with the labels app.kubernetes.io/name=podgpu has an endpoint"
+            in found.notes()
+        )
     selectors = {request.path: request.query["labelSelector"] for request in server.requests}
     assert selectors["/apis/discovery.k8s.io/v1/endpointslices"] == "app.kubernetes.io/name=podgpu"
 
 
-def test_a_hand_made_slice_without_the_services_labels(server: SimulatedApiServer, config: ApiConfig) -> None:
-    """The slice has only the label kubernetes.io/service-name. A slice of another Service of this name is ignored."""
+def test_a_hand_made_slice_without_the_services_labels(
+    server: SimulatedApiServer, config: ApiConfig
+) -> None:
+    """The slice has only the label kubernetes.io/service-name. A slice of another Service of this
+    name is ignored.
+    """
     service = {"metadata": {"name": "exporters", "namespace": "monitoring", "labels": LABELS}}
     own = endpoint_slice(endpoint("10.0.0.7"), name="by-hand", service="exporters")
     other = labelled(own, "other", "elsewhere") | {"endpoints": [endpoint("10.9.9.9")]}
@@ -64,16 +76,22 @@ def test_a_hand_made_slice_without_the_services_labels(server: SimulatedApiServe
     server.put("endpointslices", own, other)
     notes = set()
     with targets(config) as found:
-        eventually(lambda: notes.add(found.notes()) or found.urls() == ("http://10.0.0.7:9400/metrics",))
+        eventually(
+            lambda: notes.add(found.notes()) or found.urls() == ("http://10.0.0.7:9400/metrics",)
+        )
         assert notes <= {(), ("the API server has not yet returned the list of exporters",)}
         server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
-        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics", "http://10.0.0.7:9400/metrics"))
+        eventually(
+            lambda: found.urls() == ("http://10.0.0.1:9400/metrics", "http://10.0.0.7:9400/metrics")
+        )
         assert found.notes() == ()
         server.remove("services", "exporters", "monitoring")
         eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
 
 
-def test_without_access_to_services_the_labels_of_slices_count(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_without_access_to_services_the_labels_of_slices_count(
+    server: SimulatedApiServer, config: ApiConfig
+) -> None:
     server.forbidden_paths = frozenset({"/api/v1/services"})
     server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
     with targets(config) as found:
@@ -83,13 +101,18 @@ def test_without_access_to_services_the_labels_of_slices_count(server: Simulated
 
 def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
     for number, namespace in enumerate(("a", "b")):
-        server.put("endpointslices", labelled(endpoint_slice(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
+        server.put(
+            "endpointslices",
+            labelled(endpoint_slice(endpoint(f"10.0.0.{number}", namespace)), "s", namespace),
+        )
     with targets(config, "b/app.kubernetes.io/name=podgpu", https=True) as found:
         assert found.wait_synced(30)
         assert found.urls() == ("https://10.0.0.1:9400/metrics",)
 
 
-def test_while_the_api_server_is_away_the_last_list_stays(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_while_the_api_server_is_away_the_last_list_stays(
+    server: SimulatedApiServer, config: ApiConfig
+) -> None:
     server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
     with targets(config) as found:
         assert found.wait_synced(30)
@@ -103,7 +126,9 @@ def test_while_the_api_server_is_away_the_last_list_stays(server: SimulatedApiSe
 
 
 def test_a_missing_port_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a"), ports=[]), "one"))
+    server.put(
+        "endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a"), ports=[]), "one")
+    )
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ()
@@ -115,7 +140,11 @@ def test_a_missing_port_is_a_note(server: SimulatedApiServer, config: ApiConfig)
     [
         ("app=podgpu", "", "app=podgpu"),
         ("monitoring/app=podgpu", "monitoring", "app=podgpu"),
-        ("monitoring/app.kubernetes.io/name=podgpu,x=y", "monitoring", "app.kubernetes.io/name=podgpu,x=y"),
+        (
+            "monitoring/app.kubernetes.io/name=podgpu,x=y",
+            "monitoring",
+            "app.kubernetes.io/name=podgpu,x=y",
+        ),
         ("/team/name=podgpu", "", "team/name=podgpu"),
     ],
 )
@@ -147,7 +176,11 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
 
 
 def test_labels_of_nodes(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("nodes", {"metadata": {"name": "n1", "labels": {"capacity": "spot"}}}, {"metadata": {"name": "n2"}})
+    server.put(
+        "nodes",
+        {"metadata": {"name": "n1", "labels": {"capacity": "spot"}}},
+        {"metadata": {"name": "n2"}},
+    )
     labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes", HURRY)
     try:
         assert server.requests == [], "nodes are read only if prices need their labels"

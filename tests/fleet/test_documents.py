@@ -15,7 +15,16 @@ from tests.nodes.node import node_of, read_description
 
 NODES = Path(__file__).parents[1] / "nodes"
 FIELDS = frozenset({"DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"})
-SCENARIOS = ["dcgm-names-4.9", "dra", "faulty", "hpc", "mig", "shared", "usage-mig", "usage-time-sliced"]
+SCENARIOS = [
+    "dcgm-names-4.9",
+    "dra",
+    "faulty",
+    "hpc",
+    "mig",
+    "shared",
+    "usage-mig",
+    "usage-time-sliced",
+]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -35,7 +44,11 @@ def find_differences(text: Any, document: Any, path: str = "") -> Any:
             yield from find_differences(
                 value, document.get(name, "nvidia" if name == "maker" else None), f"{path}.{name}"
             )
-    elif isinstance(text, list | tuple) and isinstance(document, list | tuple) and len(text) == len(document):
+    elif (
+        isinstance(text, list | tuple)
+        and isinstance(document, list | tuple)
+        and len(text) == len(document)
+    ):
         for number, value in enumerate(text):
             yield from find_differences(value, document[number], f"{path}[{number}]")
     elif isinstance(text, float) and isinstance(document, float):

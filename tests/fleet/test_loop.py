@@ -1,4 +1,6 @@
-"""The cluster's rounds with a simulated backend: publication, log lines, and the end of the loop."""
+"""The cluster's rounds with a simulated backend: publication, log lines, and the end of the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.fleet.readings import ClusterReading, Collector, NodeReading, TargetOutcome, ViewSettings
+from podgpu.fleet.readings import (
+    ClusterReading,
+    Collector,
+    NodeReading,
+    TargetOutcome,
+    ViewSettings,
+)
 from podgpu.fleet.round import Cluster
 from tests.fleet.states import gpu
 from tests.fleet.states import node as reading_of
@@ -76,21 +84,27 @@ def test_before_the_first_round_there_is_an_exposition_about_itself() -> None:
 def test_a_round_is_published_at_its_end() -> None:
     time = Time()
     cluster = Cluster(Script, SETTINGS, clock=time.clock)
-    asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", 100.0), node("b", 100.0, 0.0)))))))
+    asyncio.run(
+        cluster.round(Script(tell(ClusterReading((node("a", 100.0), node("b", 100.0, 0.0))))))
+    )
     assert "\navg_GPU_utilization 50" in exposition_of(cluster)
     assert [n.name for n in cluster.published.view.nodes] == ["a", "b"]
     time.now += cluster.late_after
     assert cluster.is_on_time
     time.now += 1.0
     assert not cluster.is_on_time
-    assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, "no values of a hung loop"
+    assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, (
+        "no values of a hung loop"
+    )
 
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     time = Time()
     cluster = Cluster(Script, SETTINGS, clock=time.clock)
-    failed = TargetOutcome("http://a/metrics", 1.0, "timeout", "http://a/metrics: no whole answer within 5 s")
+    failed = TargetOutcome(
+        "http://a/metrics", 1.0, "timeout", "http://a/metrics: no whole answer within 5 s"
+    )
     for reading in (
         ClusterReading((node("a", 100.0),), (TargetOutcome("http://a/metrics", 0.1),)),
         ClusterReading((node("a", 100.0),), (failed,)),
@@ -105,8 +119,14 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.fault(
-    "an exporter fails in one way after another, again and again, or fails and answers in turn for hours",
-    "the cluster's log has each of its faults once, and one that comes and goes once in ten minutes",
+    (
+        "an exporter fails in one way after another, again and again, or fails and answers in turn "
+        "for hours"
+    ),
+    (
+        "the cluster's log has each of its faults once, and one that comes and goes once in ten "
+        "minutes"
+    ),
 )
 def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
@@ -117,9 +137,14 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
         caplog.clear()
         for error in errors:
             time.now += 15.0
-            told = TargetOutcome("http://a/metrics", 1.0, error, f"http://a/metrics: {error}" if error else "")
+            told = TargetOutcome(
+                "http://a/metrics", 1.0, error, f"http://a/metrics: {error}" if error else ""
+            )
             asyncio.run(cluster.round(Script(tell(ClusterReading(outcomes=(told,))))))
-        return [record.getMessage().removeprefix("http://a/metrics: ").split(";")[0] for record in caplog.records]
+        return [
+            record.getMessage().removeprefix("http://a/metrics: ").split(";")[0]
+            for record in caplog.records
+        ]
 
     def seen(*old: bool) -> list[str]:
         caplog.clear()
@@ -131,7 +156,9 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
 
     assert rounds(*(["timeout", "too_much"] * 200)) == ["timeout", "too_much"]
     assert rounds("") == ["answers again"]
-    assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "six reports in an hour"
+    assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, (
+        "six reports in an hour"
+    )
     assert rounds(*(["timeout"] * 41)) == ["timeout"], "a lasting fault is logged"
     assert seen(*([False, True] * 20)) == ["a: stale", "a: answers again"]
 

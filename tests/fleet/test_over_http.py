@@ -1,4 +1,6 @@
-"""Broken GPUs in `podgpu cluster` with real exporters: the alerts are equal to those of the exporters."""
+"""Broken GPUs in `podgpu cluster` with real exporters: the alerts are equal to those of the
+exporters.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ FORGET = {"X_Podgpu_Request": "forget"}
 
 
 class ClusterBench:
-    """The exporter of one node with four GPUs, and a cluster that scrapes it when a test calls `round`."""
+    """The exporter of one node with four GPUs, and a cluster that scrapes it when a test calls
+    `round`.
+    """
 
     def __init__(self, node: GpuBench, loop: asyncio.AbstractEventLoop) -> None:
         self.node = node
@@ -102,7 +106,9 @@ def cluster_of(node: GpuBench, loop: asyncio.AbstractEventLoop) -> Iterator[Clus
 
 
 def assert_same_words(bench: ClusterBench) -> list[str]:
-    """Checks that the views, both /health and `top` show the same alerts, and returns their texts."""
+    """Checks that the views, both /health and `top` show the same alerts, and returns their
+    texts.
+    """
     of_node = json.loads(bench.node.client.ask("/api/v1/view").body)["alerts"]
     of_cluster = bench.view()["alerts"]
     assert of_cluster == of_node
@@ -110,13 +116,16 @@ def assert_same_words(bench: ClusterBench) -> list[str]:
     for client in (bench.client, bench.node.client):
         lines = client.ask("/health").text.splitlines()
         assert [text for text in texts if text not in lines] == []
-        assert [alert.text for alert in decode_view(client.ask("/api/v1/view").body).alerts] == texts
+        assert [
+            alert.text for alert in decode_view(client.ask("/api/v1/view").body).alerts
+        ] == texts
     return texts
 
 
 @pytest.mark.fault(
     "GPUs of a node are lost, hang, or tell of an XID that needs action",
-    "podgpu cluster shows each of them as broken, with the holder, since when and what to do, in the very words of the"
+    "podgpu cluster shows each of them as broken, with the holder, since when and what to do, in "
+    "the very words of the"
     " node's own page and /health",
 )
 def test_the_cluster_says_what_the_node_says(bench: ClusterBench) -> None:
@@ -140,13 +149,19 @@ def test_the_cluster_says_what_the_node_says(bench: ClusterBench) -> None:
     for member in ("index", "model", "absent", "conditions"):
         assert seen[member] == lost[member], member
     assert [h["pod"] for h in seen["holders"]] == ["p1"]
-    assert (view["totals"]["gpus"], view["totals"]["broken"], view["totals"]["allocated"]) == (4, 3, 4)
+    assert (view["totals"]["gpus"], view["totals"]["broken"], view["totals"]["allocated"]) == (
+        4,
+        3,
+        4,
+    )
 
 
 @pytest.mark.fault(
     "A node dies, with its exporter",
-    "After --stale-after podgpu cluster says that it is gone and how many GPUs went with it; they stay, with"
-    " the condition node_gone and who held them, while its exporter is listed; podgpu_device_health tells it for each",
+    "After --stale-after podgpu cluster says that it is gone and how many GPUs went with it; they "
+    "stay, with"
+    " the condition node_gone and who held them, while its exporter is listed; "
+    "podgpu_device_health tells it for each",
 )
 def test_a_node_that_is_gone(bench: ClusterBench) -> None:
     bench.round()
@@ -187,7 +202,10 @@ def test_forgetting_on_the_cluster(bench: ClusterBench) -> None:
     node.turn()
     bench.round()
     answer = ask(f"/-/forget?gpu={uuid}", "POST", **FORGET)
-    assert (answer.status, answer.text.split(".")[0]) == (200, f"{uuid} is removed from this page until it reappears")
+    assert (answer.status, answer.text.split(".")[0]) == (
+        200,
+        f"{uuid} is removed from this page until it reappears",
+    )
     view = bench.round()
     assert [g["index"] for g in view["nodes"][0]["gpus"]] == [0, 2, 3]
     assert view["alerts"] == []

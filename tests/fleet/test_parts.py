@@ -30,7 +30,9 @@ def test_mig_instances_are_the_part_of_their_compute_slices() -> None:
     a30 = gpu(0, model="NVIDIA A30", instances=(mig(1, profile="1g.6gb"),))
     assert [part for _, part in divide_gpu(a30)] == [0.25, 0.75]
     hidden = gpu(0, hidden=True, instances=(mig(1),))
-    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], "--devices excludes the GPU"
+    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], (
+        "--devices excludes the GPU"
+    )
 
 
 def test_utilisation_of_a_gpu_in_mig_mode_is_the_mean_by_size() -> None:
@@ -66,10 +68,19 @@ def test_use(device: float | None, usage: dict[str, float], use: Use) -> None:
     assert measure_use(gpu(0, busy=device), holder(**usage)) == use
 
 
-def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it_was_given_to() -> None:
+def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it_was_given_to() -> (
+    None
+):
     user = holder("user", utilization_ratio=0.5)
     guest = type(user)("ml", "guest", "main", usage=user.usage)
     state = state_of(
-        node("n1", lost(0, user, guest), gpu(1, user, conditions=(Condition("unreadable", 1.0),), busy=0.5))
+        node(
+            "n1",
+            lost(0, user, guest),
+            gpu(1, user, conditions=(Condition("unreadable", 1.0),), busy=0.5),
+        )
     )
-    assert [(part.holder.pod, part.use) for part in state.nodes[0].held] == [("user", "unknown"), ("user", "unknown")]
+    assert [(part.holder.pod, part.use) for part in state.nodes[0].held] == [
+        ("user", "unknown"),
+        ("user", "unknown"),
+    ]

@@ -36,7 +36,10 @@ def test_the_documented_file() -> None:
         ("", "missing required field `currency`"),
         ("currency: EUR", "missing required field `models`"),
         ("currency: EUR\nmodel: {}", "unknown field `model`"),
-        *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "gpu_hour") for wrong in WRONG_AMOUNTS),
+        *(
+            (f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "gpu_hour")
+            for wrong in WRONG_AMOUNTS
+        ),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
         (f"{GOOD}nodes: [{{labels: {{}}, factor: 1}}]", "nodes[0].labels: "),
         (f"{GOOD}nodes: [{{labels: {{spot: true}}, factor: 1}}]", "nodes[0].labels"),
@@ -55,8 +58,13 @@ def test_prices_that_change_at_a_date() -> None:
     content = f"{GOOD}changes:\n  - from: 2026-12-01\n    models: {{'*': {{gpu_hour: 3}}}}\n"
     prices = parse_prices(content.encode(), "p.yml")
     assert [prices.at(december + seconds).of("A30").gpu_hour for seconds in (-1, 0)] == [1.0, 3.0]
-    assert prices.at(december).of(H100).gpu_hour == 2.5, "models that the entry does not name keep their price"
-    parts = [(start, end, part.of("A30").gpu_hour) for start, end, part in prices.periods(december - 9, december + 9)]
+    assert prices.at(december).of(H100).gpu_hour == 2.5, (
+        "models that the entry does not name keep their price"
+    )
+    parts = [
+        (start, end, part.of("A30").gpu_hour)
+        for start, end, part in prices.periods(december - 9, december + 9)
+    ]
     assert parts == [(december - 9, december, 1.0), (december, december + 9, 3.0)]
     assert len(list(prices.periods(december, december + 9))) == 1
 
@@ -79,13 +87,20 @@ changes:
         nodes = ({**spot, "other": "x"}, {"capacity": "spot"}, reserved, {}, None)
         return [prices.at(at).on_node(labels).of(model).gpu_hour for labels in nodes]
 
-    assert find(H100, 0.0) == [1.0, 2.5, 1.5, 2.5, None], "without node labels, the price is unknown"
+    assert find(H100, 0.0) == [1.0, 2.5, 1.5, 2.5, None], (
+        "without node labels, the price is unknown"
+    )
     assert find(f"{H100} MIG 7g.80gb", 0.0)[2:] == [1.5, 2.5, None]
     assert find("A30", december) == [0.8, 2.0, 2.0, 2.0, None]
-    assert find("A30", december + 86_400) == [2.0] * 5, "without prices by label, no node labels are needed"
+    assert find("A30", december + 86_400) == [2.0] * 5, (
+        "without prices by label, no node labels are needed"
+    )
 
 
-@given(st.binary(max_size=60) | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode))
+@given(
+    st.binary(max_size=60)
+    | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode)
+)
 def test_no_file_makes_it_fall_over(content: bytes) -> None:
     with suppress(UsageError):
         parse_prices(content, "p.yml")
@@ -93,7 +108,13 @@ def test_no_file_makes_it_fall_over(content: bytes) -> None:
 
 def test_a_mig_instance_costs_its_slices() -> None:
     prices = Prices(
-        "EUR", {H100: Price(7.0), "NVIDIA A30": Price(4.0), f"{H100} MIG 3g.40gb": Price(9.0), "*": Price(14.0)}
+        "EUR",
+        {
+            H100: Price(7.0),
+            "NVIDIA A30": Price(4.0),
+            f"{H100} MIG 3g.40gb": Price(9.0),
+            "*": Price(14.0),
+        },
     )
     assert prices.of(f"{H100} MIG 1g.10gb") == Price(1.0)
     assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == pytest.approx(2)

@@ -1,4 +1,6 @@
-"""The Prometheus collector with a simulated server that injects faults. Real servers test the PromQL."""
+"""The Prometheus collector with a simulated server that injects faults. Real servers test the
+PromQL.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from podgpu.http_client import Access
 from podgpu.metrics.promql import quote
 from podgpu.model import WorkloadOwner
 from podgpu.past.prometheus_series import PrometheusHistory
-from tests.fleet.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
+from tests.fleet.prometheus_double import (
+    Asked,
+    PrometheusDouble,
+    Reply,
+    error,
+    running_double,
+    some_gpus,
+    vector,
+)
 from tests.nodes.clock import FakeClock
 
 SETTINGS = ViewSettings(window=45.0)  # three samples
@@ -33,7 +43,9 @@ TIME = "vector(time())"
 class Rounds:
     """A collector with a simulated clock."""
 
-    def __init__(self, double: PrometheusDouble, settings: ViewSettings = SETTINGS, **options: object) -> None:
+    def __init__(
+        self, double: PrometheusDouble, settings: ViewSettings = SETTINGS, **options: object
+    ) -> None:
         self.double = double
         self.clock = FakeClock()
         server = PrometheusServer(**{"url": double.url, **options})  # type: ignore[arg-type]
@@ -72,19 +84,36 @@ def rounds(double: PrometheusDouble) -> Iterator[Rounds]:
     made.close()
 
 
-def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(double: PrometheusDouble, rounds: Rounds) -> None:
+def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(
+    double: PrometheusDouble, rounds: Rounds
+) -> None:
     for cluster in ("east", "west"):
-        labels = {"cluster": cluster, "job": "dcgm", "instance": "10.0.0.9:9400", "Hostname": "node-9", "gpu": "0"}
+        labels = {
+            "cluster": cluster,
+            "job": "dcgm",
+            "instance": "10.0.0.9:9400",
+            "Hostname": "node-9",
+            "gpu": "0",
+        }
         double.put("DCGM_FI_DEV_GPU_UTIL", 40, UUID=f"GPU-{cluster}", **labels)
     reading = rounds.run()
-    assert {node.state.node for node in reading.nodes} == {"node-0", "node-1", "east/node-9", "west/node-9"}
+    assert {node.state.node for node in reading.nodes} == {
+        "node-0",
+        "node-1",
+        "east/node-9",
+        "west/node-9",
+    }
     assert [node.named for node in reading.nodes] == [True] * 4
     autoscale = Rounds(double, ViewSettings(one_cluster=True))
-    assert autoscale.run().outcomes[0].error == "several_clusters", "an HPA cannot select the cluster of a pod"
+    assert autoscale.run().outcomes[0].error == "several_clusters", (
+        "an HPA cannot select the cluster of a pod"
+    )
     autoscale.close()
     double.put("kube_node_labels", 1, node="node-0", label_eks_amazonaws_com_capacity_type="SPOT")
     double.put("kube_node_labels", 1, node="node-9", cluster="east", exported_node="node-9")
-    assert {node.labels for node in rounds.run(15).nodes} == {None}, "only read if a price depends on them"
+    assert {node.labels for node in rounds.run(15).nodes} == {None}, (
+        "only read if a price depends on them"
+    )
     rounds.label_names = ["eks.amazonaws.com/capacityType", "zone"]
     reading = rounds.run(15)
     assert {node.state.node: node.labels for node in reading.nodes} == {
@@ -96,7 +125,9 @@ def test_nodes_of_the_same_name_in_two_clusters_stay_two_nodes(double: Prometheu
 
 
 def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
-    """The server's clock differs from ours by decades. Only differences between the server's timestamps count."""
+    """The server's clock differs from ours by decades. Only differences between the server's
+    timestamps count.
+    """
     reading = rounds.run()
     assert [node.state.node for node in reading.nodes] == ["node-0", "node-1"]
     assert [len(node.state.devices) for node in reading.nodes] == [2, 2]
@@ -105,23 +136,40 @@ def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
     ]
     assert [outcome.error for outcome in reading.outcomes] == [""]
     assert (reading.errors, reading.notes) == ({}, ())
-    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query} == {double.now}
+    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query} == {
+        double.now
+    }
     with pytest.raises(SourceError):
         asyncio.run(rounds.collector.fetch("10.0.0.0:9400", "api/v1/gpus/x"))
 
 
 def test_more_gpus_than_the_page_shows(double: PrometheusDouble) -> None:
     made = Rounds(double, ViewSettings(max_gpus=3))
-    kinds = {"ml": {"gpu_seconds": 4, "allocated": 2, "idle": 0.5, "energy": 700}, "x": {"allocated": 1, "idle": 1.2}}
-    for name, kind, value in ((name, *pair) for name, values in kinds.items() for pair in values.items()):
+    kinds = {
+        "ml": {"gpu_seconds": 4, "allocated": 2, "idle": 0.5, "energy": 700},
+        "x": {"allocated": 1, "idle": 1.2},
+    }
+    for name, kind, value in (
+        (name, *pair) for name, values in kinds.items() for pair in values.items()
+    ):
         double.put("podgpu:usage:increase5m", value, kind=kind, namespace=name, modelName="H200")
     reading = made.run(15)
     made.close()
-    view = make_view(build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now))
+    view = make_view(
+        build_cluster_state(reading, None, SETTINGS, made.clock.monotonic(), double.now)
+    )
     totals, [namespace, unshared] = view.totals, view.namespaces
-    assert (unshared.used_gpus, unshared.idle_gpus) == (0, 1), "idle time is at most the allocated time"
+    assert (unshared.used_gpus, unshared.idle_gpus) == (0, 1), (
+        "idle time is at most the allocated time"
+    )
     assert (namespace.namespace, namespace.allocated_gpus, namespace.idle_gpus) == ("ml", 2, 0.5)
-    assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (4, 3, 1.5, 1.5, 700)
+    assert (totals.gpus, totals.allocated, totals.used, totals.idle, totals.power_watts) == (
+        4,
+        3,
+        1.5,
+        1.5,
+        700,
+    )
     assert (reading.nodes, reading.outcomes[0].error) == ((), "")
     assert len(reading.notes) == 1
 
@@ -130,7 +178,9 @@ def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
     made = Rounds(double, match='cluster="a"')
     made.run()
     made.close()
-    asyncio.run(PrometheusHistory(PrometheusServer(double.url)).pod("ml", "train", 3600, cluster="a"))
+    asyncio.run(
+        PrometheusHistory(PrometheusServer(double.url)).pod("ml", "train", 3600, cluster="a")
+    )
     for query in (asked.query for asked in double.asked):
         selectors = re.findall(r"\{[^}]*\}", query)
         assert all('cluster="a"' in selector for selector in selectors), query
@@ -155,11 +205,17 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
 
 @pytest.mark.fault(
     "Prometheus is away, refuses queries or answers with nonsense",
-    "All nodes stay as they were last known and become stale after --stale-after; the reason is shown and counted",
+    (
+        "All nodes stay as they were last known and become stale after --stale-after; the reason "
+        "is "
+        "shown and counted"
+    ),
 )
 @pytest.mark.parametrize("in_the_middle", [False, True])
 @pytest.mark.parametrize("name", REPLIES)
-def test_failed_rounds(name: str, in_the_middle: bool, double: PrometheusDouble, rounds: Rounds) -> None:
+def test_failed_rounds(
+    name: str, in_the_middle: bool, double: PrometheusDouble, rounds: Rounds
+) -> None:
     if in_the_middle and name.endswith(" time"):
         return
     reply, reason, text = REPLIES[name]
@@ -175,7 +231,9 @@ def test_failed_rounds(name: str, in_the_middle: bool, double: PrometheusDouble,
     double.misbehave = lambda asked: None
     again = rounds.run()
     assert again.outcomes[0].error == ""
-    assert all(new.read_at > old.read_at for new, old in zip(again.nodes, before.nodes, strict=True))
+    assert all(
+        new.read_at > old.read_at for new, old in zip(again.nodes, before.nodes, strict=True)
+    )
 
 
 def test_a_server_that_hangs_or_is_away(double: PrometheusDouble) -> None:
@@ -195,9 +253,17 @@ def test_a_server_that_hangs_or_is_away(double: PrometheusDouble) -> None:
     "Its series are ignored, with a note that names it; other nodes are not affected",
 )
 @pytest.mark.parametrize(("count", "name"), [(1025, "n"), (1, "n" * 257)])
-def test_a_target_beyond_the_limits(count: int, name: str, double: PrometheusDouble, rounds: Rounds) -> None:
+def test_a_target_beyond_the_limits(
+    count: int, name: str, double: PrometheusDouble, rounds: Rounds
+) -> None:
     for n in range(count):
-        labels = {"instance": "evil:9400", "job": "gpu", "Hostname": name, "gpu": str(n), "UUID": f"GPU-evil-{n}"}
+        labels = {
+            "instance": "evil:9400",
+            "job": "gpu",
+            "Hostname": name,
+            "gpu": str(n),
+            "UUID": f"GPU-evil-{n}",
+        }
         double.put("DCGM_FI_DEV_GPU_UTIL", "5", **labels)
     reading = rounds.run()
     assert {node.state.node for node in reading.nodes} == {"node-0", "node-1"}
@@ -214,7 +280,9 @@ def test_an_optional_query_that_fails(double: PrometheusDouble, rounds: Rounds) 
 
 def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Rounds) -> None:
     """Otherwise held GPUs would look free."""
-    double.misbehave = lambda asked: error(503, "busy") if "allocation_share" in asked.query else None
+    double.misbehave = lambda asked: (
+        error(503, "busy") if "allocation_share" in asked.query else None
+    )
     assert rounds.run().nodes == ()
 
 
@@ -224,10 +292,19 @@ def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Round
 def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
     """Owners come from kube-state-metrics, and otherwise from the API server."""
     controller = {"namespace": "research", "owner_is_controller": "true"}
-    double.put("kube_pod_owner", 1, pod="train-0", owner_kind="ReplicaSet", owner_name="train-7d9c", **controller)
+    double.put(
+        "kube_pod_owner",
+        1,
+        pod="train-0",
+        owner_kind="ReplicaSet",
+        owner_name="train-7d9c",
+        **controller,
+    )
     double.put("kube_replicaset_owner", 1, replicaset="train-7d9c", owner_kind="Deployment", owner_name="train",
                **controller)  # fmt: skip
-    double.put("kube_pod_owner", 1, pod="train-1", owner_kind="<none>", owner_name="<none>", **controller)
+    double.put(
+        "kube_pod_owner", 1, pod="train-1", owner_kind="<none>", owner_name="<none>", **controller
+    )
     rounds.owners = {("research", f"train-{n}"): WorkloadOwner("Job", "api") for n in range(2)}
     expected = {
         ("research", "train-0"): WorkloadOwner("Deployment", "train"),
@@ -245,12 +322,22 @@ def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
     assert queries() == before + 1
 
 
-def test_pods_of_the_same_name_have_the_owners_of_their_clusters(double: PrometheusDouble, rounds: Rounds) -> None:
+def test_pods_of_the_same_name_have_the_owners_of_their_clusters(
+    double: PrometheusDouble, rounds: Rounds
+) -> None:
     double.series.clear()
     for cluster in "ab":
         target = {"cluster": cluster, "job": "dcgm", "instance": f"{cluster}:9400"}
         pod = {"namespace": "ml", "pod": "web-0", "container": "main"}
-        double.put("DCGM_FI_DEV_GPU_UTIL", 40, gpu="0", UUID=f"GPU-{cluster}", Hostname="node", **target, **pod)
+        double.put(
+            "DCGM_FI_DEV_GPU_UTIL",
+            40,
+            gpu="0",
+            UUID=f"GPU-{cluster}",
+            Hostname="node",
+            **target,
+            **pod,
+        )
         double.put("up", 1, **target)
 
     def answer_owners(asked: Asked) -> Reply | None:
@@ -258,7 +345,9 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(double: Prometh
             return None
         pod = {"namespace": "ml", "pod": "web-0", "owner_kind": "StatefulSet"}
         clusters = re.findall('cluster="(.)"', asked.query) or "ab"
-        return vector([({**pod, "owner_name": f"web-of-{cluster}"}, "1") for cluster in clusters], double.now)
+        return vector(
+            [({**pod, "owner_name": f"web-of-{cluster}"}, "1") for cluster in clusters], double.now
+        )
 
     double.misbehave = answer_owners
     state = build_cluster_state(rounds.run(), None, SETTINGS, rounds.clock.monotonic(), double.now)
@@ -273,13 +362,19 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(double: Prometh
     for cluster, gpus in (("a", 1), ("b", 1), (None, 2)):
         pod = make_pod(state, view, "ml", "web-0", cluster)
         assert pod is not None
-        assert (pod.totals.allocated, len(pod.nodes), pod.owner is None) == (gpus, gpus, cluster is None)
+        assert (pod.totals.allocated, len(pod.nodes), pod.owner is None) == (
+            gpus,
+            gpus,
+            cluster is None,
+        )
     assert make_pod(state, view, "ml", "web-0", "c") is None
     for family in cluster_families(state, {scope: mean.mean for scope, mean in state.used.items()}):
         labels = [sample.labels.text for sample in family.samples]
         assert len(set(labels)) == len(labels)
         if family.name == "podgpu_namespace_allocated_gpus":
-            assert labels == [f'{{namespace="ml",model="",cluster="{cluster}"}}' for cluster in "ab"]
+            assert labels == [
+                f'{{namespace="ml",model="",cluster="{cluster}"}}' for cluster in "ab"
+            ]
 
 
 def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:

@@ -1,4 +1,6 @@
-"""Real servers that scrape exporters. Results are compared with a direct read of the same metrics text."""
+"""Real servers that scrape exporters. Results are compared with a direct read of the same metrics
+text.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ EXPORTERS = {
     # Scraped as with the GPU operator: the workload's pod becomes exported_pod.
     "dcgm": Exporter(H200, honor_labels=False, copies=[OWN_POD]),
     # The same without a pod on the GPU. The label `pod` is the exporter's.
-    "dcgm-free": Exporter((FIXTURES / "h200" / "default.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
+    "dcgm-free": Exporter(
+        (FIXTURES / "h200" / "default.prom").read_text(), honor_labels=False, copies=[OWN_POD]
+    ),
     # Scraped by an HA pair.
     "podgpu": Exporter(
         (NODES / "usage-time-sliced" / "expected.prom").read_text(),
@@ -58,7 +62,9 @@ EXPORTERS = {
     # Names and labels of dcgm-exporter 4.9, and a podgpu that has both generations.
     "new-names": Exporter(renamed(H200, "4.9"), honor_labels=False, copies=[OWN_POD]),
     "both-names": Exporter(renamed(H200, "both"), copies=[OWN_POD]),
-    "both-mig": Exporter(renamed((NODES / "mig" / "expected.prom").read_text(), "both"), copies=[OWN_POD]),
+    "both-mig": Exporter(
+        renamed((NODES / "mig" / "expected.prom").read_text(), "both"), copies=[OWN_POD]
+    ),
     # One node has a lost GPU, a hung one and one with an XID. Another node has no driver.
     "broken": Exporter((NODES / "faulty" / "expected.prom").read_text(), copies=[OWN_POD]),
     "no-driver": Exporter(
@@ -88,12 +94,16 @@ def exposition_of(name: str) -> str:
     exposition = EXPORTERS[name].exposition
     for host in ("vm", "node-1"):
         exposition = exposition.replace(f'ostname="{host}"', f'ostname="{name}"')
-    return exposition.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace('uuid="GPU-', f'uuid="GPU-{name}-')
+    return exposition.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace(
+        'uuid="GPU-', f'uuid="GPU-{name}-'
+    )
 
 
 @contextmanager
 def exporters() -> Iterator[tuple[str, set[str]]]:
-    """Yields HOST:PORT that serves every exporter at /NAME, and the names of the exporters that fail."""
+    """Yields HOST:PORT that serves every exporter at /NAME, and the names of the exporters that
+    fail.
+    """
     away: set[str] = set()
 
     with expositions_at(exposition_of, away) as address:
@@ -106,7 +116,9 @@ def configuration(address: str) -> str:
             "job_name": name,
             "metrics_path": f"/{name}",
             "honor_labels": exporter.honor_labels,
-            "static_configs": [{"targets": [address], "labels": dict(labels)} for labels in exporter.copies],
+            "static_configs": [
+                {"targets": [address], "labels": dict(labels)} for labels in exporter.copies
+            ],
         }
         for name, exporter in EXPORTERS.items()
     ]
@@ -123,7 +135,9 @@ class Live:
     def run_round(self) -> ClusterReading:
         """Returns the nodes of the cluster's state, including nodes that are no longer scraped."""
         reading = self._runner.run(self._collector.run_round())
-        self._state = build_cluster_state(reading, self._state, SETTINGS, time.monotonic(), time.time())
+        self._state = build_cluster_state(
+            reading, self._state, SETTINGS, time.monotonic(), time.time()
+        )
         nodes = tuple(replace(node.reading, state=node.state) for node in self._state.nodes)
         return dataclasses.replace(reading, nodes=nodes)
 
@@ -156,7 +170,9 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def read_directly(name: str) -> NodeState:
-    (state,) = node_from_samples(samples_in(exposition_of(name)), "nowhere", keep_fields=frozenset({USED}))
+    (state,) = node_from_samples(
+        samples_in(exposition_of(name)), "nowhere", keep_fields=frozenset({USED})
+    )
     return state
 
 
@@ -164,7 +180,9 @@ def comparable(state: NodeState) -> object:
     """Removes fields that Prometheus does not provide, and sorts the rest."""
     reduced = replace(
         state,
-        taken_at=state.taken_at if state.producer == "podgpu" and state.devices and state.version != "1" else None,
+        taken_at=state.taken_at
+        if state.producer == "podgpu" and state.devices and state.version != "1"
+        else None,
         gpus_expected=None,
         gpus_visible=None,
         sources=tuple(sorted(state.sources, key=lambda source: source.name)),
@@ -177,7 +195,9 @@ def comparable(state: NodeState) -> object:
                 usage=comparable_usage(device.usage),
                 last_xid=None,
                 instances=tuple(
-                    replace(part, holders=in_order(part.holders), usage=comparable_usage(part.usage))
+                    replace(
+                        part, holders=in_order(part.holders), usage=comparable_usage(part.usage)
+                    )
                     for part in sorted(device.instances, key=lambda part: part.id)
                 ),
             )
@@ -188,7 +208,9 @@ def comparable(state: NodeState) -> object:
 
 
 def comparable_usage(usage: DeviceTotals | None) -> DeviceTotals | None:
-    reduced = usage and DeviceTotals(memory_used_bytes=usage.memory_used_bytes, energy_mj=usage.energy_mj)
+    reduced = usage and DeviceTotals(
+        memory_used_bytes=usage.memory_used_bytes, energy_mj=usage.energy_mj
+    )
     return None if reduced == DeviceTotals() else reduced
 
 
@@ -197,7 +219,9 @@ def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 
 def comparable_holder(holder: Holder) -> Holder:
-    usage = holder.usage and replace(holder.usage, allocated_ns=None, busy_min_ns=None, busy_max_ns=None)
+    usage = holder.usage and replace(
+        holder.usage, allocated_ns=None, busy_min_ns=None, busy_max_ns=None
+    )
     return replace(holder, labels={}, usage=usage)
 
 
@@ -219,15 +243,25 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
 
 @pytest.mark.fault(
     "Prometheus can no longer scrape an exporter",
-    "Its node stays as it was last known, and becomes stale after --stale-after; other nodes are not affected",
+    (
+        "Its node stays as it was last known, and becomes stale after --stale-after; other nodes "
+        "are "
+        "not affected"
+    ),
 )
 def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
-    """Prometheus ends its series immediately. VictoriaMetrics 1.79 returns the last samples, which become stale."""
-    live.run_until(lambda reading: {n.state.node for n in reading.nodes} == set(EXPORTERS), "all nodes are known")
+    """Prometheus ends its series immediately. VictoriaMetrics 1.79 returns the last samples, which
+    become stale.
+    """
+    live.run_until(
+        lambda reading: {n.state.node for n in reading.nodes} == set(EXPORTERS),
+        "all nodes are known",
+    )
     live.failing.add("dcgm")
     try:
         reading = live.run_until(
-            lambda reading: [name for name in EXPORTERS if age(reading, name) > 4] == ["dcgm"], "only dcgm is old"
+            lambda reading: [name for name in EXPORTERS if age(reading, name) > 4] == ["dcgm"],
+            "only dcgm is old",
         )
     finally:
         live.failing.clear()

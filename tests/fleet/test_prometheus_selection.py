@@ -1,4 +1,6 @@
-"""Pages of GPUs from a real Prometheus and VictoriaMetrics with more GPUs than podgpu reads in a round."""
+"""Pages of GPUs from a real Prometheus and VictoriaMetrics with more GPUs than podgpu reads in a
+round.
+"""
 
 from __future__ import annotations
 
@@ -36,24 +38,40 @@ def points(now: float) -> Iterator[Point]:
             target = {"cluster": cluster, "job": "podgpu", "instance": f"10.0.0.{node}:9400"}
             yield Point("podgpu_exporter_build_info", {**target, "version": "1"}, 1, at)
             for gpu in range(4):
-                uuid, host = f"GPU-{cluster}-{node}-{gpu}", {"modelName": "H100", "Hostname": f"n{node}"}
+                uuid, host = (
+                    f"GPU-{cluster}-{node}-{gpu}",
+                    {"modelName": "H100", "Hostname": f"n{node}"},
+                )
                 device = {**target, "gpu": str(gpu), "UUID": uuid}
-                holder = {"namespace": f"team-{gpu % 2}", "pod": f"job-{node}-{gpu}", "container": "main"}
+                holder = {
+                    "namespace": f"team-{gpu % 2}",
+                    "pod": f"job-{node}-{gpu}",
+                    "container": "main",
+                }
                 if uuid == "GPU-west-3-2":
                     since = "podgpu_device_condition_since_timestamp_seconds"
                     yield Point(since, {**device, **host, "condition": "lost"}, now - 600, at)
                     continue
                 busy = (10 * node + gpu if gpu else 0) / 100
                 yield Point("DCGM_FI_DEV_GPU_TEMP", {**device, **host}, 40, at)
-                yield Point("DCGM_FI_DEV_GPU_UTIL", {**device, **host}, 100 * busy if at > now - 400 else 0, at)
+                yield Point(
+                    "DCGM_FI_DEV_GPU_UTIL",
+                    {**device, **host},
+                    100 * busy if at > now - 400 else 0,
+                    at,
+                )
                 yield Point("DCGM_FI_DEV_FB_USED", {**device, **host}, 10 * gpu - node, at)
                 yield Point("DCGM_FI_DEV_FB_FREE", {**device, **host}, 1000, at)
                 if gpu < 3:
-                    yield Point("podgpu_allocation_info", {**device, **holder, "source": "kubelet"}, 1, at)
+                    yield Point(
+                        "podgpu_allocation_info", {**device, **holder, "source": "kubelet"}, 1, at
+                    )
                     used = {**device, **host, **holder}
                     seconds = at - now + 600
                     yield Point("podgpu_container_gpu_allocated_seconds_total", used, seconds, at)
-                    yield Point("podgpu_container_gpu_idle_seconds_total", used, 0 if gpu else seconds, at)
+                    yield Point(
+                        "podgpu_container_gpu_idle_seconds_total", used, 0 if gpu else seconds, at
+                    )
                     yield Point("podgpu_container_gpu_utilization_ratio", used, busy, at)
                     owner = {"owner_kind": "Job", "owner_name": f"job-{node}", "cluster": cluster}
                     pod = {name: holder[name] for name in ("namespace", "pod")}
@@ -92,21 +110,33 @@ def test_pages_of_many_gpus(serving: Serving, tmp_path: Path) -> None:
         cluster = Cluster(lambda: collector, settings, lambda: (PRICES, ()))
         await cluster.round(collector)
         select = PrometheusSelection(server, cluster, lambda: (PRICES, ()))
-        queries = {text: parse_gpu_query(dict(part.split("=") for part in text.split("&"))) for text in CASES}
+        queries = {
+            text: parse_gpu_query(dict(part.split("=") for part in text.split("&")))
+            for text in CASES
+        }
         pages = {text: await select(query) for text, query in queries.items() if query}
-        assert await select(GpuQuery(node="n2", state="free")) is pages["node=n2&state=free"], "the result is cached"
+        assert await select(GpuQuery(node="n2", state="free")) is pages["node=n2&state=free"], (
+            "the result is cached"
+        )
         await collector.close()
         return cluster.published.view, pages
 
-    stored = sorted(points(time.time() // 15 * 15), key=lambda point: (point.name, sorted(point.labels.items())))
+    stored = sorted(
+        points(time.time() // 15 * 15), key=lambda point: (point.name, sorted(point.labels.items()))
+    )
     with serving(tmp_path, stored) as url:
         head, pages = asyncio.run(read(url))
     assert any("podgpu-usage.yaml" in note for note in head.notes)
     assert (head.paged, head.nodes, head.totals.gpus, head.totals.broken) == (True, [], 19, 1)
-    assert (head.totals.allocated, head.totals.free, head.totals.unheld_unknown) == (0, 0, 19), "without the rule"
+    assert (head.totals.allocated, head.totals.free, head.totals.unheld_unknown) == (0, 0, 19), (
+        "without the rule"
+    )
     for text, page in pages.items():
         found, names = CASES[text]
-        assert (page.view.found, [node.name for node in page.view.nodes]) == (found, sorted(names)), text
+        assert (page.view.found, [node.name for node in page.view.nodes]) == (
+            found,
+            sorted(names),
+        ), text
         assert page.view.totals == head.totals
     (node,) = pages["owner=Job/job-3"].view.nodes
     assert [gpu.holders[0].use for gpu in node.gpus[:2]] == ["idle", "used"]
@@ -131,11 +161,20 @@ def test_a_past_time(serving: Serving, tmp_path: Path) -> None:
 
     stored = sorted(points(now), key=lambda point: (point.name, sorted(point.labels.items())))
     with serving(tmp_path, stored) as url:
-        earlier, later = asyncio.run(read(url, math.inf, GpuQuery(at=now - 450), GpuQuery(at=now - 30)))
+        earlier, later = asyncio.run(
+            read(url, math.inf, GpuQuery(at=now - 450), GpuQuery(at=now - 30))
+        )
         (page,) = asyncio.run(read(url, 3, GpuQuery(node="n1", at=now - 450)))
-    assert (earlier.at, earlier.taken_at, earlier.totals.gpus, earlier.totals.broken) == (now - 450, now - 450, 20, 1)
+    assert (earlier.at, earlier.taken_at, earlier.totals.gpus, earlier.totals.broken) == (
+        now - 450,
+        now - 450,
+        20,
+        1,
+    )
     assert (earlier.totals.allocated, earlier.totals.cost_per_hour) == (14, 140.0)
-    free = [[node.gpus[3].utilization_ratio for node in view.nodes] for view in (earlier, later, page)]
+    free = [
+        [node.gpus[3].utilization_ratio for node in view.nodes] for view in (earlier, later, page)
+    ]
     assert free == [[0] * 5, [0.03, 0.13, 0.23, 0.23, 0.33], [0]]
     assert not any(node.old for view in (earlier, later) for node in view.nodes)
     assert earlier.nodes[0].gpus[0].holders[0].owner == WorkloadOwner("Job", "job-0")

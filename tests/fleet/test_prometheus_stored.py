@@ -16,7 +16,12 @@ import msgspec
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.fleet.read.prometheus import PodOwners, PrometheusClient, PrometheusCollector, PrometheusServer
+from podgpu.fleet.read.prometheus import (
+    PodOwners,
+    PrometheusClient,
+    PrometheusCollector,
+    PrometheusServer,
+)
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.model import WorkloadOwner
 from podgpu.past.prometheus_series import CACHE_SECONDS, PrometheusHistory, Window
@@ -25,29 +30,60 @@ from tests.fleet.prometheus_double import PrometheusDouble, Reply, running_doubl
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
 
 MIB = 1024 * 1024
-PODGPU = {"job": "podgpu", "instance": "10.0.0.1:9400", "Hostname": "node-a", "gpu": "0", "UUID": "GPU-podgpu"}
-SHARED = {"job": "podgpu", "instance": "10.0.0.1:9400", "Hostname": "node-a", "gpu": "1", "UUID": "GPU-shared"}
+PODGPU = {
+    "job": "podgpu",
+    "instance": "10.0.0.1:9400",
+    "Hostname": "node-a",
+    "gpu": "0",
+    "UUID": "GPU-podgpu",
+}
+SHARED = {
+    "job": "podgpu",
+    "instance": "10.0.0.1:9400",
+    "Hostname": "node-a",
+    "gpu": "1",
+    "UUID": "GPU-shared",
+}
 DCGM = {
-    **{"job": "dcgm", "instance": "10.0.0.2:9400", "namespace": "gpu-operator", "pod": "dcgm-exporter-x"},
+    **{
+        "job": "dcgm",
+        "instance": "10.0.0.2:9400",
+        "namespace": "gpu-operator",
+        "pod": "dcgm-exporter-x",
+    },
     **{"hostname": "node-b", "gpu": "3", "uuid": "GPU-dcgm"},
 }
 IDLE = DCGM | {"gpu": "4", "uuid": "GPU-idle"}
 OLD = {"job": "old", "instance": "10.0.0.4:9400", "gpu": "0", "uuid": "GPU-old"}
-MIG = {"job": "mig", "instance": "10.0.0.3:9400", "Hostname": "node-c", "gpu": "0", "UUID": "GPU-mig"}
+MIG = {
+    "job": "mig",
+    "instance": "10.0.0.3:9400",
+    "Hostname": "node-c",
+    "gpu": "0",
+    "UUID": "GPU-mig",
+}
 HELD = {"namespace": "research", "pod": "train", "container": "main"}
 OTHER = {"namespace": "vision", "pod": "infer", "container": "main"}
-EXPORTED = {"exported_namespace": "research", "exported_pod": "old-train", "exported_container": "main"}
+EXPORTED = {
+    "exported_namespace": "research",
+    "exported_pod": "old-train",
+    "exported_container": "main",
+}
 IDLE_AFTER = 240.0
 NOW = 0.0
 """Time of the last sample, set before the server starts."""
 
 
 def points() -> Iterator[Point]:
-    """One sample every 15 s in the last hour and every minute in the 23 h before, with a gap of five minutes.
+    """One sample every 15 s in the last hour and every minute in the 23 h before, with a gap of
+    five minutes.
 
     The load changed half an hour ago.
     """
-    moments = [*(NOW - 86_400 + 60 * n for n in range(23 * 60)), *(NOW - 3600 + 15 * n for n in range(241))]
+    moments = [
+        *(NOW - 86_400 + 60 * n for n in range(23 * 60)),
+        *(NOW - 3600 + 15 * n for n in range(241)),
+    ]
     for at in moments:
         ago = NOW - at
         if 300 < ago <= 600:
@@ -65,12 +101,26 @@ def points() -> Iterator[Point]:
         for holder, part in ((HELD, 0.3), (OTHER, 0.6)):
             yield Point("podgpu_allocation_info", {**SHARED, **holder, "source": "kubelet"}, 1, at)
             yield Point("podgpu_container_gpu_utilization_ratio", {**SHARED, **holder}, part, at)
-            yield Point("podgpu_container_gpu_memory_used_bytes", {**SHARED, **holder}, part * 1000 * MIB, at)
+            yield Point(
+                "podgpu_container_gpu_memory_used_bytes",
+                {**SHARED, **holder},
+                part * 1000 * MIB,
+                at,
+            )
         yield Point("DCGM_FI_DEV_GPU_UTIL_RATIO", {**DCGM, **EXPORTED}, 0.5, at)
         yield Point("DCGM_FI_DEV_FB_USED_BYTES", {**DCGM, **EXPORTED}, 512 * MIB, at)
-        yield Point("up", {name: DCGM[name] for name in ("job", "instance", "namespace", "pod")}, 1, at)
-        yield Point("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**MIG, "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}, 0.125, at)
-        yield Point("DCGM_FI_DEV_POWER_USAGE", {**MIG, "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}, 200, at)
+        yield Point(
+            "up", {name: DCGM[name] for name in ("job", "instance", "namespace", "pod")}, 1, at
+        )
+        yield Point(
+            "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+            {**MIG, "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"},
+            0.125,
+            at,
+        )
+        yield Point(
+            "DCGM_FI_DEV_POWER_USAGE", {**MIG, "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}, 200, at
+        )
         yield Point("dcgm_gpu_utilization", OLD, 12, at)
         yield Point("DCGM_FI_DEV_GPU_UTIL_RATIO", IDLE, 0, at)
         yield from points_of_a_round(at)
@@ -112,7 +162,9 @@ class Reader:
         return self._runner.run(self._history.sparklines())
 
     def round(self, **options: Any) -> ClusterReading:
-        collector = PrometheusCollector(PrometheusServer(self._url, **options), ViewSettings(idle_after=IDLE_AFTER))
+        collector = PrometheusCollector(
+            PrometheusServer(self._url, **options), ViewSettings(idle_after=IDLE_AFTER)
+        )
         reading = self._runner.run(collector.run_round())
         self._runner.run(collector.close())
         assert [outcome.error for outcome in reading.outcomes] == [""], reading.outcomes
@@ -133,7 +185,9 @@ def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
     global NOW
     NOW = time.time() // 15 * 15  # not at import, because other tests may run for minutes first
     serve: Callable[..., Any] = request.param
-    stored = sorted(points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at))
+    stored = sorted(
+        points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at)
+    )
     with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), stored) as url:
         found = Reader(url)
         yield found
@@ -156,7 +210,12 @@ def test_a_round(reader: Reader) -> None:
     before = time.monotonic()
     reading = reader.round()
     assert holders_of(reading) == {
-        **{"GPU-podgpu": [], "GPU-shared": ["infer", "train"], "GPU-dcgm": ["old-train"], "GPU-idle": []},
+        **{
+            "GPU-podgpu": [],
+            "GPU-shared": ["infer", "train"],
+            "GPU-dcgm": ["old-train"],
+            "GPU-idle": [],
+        },
         **{"GPU-mig": [], "GPU-mig/7": [], "GPU-old": []},
     }
     assert {node.state.node: node.named for node in reading.nodes} == {
@@ -166,7 +225,10 @@ def test_a_round(reader: Reader) -> None:
     (node,) = (node for node in reading.nodes if node.state.node == "node-a")
     assert node.target == "10.0.0.1:9400"
     assert node.read_at <= before
-    assert [holder.share_ratio for device in node.state.devices for holder in device.holders] == [0.5, 0.5]
+    assert [holder.share_ratio for device in node.state.devices for holder in device.holders] == [
+        0.5,
+        0.5,
+    ]
     assert reading.nodes[0].owners == {("research", "train"): WorkloadOwner("Deployment", "train")}
     assert set(reading.idle_for) == {"GPU-idle"}
     assert reading.idle_for["GPU-idle"] >= IDLE_AFTER
@@ -181,12 +243,17 @@ def test_match_applies_to_everything(reader: Reader) -> None:
 
 def test_a_match_that_up_does_not_have(reader: Reader) -> None:
     """`up` has no hostname. The exporter's pod must still not become a holder."""
-    assert holders_of(reader.round(match='hostname="node-b"')) == {"GPU-dcgm": ["old-train"], "GPU-idle": []}
+    assert holders_of(reader.round(match='hostname="node-b"')) == {
+        "GPU-dcgm": ["old-train"],
+        "GPU-idle": [],
+    }
 
 
 def test_other_node_labels(reader: Reader) -> None:
     nodes = reader.round(node_labels=("instance",)).nodes
-    assert {node.state.node: node.named for node in nodes} == {f"10.0.0.{n}:9400": False for n in range(1, 5)}
+    assert {node.state.node: node.named for node in nodes} == {
+        f"10.0.0.{n}:9400": False for n in range(1, 5)
+    }
 
 
 def of(answer: JSON | None, series: str) -> dict[float, float | None]:
@@ -203,7 +270,12 @@ def at(values: Mapping[float, float | None], ago: float) -> float | None:
 def test_a_gpu_over_an_hour(reader: Reader) -> None:
     answer = reader.gpu("GPU-podgpu")
     assert answer is not None
-    assert (answer["uuid"], answer["node"], answer["index"], answer["step_seconds"]) == ("GPU-podgpu", "node-a", 0, 15)
+    assert (answer["uuid"], answer["node"], answer["index"], answer["step_seconds"]) == (
+        "GPU-podgpu",
+        "node-a",
+        0,
+        15,
+    )
     assert {len(values) for values in answer["series"].values()} == {240}
     ratio = of(answer, "utilization_ratio")
     assert (at(ratio, 3000), at(ratio, 1200), at(ratio, 100)) == (0.25, 0.75, 0.75)
@@ -211,10 +283,14 @@ def test_a_gpu_over_an_hour(reader: Reader) -> None:
     assert at(of(answer, "power_watts"), 1200) == 300.5
     heat = of(answer, "temperature_celsius")
     assert at(heat, 1200) == 55
-    assert {value for ago, value in heat.items() if ago < 45} <= {None}, "DCGM's code for a missing value"
+    assert {value for ago, value in heat.items() if ago < 45} <= {None}, (
+        "DCGM's code for a missing value"
+    )
     (held,) = answer["holders"]
     assert (held["namespace"], held["pod"], held["container"]) == ("research", "train", "main")
-    assert held["to"] == pytest.approx(NOW - 1800, abs=330), "Prometheus looks back by up to five minutes"
+    assert held["to"] == pytest.approx(NOW - 1800, abs=330), (
+        "Prometheus looks back by up to five minutes"
+    )
     marks = answer["marks"]
     assert {mark["condition"] for mark in marks} == {"xid"}
     assert marks[0]["at"] == pytest.approx(NOW - 1800, abs=30)
@@ -232,7 +308,9 @@ def test_a_gpu_over_a_day(reader: Reader) -> None:
 
 
 def test_newer_names_and_the_exporter_s_pod(reader: Reader) -> None:
-    """Names of 4.9 in base units, and the label `uuid`. Prometheus added the labels of the exporter's pod."""
+    """Names of 4.9 in base units, and the label `uuid`. Prometheus added the labels of the
+    exporter's pod.
+    """
     answer = reader.gpu("GPU-dcgm")
     assert answer is not None
     assert (answer["node"], answer["index"]) == ("node-b", 3)
@@ -243,7 +321,13 @@ def test_newer_names_and_the_exporter_s_pod(reader: Reader) -> None:
     old = reader.pod("research", "old-train")
     assert old is not None
     assert [device["uuid"] for device in old["devices"]] == ["GPU-dcgm"]
-    assert at(of(old["devices"][0] | {"from": old["from"], "step_seconds": 15}, "utilization_ratio"), 1200) == 0.5
+    assert (
+        at(
+            of(old["devices"][0] | {"from": old["from"], "step_seconds": 15}, "utilization_ratio"),
+            1200,
+        )
+        == 0.5
+    )
     oldest = reader.gpu("GPU-old")
     assert at(of(oldest, "utilization_ratio"), 1200) == pytest.approx(0.12)
 
@@ -263,13 +347,26 @@ def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
 
 @needs("prometheus", "promtool")
 def test_an_ended_pod_has_the_figures_and_conditions_until_its_end(tmp_path: Path) -> None:
-    """The pod ends within a step of 5 minutes. Without stale markers, Prometheus would look back further."""
+    """The pod ends within a step of 5 minutes. Without stale markers, Prometheus would look back
+    further.
+    """
     now = time.time() // 15 * 15
     stored = []
     for ago in range(3000, 0, -15):
         held = ago > 1950
-        stored.append(Point("DCGM_FI_DEV_GPU_UTIL", PODGPU | (HELD if held else {}), 99 if held else 0, now - ago))
-        stored.append(Point("podgpu_device_health", {**PODGPU, "condition": "xid"}, 0 if held else 1, now - ago))
+        stored.append(
+            Point(
+                "DCGM_FI_DEV_GPU_UTIL",
+                PODGPU | (HELD if held else {}),
+                99 if held else 0,
+                now - ago,
+            )
+        )
+        stored.append(
+            Point(
+                "podgpu_device_health", {**PODGPU, "condition": "xid"}, 0 if held else 1, now - ago
+            )
+        )
     stored.sort(key=lambda point: (point.name, sorted(point.labels.items()), point.at))
     with prometheus(tmp_path, stored, options=["--query.lookback-delta=14s"]) as url:
         reader = Reader(url)
@@ -285,7 +382,9 @@ def test_a_mig_instance(reader: Reader) -> None:
     answer = reader.gpu("GPU-mig", instance="7")
     assert answer is not None
     assert at(of(answer, "utilization_ratio"), 1200) == 0.125
-    assert set(answer["series"]["power_watts"]) == {None}, "power is a value of the GPU, not of the pod"
+    assert set(answer["series"]["power_watts"]) == {None}, (
+        "power is a value of the GPU, not of the pod"
+    )
     whole = reader.gpu("GPU-mig")
     assert at(of(whole, "power_watts"), 1200) == 200
 
@@ -294,7 +393,14 @@ def test_sparklines(reader: Reader) -> None:
     answer = reader.sparklines()
     assert (answer["points"], answer["step_seconds"]) == (60, 60)
     lines = {name: base64.b64decode(line) for name, line in answer["devices"].items()}
-    assert set(lines) == {"GPU-podgpu", "GPU-shared", "GPU-dcgm", "GPU-idle", "GPU-mig/7", "GPU-old"}
+    assert set(lines) == {
+        "GPU-podgpu",
+        "GPU-shared",
+        "GPU-dcgm",
+        "GPU-idle",
+        "GPU-mig/7",
+        "GPU-old",
+    }
     assert {len(line) for line in lines.values()} == {60}
     assert (lines["GPU-podgpu"][10], lines["GPU-podgpu"][40]) == (50, 150)
     assert lines["GPU-dcgm"][40] == 100
@@ -331,12 +437,16 @@ def test_failures_are_not_cached() -> None:
 
 
 def test_equal_requests_share_one_answer() -> None:
-    empty = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode()
+    empty = json.dumps(
+        {"status": "success", "data": {"resultType": "matrix", "result": []}}
+    ).encode()
 
     async def go(double: PrometheusDouble) -> None:
         now = 0.0
         history = PrometheusHistory(PrometheusServer(double.url), clock=lambda: now)
-        double.misbehave = lambda asked: Reply(empty) if asked.path.endswith("query_range") else None
+        double.misbehave = lambda asked: (
+            Reply(empty) if asked.path.endswith("query_range") else None
+        )
         for _ in range(2):
             await asyncio.gather(*(history.sparklines() for _ in range(50)))
         queries = len([one for one in double.asked if one.path.endswith("query_range")])
@@ -368,7 +478,9 @@ def test_queries_for_many_gpus_and_pods_are_not_too_long(tmp_path: Path) -> None
 
     owned = {"owner_is_controller": "true", "owner_kind": "Job", "owner_name": "batch"}
     stored = [Point("podgpu_allocation_info", labels, 1, now) for labels in held]
-    stored += [Point("kube_pod_owner", {**owned, "namespace": "ml", "pod": pod}, 1, now) for _, pod in pods]
+    stored += [
+        Point("kube_pod_owner", {**owned, "namespace": "ml", "pod": pod}, 1, now) for _, pod in pods
+    ]
     with victoria_metrics(tmp_path, stored) as url:
         reader = Reader(url)
         answer = reader.pod("ml", "web-0")

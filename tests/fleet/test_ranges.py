@@ -46,7 +46,11 @@ class Cluster:
     """One node, recorded every 15 s."""
 
     def __init__(
-        self, directory: str = "", prices: Prices = PRICES, at: float = 0.0, longest_gap: float = 60.0
+        self,
+        directory: str = "",
+        prices: Prices = PRICES,
+        at: float = 0.0,
+        longest_gap: float = 60.0,
     ) -> None:
         self.world, self.prices, self.at = World(), prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
@@ -60,7 +64,12 @@ class Cluster:
 
     def round(self, *gpus: Any, seconds: float = 15.0, **more: Any) -> None:
         self.at += seconds
-        self.world.round(node("n1", *gpus, read_at=self.at, **more), at=self.at, prices=self.prices, owners=OWNERS)
+        self.world.round(
+            node("n1", *gpus, read_at=self.at, **more),
+            at=self.at,
+            prices=self.prices,
+            owners=OWNERS,
+        )
         self.recorder.record()
 
     def wasted(self, by: str = "pod", **more: Any) -> list[RangeRow]:
@@ -73,10 +82,16 @@ class Cluster:
         return {describe_row(row): row for row in self.range(by, **more).rows}
 
 
-def used(pod: str, seconds: float, *, busy: float, joules: float = 0.0, share: float | None = None) -> Any:
+def used(
+    pod: str, seconds: float, *, busy: float, joules: float = 0.0, share: float | None = None
+) -> Any:
     """Returns a holder whose counters have run for `seconds`."""
     return holder(
-        pod, share=share, utilization_ratio=busy, busy_ns=int(busy * seconds * 10**9), energy_mj=int(joules * 1000)
+        pod,
+        share=share,
+        utilization_ratio=busy,
+        busy_ns=int(busy * seconds * 10**9),
+        energy_mj=int(joules * 1000),
     )
 
 
@@ -85,9 +100,17 @@ def an_hour(cluster: Cluster) -> None:
     for number in range(241):
         seconds = number * 15.0
         one = gpu(
-            0, used("a", seconds, busy=0.25, joules=seconds * 100), busy=0.25, usage=DeviceTotals(method="samples")
+            0,
+            used("a", seconds, busy=0.25, joules=seconds * 100),
+            busy=0.25,
+            usage=DeviceTotals(method="samples"),
         )
-        two = gpu(1, used("b", seconds, busy=0.0, joules=seconds * 50, share=0.5), busy=0.0, usage=DeviceTotals())
+        two = gpu(
+            1,
+            used("b", seconds, busy=0.0, joules=seconds * 50, share=0.5),
+            busy=0.0,
+            usage=DeviceTotals(),
+        )
         cluster.round(one, two, gpu(2), pod_labels=labels)
 
 
@@ -95,27 +118,58 @@ def test_hours_energy_and_cost_of_an_hour() -> None:
     cluster = Cluster()
     an_hour(cluster)
     answer = cluster.range()
-    assert answer.from_ == pytest.approx(WALL + cluster.at - DAY, abs=300), "a new history has only short steps"
+    assert answer.from_ == pytest.approx(WALL + cluster.at - DAY, abs=300), (
+        "a new history has only short steps"
+    )
     assert cluster.range(seconds=3600).notes == []
     a, b, rest = answer.rows
-    assert (a.pod, a.gpu_hours, a.used_hours, a.idle_hours, a.mean_use) == ("a", 1.0, 0.25, 0.0, 0.25)
-    assert (a.energy_kwh, a.cost, a.wasted, a.owner) == (0.1, 10.0, 0.0, WorkloadOwner("Job", "train"))
+    assert (a.pod, a.gpu_hours, a.used_hours, a.idle_hours, a.mean_use) == (
+        "a",
+        1.0,
+        0.25,
+        0.0,
+        0.25,
+    )
+    assert (a.energy_kwh, a.cost, a.wasted, a.owner) == (
+        0.1,
+        10.0,
+        0.0,
+        WorkloadOwner("Job", "train"),
+    )
     assert (b.gpu_hours, b.idle_hours, b.mean_use, b.cost, b.wasted) == (0.5, 0.5, 0.0, 5.0, 5.0)
     assert (rest.unallocated, rest.gpu_hours, rest.cost, rest.mean_use) == (True, 1.5, 15.0, None)
     totals = answer.totals
-    assert (totals.gpu_hours, totals.allocated_hours, totals.cost, totals.unallocated_cost) == (3.0, 1.5, 30.0, 15.0)
-    assert (totals.used_hours, totals.idle_hours, totals.wasted, totals.energy_kwh) == (0.25, 0.5, 5.0, 0.15)
+    assert (totals.gpu_hours, totals.allocated_hours, totals.cost, totals.unallocated_cost) == (
+        3.0,
+        1.5,
+        30.0,
+        15.0,
+    )
+    assert (totals.used_hours, totals.idle_hours, totals.wasted, totals.energy_kwh) == (
+        0.25,
+        0.5,
+        5.0,
+        0.15,
+    )
     assert (answer.methods, answer.currency) == (["samples"], "EUR")
-    assert [row.methods for row in answer.rows] == [["samples"], [], []], "each row has its own method"
+    assert [row.methods for row in answer.rows] == [["samples"], [], []], (
+        "each row has its own method"
+    )
     together = cluster.rows("owner")["ml/Job/train"]
-    assert (together.gpu_hours, together.cost, together.mean_use) == (1.5, 15.0, round(0.25 / 1.5, 4))
+    assert (together.gpu_hours, together.cost, together.mean_use) == (
+        1.5,
+        15.0,
+        round(0.25 / 1.5, 4),
+    )
     assert {name: row.cost for name, row in cluster.rows("label:team").items()} == {
         "nlp": 10.0,
         "vision": 5.0,
         "unallocated": 15.0,
     }
     cluster.round(gpu(3, holder("new")), pod_labels={"ml/new": {"team": "nlp"}})
-    assert cluster.rows("label:team").keys() == {"nlp", "vision", "unallocated"}, "also for a pod without records"
+    assert cluster.rows("label:team").keys() == {"nlp", "vision", "unallocated"}, (
+        "also for a pod without records"
+    )
 
 
 def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> None:
@@ -124,7 +178,11 @@ def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> Non
     before.recorder.stop()
     after = Cluster(str(tmp_path), at=before.at + 600)
     after.round(gpu(0, usage=DeviceTotals(method="exact")), gpu(1), gpu(2))
-    assert [(row.pod, row.methods) for row in after.range().rows] == [("a", ["samples"]), ("b", []), ("", [])]
+    assert [(row.pod, row.methods) for row in after.range().rows] == [
+        ("a", ["samples"]),
+        ("b", []),
+        ("", []),
+    ]
     assert after.range().totals == before_totals(3.0)
     after.round(gpu(0), gpu(1), gpu(2), seconds=12 * 3600)
     assert after.range(seconds=3600).rows == []
@@ -149,12 +207,18 @@ def test_ranges_of_minutes_hours_and_days_are_read_from_the_matching_steps() -> 
     answer = cluster.range(seconds=7 * DAY)
     length = (answer.to - answer.from_) / 3600
     assert answer.totals.gpu_hours == pytest.approx(length, abs=0.1)
-    assert 168 <= length < 168 + 24, "in memory, hours are stored for a day; longer ranges begin with a day"
+    assert 168 <= length < 168 + 24, (
+        "in memory, hours are stored for a day; longer ranges begin with a day"
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.booleans()), min_size=2, max_size=19))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.booleans()), min_size=2, max_size=19)
+)
 def test_sums_equal_the_counters_of_the_exporter(rounds: list[tuple[int, float, bool]]) -> None:
-    """Each row equals the increase of the exporter's counters, also if pods share a GPU or the exporter restarts."""
+    """Each row equals the increase of the exporter's counters, also if pods share a GPU or the
+    exporter restarts.
+    """
     cluster = Cluster()
     busy: Counter[str] = Counter()
     energy: Counter[str] = Counter()
@@ -184,11 +248,15 @@ def test_sums_equal_the_counters_of_the_exporter(rounds: list[tuple[int, float, 
         cluster.round(gpu(0, *holders, busy=load, usage=usage), exporter_id=f"exporter-{exporters}")
         kept = parts
     rows, totals = cluster.rows(), cluster.range().totals
-    assert totals.gpu_hours == pytest.approx((len(rounds) - 1) * 15 / 3600, abs=1e-3), "hours of the GPU"
+    assert totals.gpu_hours == pytest.approx((len(rounds) - 1) * 15 / 3600, abs=1e-3), (
+        "hours of the GPU"
+    )
     assert sum(row.gpu_hours for row in rows.values()) == pytest.approx(totals.gpu_hours, abs=1e-3)
     for name in ("p0", "p1", "p2"):
         row = rows.get(f"ml/{name}")
-        assert (row.used_hours if row else 0) == pytest.approx(expected[f"{name} busy"] / 3.6e12, abs=1e-4)
+        assert (row.used_hours if row else 0) == pytest.approx(
+            expected[f"{name} busy"] / 3.6e12, abs=1e-4
+        )
     joules = sum(value for name, value in expected.items() if name.endswith("energy")) / 1000
     assert (totals.energy_kwh or 0) == pytest.approx(joules / 3.6e6, abs=1e-4)
 
@@ -202,38 +270,64 @@ def test_mig_instances_add_up_to_the_gpu_and_have_their_own_prices() -> None:
     assert rows["ml/m"].gpu_hours == pytest.approx(1 / 7, abs=1e-4)
     assert rows["ml/m"].mean_use == pytest.approx(0.5, abs=1e-3)
     assert rows["ml/m"].energy_kwh == pytest.approx(0.1, abs=1e-4), "the pod's share of the power"
-    assert (totals.gpu_hours, totals.cost, totals.energy_kwh) == pytest.approx((1.0, 10.0, 0.7), abs=1e-3)
+    assert (totals.gpu_hours, totals.cost, totals.energy_kwh) == pytest.approx(
+        (1.0, 10.0, 0.7), abs=1e-3
+    )
 
 
 def test_what_is_missing_is_said_and_the_rest_is_shown() -> None:
     cluster = Cluster(prices=Prices("EUR", {H100: Price(10.0)}))
     for _ in range(3):
         unknown = holder("b", share=0.5, processes=1)
-        cluster.round(gpu(0, holder("a", utilization_ratio=0.0), busy=0.0), gpu(1, unknown, model="Odd"), seconds=36.0)
+        cluster.round(
+            gpu(0, holder("a", utilization_ratio=0.0), busy=0.0),
+            gpu(1, unknown, model="Odd"),
+            seconds=36.0,
+        )
     answer = cluster.range("label:team", seconds=30 * DAY)
     notes = "\n".join(answer.notes)
     assert "there is no record before 2023-11-14T22:1" in notes
     assert "no pod has the label 'team'" in notes
     assert "0.02 GPU-hours have no price in EUR" in notes
     totals = answer.totals
-    assert (totals.cost, totals.wasted, totals.unknown_hours, totals.unpriced_hours) == (0.2, 0.2, 0.01, 0.02)
+    assert (totals.cost, totals.wasted, totals.unknown_hours, totals.unpriced_hours) == (
+        0.2,
+        0.2,
+        0.01,
+        0.02,
+    )
     assert [describe_row(row) for row in answer.rows] == ["(none)", "unallocated"]
     cluster.world.round(prices=NO_PRICES)
     answer = cluster.range()
-    assert (answer.totals.cost, answer.totals.gpu_hours, answer.totals.unpriced_hours) == (None, 0.04, None)
+    assert (answer.totals.cost, answer.totals.gpu_hours, answer.totals.unpriced_hours) == (
+        None,
+        0.04,
+        None,
+    )
 
 
 def test_prices_by_node_label() -> None:
-    prices = Prices("EUR", {"*": Price(10.0)}, nodes=[({"capacity": "spot"}, Prices("EUR", {"*": Price(4.0)}))])
+    prices = Prices(
+        "EUR", {"*": Price(10.0)}, nodes=[({"capacity": "spot"}, Prices("EUR", {"*": Price(4.0)}))]
+    )
     cluster = Cluster(prices=prices)
     for labels in ({}, {}, {"capacity": "spot"}, None):
-        cluster.round(gpu(0, holder("a", utilization_ratio=0.5), busy=0.5), gpu(1), seconds=36.0, labels=labels)
+        cluster.round(
+            gpu(0, holder("a", utilization_ratio=0.5), busy=0.5),
+            gpu(1),
+            seconds=36.0,
+            labels=labels,
+        )
         (shown,) = make_view(cluster.state()).nodes
         price = None if labels is None else 4.0 if labels else 10.0
         assert [one.price_per_hour for one in shown.gpus] == [price] * 2
         assert cluster.rows()["ml/a"].cost_per_hour == price
     answer = cluster.range()
-    assert (answer.totals.cost, answer.totals.unallocated_cost, answer.totals.gpu_hours) == (0.28, 0.14, 0.06)
+    assert (answer.totals.cost, answer.totals.unallocated_cost, answer.totals.gpu_hours) == (
+        0.28,
+        0.14,
+        0.06,
+    )
     notes = "\n".join(answer.notes)
     assert "the labels of n1 are unknown" in notes
     (note,) = state_of(node("n1", gpu(0), labels={}), prices=prices).notes
@@ -255,7 +349,10 @@ def test_current_gpus_if_another_cluster_is_only_in_the_past() -> None:
         for pod, name in (("a", "east"), ("b", "west"))
     ]
     now = group_now(state_of(node("n1", gpu(0, holder("a")))), usage, RangeQuery("namespace", 3600))
-    assert {dict(name)["cluster"]: row["gpus"] for name, row in now.items()} == {"east": 1, "west": 0}
+    assert {dict(name)["cluster"]: row["gpus"] for name, row in now.items()} == {
+        "east": 1,
+        "west": 0,
+    }
 
 
 def test_csv_has_the_columns_of_focus() -> None:
@@ -263,9 +360,20 @@ def test_csv_has_the_columns_of_focus() -> None:
     an_hour(cluster)
     answer = cluster.range("label:team", seconds=DAY)
     first, *_, last = csv.DictReader(io.StringIO(encode_range_csv(answer).decode()))
-    assert (first["BilledCost"], first["BillingCurrency"], first["ConsumedUnit"]) == ("10.0", "EUR", "GPU-Hours")
-    assert (first["Tags"], first["x_UsedGpuHours"], first["x_UsageMethod"]) == ('{"team": "nlp"}', "0.25", "samples")
-    assert (first["BillingPeriodStart"], first["BillingPeriodEnd"]) == (utc_text(answer.from_), utc_text(answer.to))
+    assert (first["BilledCost"], first["BillingCurrency"], first["ConsumedUnit"]) == (
+        "10.0",
+        "EUR",
+        "GPU-Hours",
+    )
+    assert (first["Tags"], first["x_UsedGpuHours"], first["x_UsageMethod"]) == (
+        '{"team": "nlp"}',
+        "0.25",
+        "samples",
+    )
+    assert (first["BillingPeriodStart"], first["BillingPeriodEnd"]) == (
+        utc_text(answer.from_),
+        utc_text(answer.to),
+    )
     assert (last["ChargeDescription"], last["PricingQuantity"]) == ("GPU hours: unallocated", "1.5")
     empty = encode_range_csv(cluster.range(start=0.0, end=DAY)).decode()
     assert empty.startswith("BilledCost,")
@@ -299,36 +407,68 @@ def test_hours_and_money_of_an_idle_holder_beside_a_busy_one() -> None:
     cluster = Cluster()
     for _ in range(241):
         cluster.round(
-            gpu(0, holder("a", **IDLE)), gpu(1, holder("b", **BUSY)), gpu(2, holder("w", "web", **IDLE), busy=0.0)
+            gpu(0, holder("a", **IDLE)),
+            gpu(1, holder("b", **BUSY)),
+            gpu(2, holder("w", "web", **IDLE), busy=0.0),
         )
     a, web, b = cluster.wasted()
-    assert (a.pod, a.idle_hours, a.allocated_hours, a.wasted, a.cost_per_hour) == ("a", 1.0, 1.0, 10.0, 10.0)
-    assert (a.owner, a.idle_since, a.gpus, a.idle_gpus) == (OWNERS["ml", "a"], round(WALL + 15), 1.0, 1.0)
+    assert (a.pod, a.idle_hours, a.allocated_hours, a.wasted, a.cost_per_hour) == (
+        "a",
+        1.0,
+        1.0,
+        10.0,
+        10.0,
+    )
+    assert (a.owner, a.idle_since, a.gpus, a.idle_gpus) == (
+        OWNERS["ml", "a"],
+        round(WALL + 15),
+        1.0,
+        1.0,
+    )
     assert (web.pod, web.wasted) == ("w", 10.0)
-    assert (b.pod, b.idle_hours, b.allocated_hours, b.wasted, b.idle_since) == ("b", 0.0, 1.0, 0.0, None)
+    assert (b.pod, b.idle_hours, b.allocated_hours, b.wasted, b.idle_since) == (
+        "b",
+        0.0,
+        1.0,
+        0.0,
+        None,
+    )
     together = cluster.wasted("owner")[0]
     assert (together.owner, together.pod, together.gpus) == (OWNERS["ml", "a"], "", 2.0)
     assert (together.idle_gpus, together.wasted) == (1.0, 10.0)
     assert [row.namespace for row in cluster.wasted("namespace")] == ["ml", "web"]
     cluster.round(gpu(0), gpu(1), gpu(2))
-    assert [(row.pod, row.gpus, row.wasted) for row in cluster.wasted()] == [("a", 0, 10), ("w", 0, 10), ("b", 0, 0)]
-    assert cluster.wasted(end=WALL + 3000.0)[0].gpus is None, "current values do not belong to a past range"
+    assert [(row.pod, row.gpus, row.wasted) for row in cluster.wasted()] == [
+        ("a", 0, 10),
+        ("w", 0, 10),
+        ("b", 0, 0),
+    ]
+    assert cluster.wasted(end=WALL + 3000.0)[0].gpus is None, (
+        "current values do not belong to a past range"
+    )
 
 
 def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
     cluster = Cluster()
     clients = [holder(pod, share=0.5, processes=1, memory_used_bytes=1) for pod in ("a", "b")]
     for busy in (0.0, 0.72, 0.0):
-        cluster.round(gpu(0, *clients, busy=busy, usage=DeviceTotals(method="mps")), gpu(1, holder("idle", **IDLE)))
+        cluster.round(
+            gpu(0, *clients, busy=busy, usage=DeviceTotals(method="mps")),
+            gpu(1, holder("idle", **IDLE)),
+        )
     rows = {row.pod: row for row in cluster.wasted()}
     assert (rows["a"].idle_gpus, rows["a"].idle_hours, rows["a"].wasted) == (0.0, 0.0, 0.0)
-    assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == ["not known under MPS"] * 2 + [""]
+    assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == [
+        "not known under MPS"
+    ] * 2 + [""]
     answer = cluster.range(end=WALL + cluster.at)
     assert answer.totals.unknown_hours == round(30 / 3600, 4)
     (note,) = [note for note in answer.notes if "not known under MPS" in note]
     assert f"the use of {answer.totals.unknown_hours:.4g} GPU-hours is unknown" in note
     holders = make_view(cluster.state()).nodes[0].gpus[0].holders
-    assert [(one.use, one.unknown_because) for one in holders] == [("unknown", "not known under MPS")] * 2
+    assert [(one.use, one.unknown_because) for one in holders] == [
+        ("unknown", "not known under MPS")
+    ] * 2
 
 
 def test_idle_time_within_a_round_and_time_that_was_not_read() -> None:
@@ -359,31 +499,52 @@ def test_bounds_of_the_use_come_from_the_exporter_or_are_the_time_that_is_not_id
             "a", utilization_ratio=0.5, busy_ns=number * 7_500_000_000, busy_min_ns=number * 6_000_000_000,
             busy_max_ns=number * 9_000_000_000, wait_ns=number * 3_000_000_000,
         )  # fmt: skip
-        cluster.round(gpu(0, exact, busy=0.5), gpu(1, used("b", number * 15.0, busy=0.25), busy=0.25))
+        cluster.round(
+            gpu(0, exact, busy=0.5), gpu(1, used("b", number * 15.0, busy=0.25), busy=0.25)
+        )
     rows = cluster.rows()
-    assert [rows["ml/a"].used_hours_min, rows["ml/a"].used_hours, rows["ml/a"].used_hours_max] == [0.4, 0.5, 0.6]
+    assert [rows["ml/a"].used_hours_min, rows["ml/a"].used_hours, rows["ml/a"].used_hours_max] == [
+        0.4,
+        0.5,
+        0.6,
+    ]
     assert (rows["ml/a"].waited_hours, rows["ml/b"].waited_hours) == (0.2, None)
-    assert [rows["ml/b"].used_hours_min, rows["ml/b"].used_hours, rows["ml/b"].used_hours_max] == [0.0, 0.25, 1.0]
+    assert [rows["ml/b"].used_hours_min, rows["ml/b"].used_hours, rows["ml/b"].used_hours_max] == [
+        0.0,
+        0.25,
+        1.0,
+    ]
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=4), max_size=8))
 def test_sums_of_all_groups_agree_and_never_decrease(rounds: list[list[tuple[int, bool]]]) -> None:
     cluster, last = Cluster(), 0.0
     for held in rounds:
-        cluster.round(*(gpu(n, holder(f"p{pod}", **(IDLE if idle else BUSY))) for n, (pod, idle) in enumerate(held)))
+        cluster.round(
+            *(
+                gpu(n, holder(f"p{pod}", **(IDLE if idle else BUSY)))
+                for n, (pod, idle) in enumerate(held)
+            )
+        )
         rows = cluster.wasted()
         assert all(row.idle_hours <= row.allocated_hours for row in rows)
         wasted = sum(row.wasted or 0 for row in rows)
         assert wasted >= last - 1e-9
         last = wasted
     if rounds:
-        totals = [sum(row.wasted or 0 for row in cluster.wasted(by)) for by in ("owner", "namespace")]
+        totals = [
+            sum(row.wasted or 0 for row in cluster.wasted(by)) for by in ("owner", "namespace")
+        ]
         assert totals == pytest.approx([last] * 2, abs=1e-3)
 
 
 @given(st.text(max_size=5))
 def test_no_cell_is_a_formula(name: str) -> None:
-    assert not escape_cell(name).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%"))
+    assert (
+        not escape_cell(name)
+        .lstrip(" ")
+        .startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%"))
+    )
 
 
 def past_gpu(cluster: Cluster, seconds: float) -> tuple[GpuView, Totals]:
@@ -393,12 +554,17 @@ def past_gpu(cluster: Cluster, seconds: float) -> tuple[GpuView, Totals]:
 
 def test_two_containers_of_a_pod_at_a_past_time_are_not_counted_twice() -> None:
     cluster = Cluster()
-    own = [holder("p", container=name, utilization_ratio=use, memory_used_bytes=1 << 30) for name, use in PAIR]
+    own = [
+        holder("p", container=name, utilization_ratio=use, memory_used_bytes=1 << 30)
+        for name, use in PAIR
+    ]
     for _ in range(2):
         cluster.round(gpu(0, *own, busy=0.7, memory_used_bytes=2 << 30))
     then, _ = past_gpu(cluster, 15)
     assert (then.utilization_ratio, then.memory_used_bytes) == (0.7, 2 << 30)
-    assert [one.utilization_ratio for one in then.holders] == [None, None], "the history has only their sum"
+    assert [one.utilization_ratio for one in then.holders] == [None, None], (
+        "the history has only their sum"
+    )
     pod = asyncio.run(cluster.recorder.pod("ml", "p", 60))
     assert pod is not None
     assert set(pod.devices[0].series["utilization_ratio"]) == {None, 0.7}
@@ -413,7 +579,10 @@ def test_two_pods_that_started_together_on_a_shared_gpu_at_a_past_time() -> None
 
 
 def test_a_job_that_has_ended_is_idle_at_a_past_time() -> None:
-    cluster, job = Cluster(), Holder(job="17", user="ada", source="slurm", usage=HolderUsage(utilization_ratio=0.0))
+    cluster, job = (
+        Cluster(),
+        Holder(job="17", user="ada", source="slurm", usage=HolderUsage(utilization_ratio=0.0)),
+    )
     for held in (*[(job,)] * 150, ()):  # longer than --idle-after
         cluster.round(gpu(0, *held, busy=0.0))
     assert past_gpu(cluster, 2220)[0].holders[0].idle_since == pytest.approx(WALL, abs=60)
@@ -423,12 +592,18 @@ def test_a_job_that_has_ended_is_idle_at_a_past_time() -> None:
 def test_unknown_use_is_unknown_at_a_past_time(method: str) -> None:
     idle = None if method == "mps" else 0.0  # the driver attributes a sample to the busiest process
     cluster, busy = Cluster(), None if method == "mps" else 0.7
-    pods = (holder(name, utilization_ratio=use, processes=1) for name, use in (("a", busy), ("b", idle)))
+    pods = (
+        holder(name, utilization_ratio=use, processes=1) for name, use in (("a", busy), ("b", idle))
+    )
     cluster.round(gpu(0, *pods, busy=0.7, usage=DeviceTotals(utilization_ratio=0.7, method=method)))
     then, totals = past_gpu(cluster, 15)
     assert then.holders[1].use == "unknown"
     now = make_view(cluster.state()).totals
-    assert (totals.used, totals.unknown, totals.wasted_per_hour) == (now.used, now.unknown, now.wasted_per_hour)
+    assert (totals.used, totals.unknown, totals.wasted_per_hour) == (
+        now.used,
+        now.unknown,
+        now.wasted_per_hour,
+    )
 
 
 def test_a_condition_that_began_at_an_infinite_time_is_stored() -> None:

@@ -27,20 +27,38 @@ class Recorded:
     def round(self, *gpus: DeviceState, seconds: float = 15.0) -> None:
         self.at += seconds
         owners = {("ml", "train"): WorkloadOwner("Job", "train")}
-        self.state = self.world.round(node("n1", *gpus, read_at=self.at), at=self.at, prices=PRICES, owners=owners)
+        self.state = self.world.round(
+            node("n1", *gpus, read_at=self.at), at=self.at, prices=PRICES, owners=owners
+        )
 
 
 def test_figures_holders_and_conditions() -> None:
     recorded = Recorded()
     working = holder(utilization_ratio=0.5, memory_used_bytes=7)
-    cut = gpu(1, instances=(mig(3, holder("m"), busy=0.2),), temperature_celsius=2**63)  # too large for SQLite
-    recorded.round(gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40), cut, lost(2), gpu(3, uuid=""))
+    cut = gpu(
+        1, instances=(mig(3, holder("m"), busy=0.2),), temperature_celsius=2**63
+    )  # too large for SQLite
+    recorded.round(
+        gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40),
+        cut,
+        lost(2),
+        gpu(3, uuid=""),
+    )
     stored = recorded.read()
     assert stored is not None
     whole, instance, parent, missing = stored
-    assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, 7, 300.0, 40))
+    assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == (
+        "GPU-0",
+        "n1",
+        0,
+        Figures(0.5, 7, 300.0, 40),
+    )
     (sample,) = whole.charges
-    assert (sample.account.pod, sample.account.owner_name, sample.currency) == ("train", "train", "EUR")
+    assert (sample.account.pod, sample.account.owner_name, sample.currency) == (
+        "train",
+        "train",
+        "EUR",
+    )
     assert (sample.container, sample.amounts, sample.figures) == ("main", Amounts(), None)
     assert (parent.figures, instance.instance, instance.figures) == (None, "3", Figures(0.2))
     assert [name for name, _ in missing.conditions] == ["lost"]
@@ -51,17 +69,27 @@ def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
     recorded.round(gpu(0, holder(), busy=0.5))
     assert (stored := recorded.read()) is not None
     assert [sample.account.pod for sample in stored[0].charges] == ["train"]
-    recorded.state = recorded.world.round(node("n1", gpu(0, holder(), busy=0.5), read_at=15.0), at=90.0)
+    recorded.state = recorded.world.round(
+        node("n1", gpu(0, holder(), busy=0.5), read_at=15.0), at=90.0
+    )
     assert (stored := recorded.read()) is not None
     assert (stored[0].charges, stored[0].conditions[0][0]) == ([], "node_gone")
 
 
-def test_if_holders_are_unknown_pods_have_not_ended_and_gpus_are_not_charged_as_unallocated() -> None:
+def test_if_holders_are_unknown_pods_have_not_ended_and_gpus_are_not_charged_as_unallocated() -> (
+    None
+):
     recorded, store = Recorded(), HistoryStore()
     recorded.round(gpu(0, holder(), busy=0.5))
     store.append(1000.0, recorded.read() or [])
     for recorded.at in (90.0, 105.0):
-        other = node("n1", gpu(0, busy=0.5), read_at=recorded.at, producer="dcgm-exporter", target="http://dcgm")
+        other = node(
+            "n1",
+            gpu(0, busy=0.5),
+            read_at=recorded.at,
+            producer="dcgm-exporter",
+            target="http://dcgm",
+        )
         recorded.state = recorded.world.round(other, at=recorded.at, prices=PRICES)
         stored = recorded.read() or []
         store.append(1000.0 + recorded.at, stored)
@@ -74,7 +102,9 @@ def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
     def cluster_of(gpus: int) -> Cluster:
         cluster = Cluster(lambda: pytest.fail("no round is run"), ViewSettings())
         cluster_recorder(cluster)
-        cluster.published = PublishedState(state_of(node("n1", *(gpu(number) for number in range(gpus)))))
+        cluster.published = PublishedState(
+            state_of(node("n1", *(gpu(number) for number in range(gpus))))
+        )
         return cluster
 
     assert cluster_of(8000).other_warnings() == ()

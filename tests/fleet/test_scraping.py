@@ -29,7 +29,9 @@ class FakeClock:
 
 
 def run_rounds(
-    *exporters: Exporter, steps: Callable[[ScrapeCollector], Awaitable[ClusterReading]] | None = None, **options: object
+    *exporters: Exporter,
+    steps: Callable[[ScrapeCollector], Awaitable[ClusterReading]] | None = None,
+    **options: object,
 ) -> ClusterReading:
     """Runs one round, or `steps`, and returns the reading."""
 
@@ -75,7 +77,9 @@ def test_a_node_without_a_name_has_the_address() -> None:
     unnamed = metrics_text(0).replace(b',Hostname="node-0"', b"")
     reading = run_rounds(Exporter(unnamed), Exporter(document=node_document(1, node="")))
     assert [n.named for n in reading.nodes] == [False, False]
-    assert [f"http://{n.state.node}/metrics" for n in reading.nodes] == [n.target for n in reading.nodes]
+    assert [f"http://{n.state.node}/metrics" for n in reading.nodes] == [
+        n.target for n in reading.nodes
+    ]
 
 
 def test_an_exporter_that_is_upgraded() -> None:
@@ -96,7 +100,8 @@ def test_an_exporter_that_is_upgraded() -> None:
 
 @pytest.mark.fault(
     "An exporter does not answer, or answers with an error",
-    "Its node stays as it was last read, with the reason; other nodes are not affected, and it is read again when it is"
+    "Its node stays as it was last read, with the reason; other nodes are not affected, and it is "
+    "read again when it is"
     " back",
 )
 def test_a_failing_exporter() -> None:
@@ -127,10 +132,18 @@ def test_a_failing_exporter() -> None:
         (Exporter(b"a \xff\n"), "malformed", "in position 2"),
         (Exporter(b"up 1\n"), "no_gpu", "check that it is a GPU exporter"),
         (Exporter(b"a" * 20_000_000), "too_large", "bytes"),
-        (Exporter(b"".join(b'DCGM_FI_DEV_GPU_UTIL{UUID="%d"} 1\n' % n for n in range(1025))), "malformed", "1024"),
+        (
+            Exporter(b"".join(b'DCGM_FI_DEV_GPU_UTIL{UUID="%d"} 1\n' % n for n in range(1025))),
+            "malformed",
+            "1024",
+        ),
         (Exporter(document=b"[" * 100_000), "malformed", "cannot parse its /api/v1/node"),
         (Exporter(document=node_document(1, schema=2)), "malformed", "schema 2 is newer than 1"),
-        (Exporter(document=b'{"schema":1,"node":"n"}'), "malformed", "missing required field `producer`"),
+        (
+            Exporter(document=b'{"schema":1,"node":"n"}'),
+            "malformed",
+            "missing required field `producer`",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -160,7 +173,9 @@ async def test_targets_come_and_go() -> None:
     first, second, time = Exporter(metrics_text(0)), Exporter(metrics_text(1)), FakeClock()
     async with running_exporters(first, second) as urls:
         current, problems = list(urls), ["the API server cannot be reached"]
-        collector = ScrapeCollector(lambda: current, SETTINGS, read_notes=lambda: problems, clock=time.clock())
+        collector = ScrapeCollector(
+            lambda: current, SETTINGS, read_notes=lambda: problems, clock=time.clock()
+        )
         second.status = 500
         await collector.run_round()
         second.status = 200
@@ -173,7 +188,10 @@ async def test_targets_come_and_go() -> None:
         assert reading.notes == ("the API server cannot be reached",)
         current.append(urls[1])
         reading = await collector.run_round()
-        assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
+        assert [(n.state.node, n.listed) for n in reading.nodes] == [
+            ("node-0", True),
+            ("node-1", True),
+        ]
         await collector.close()
 
 

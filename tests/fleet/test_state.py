@@ -1,4 +1,6 @@
-"""Choice between exporters of a node, location of GPUs, stale and gone nodes, lost GPUs, and idle holders."""
+"""Choice between exporters of a node, location of GPUs, stale and gone nodes, lost GPUs, and idle
+holders.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,20 @@ from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome, Vi
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus, XidCount
-from tests.fleet.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
+from tests.fleet.states import (
+    WALL,
+    World,
+    duplicates,
+    gpu,
+    holder,
+    lost,
+    mig,
+    node,
+    state_of,
+    text_of,
+    uuids,
+    value,
+)
 
 # Two exporters of one node
 
@@ -36,7 +51,9 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
 
 def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
     old = node("n1", gpu(0, holder()), target="http://a", listed=False)
-    state = state_of(old, node("n1", gpu(0, holder()), target="http://b", listed=True, read_at=15), at=15)
+    state = state_of(
+        old, node("n1", gpu(0, holder()), target="http://b", listed=True, read_at=15), at=15
+    )
     assert (state.nodes[0].reading.target, state.alerts) == ("http://b", ())
     renamed = node("n2", gpu(0, holder()), target="http://b", listed=True, read_at=15)
     state = state_of(old, renamed, at=15)
@@ -50,12 +67,16 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
     assert uuids(state_of(address, named, at=3)) == {"n1": ["GPU-0", "GPU-1"]}
     holding = node("10.0.0.1:9400", gpu(0, holder()), gpu(1), named=False, read_at=2)
-    assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "holders have priority"
+    assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, (
+        "holders have priority"
+    )
 
 
 def test_nodes_of_a_cluster_that_became_too_large_are_not_gone() -> None:
     reading = ClusterReading(fleet=FleetCounts(20_000, 0, None, ()))
-    state = build_cluster_state(reading, state_of(node("n1", gpu(0))), ViewSettings(), 60.0, WALL + 60)
+    state = build_cluster_state(
+        reading, state_of(node("n1", gpu(0))), ViewSettings(), 60.0, WALL + 60
+    )
     assert (state.nodes, state.alerts) == ((), ())
 
 
@@ -65,10 +86,17 @@ def test_a_node_that_no_exporter_reports_any_more_keeps_its_last_reading_for_a_w
     for at in (15.0, 60.0, 299.0):
         state = world.round(node("n2", gpu(1), read_at=at, listed=True), at=at)
         entry = state.nodes[0]
-        assert (entry.name, entry.reading.read_at, entry.gone, len(entry.held)) == ("n1", 0.0, at > 45, 1)
+        assert (entry.name, entry.reading.read_at, entry.gone, len(entry.held)) == (
+            "n1",
+            0.0,
+            at > 45,
+            1,
+        )
         assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"] * (at > 45)
         assert "http://n1:9400/metrics no longer reports this node" in entry.notes[0]
-    assert uuids(world.round(node("n2", gpu(1), read_at=301, listed=True), at=301)) == {"n2": ["GPU-1"]}
+    assert uuids(world.round(node("n2", gpu(1), read_at=301, listed=True), at=301)) == {
+        "n2": ["GPU-1"]
+    }
     renamed = World()
     renamed.round(node("n1", gpu(0)))
     assert uuids(renamed.round(node("n2", gpu(0), read_at=15), at=15)) == {"n2": ["GPU-0"]}
@@ -93,13 +121,17 @@ def test_a_gpu_that_two_nodes_claim_is_on_the_one_that_names_its_holder() -> Non
     world = World()
     for at, names in ((0, "n2"), (15, ""), (30, "")):
         nodes = [
-            node(name, gpu(0, *([holder()] if name == names else []), used=50.0), read_at=at) for name in ("n1", "n2")
+            node(name, gpu(0, *([holder()] if name == names else []), used=50.0), read_at=at)
+            for name in ("n1", "n2")
         ]
         state = world.round(*nodes, at=at)
         assert uuids(state) == {"n2": ["GPU-0"]}
         (alert,) = state.alerts
         assert alert.severity == "warning"
-        assert "http://n2:9400/metrics and http://n1:9400/metrics (node n1) report the same GPUs" in alert.text
+        assert (
+            "http://n2:9400/metrics and http://n1:9400/metrics (node n1) report the same GPUs"
+            in alert.text
+        )
         assert value(state, "podgpu_used_gpus", scope="cluster") == 1
 
 
@@ -120,7 +152,9 @@ def test_stale_nodes_are_marked_left_out_of_counts_and_dropped() -> None:
     assert "pod_and_gpu_map_info{" in text_of(state)
     assert "podgpu_node_gpus" not in text_of(state)
     assert state_of(node("n1", held), at=301).nodes == ()
-    assert state_of(node("n1", held, listed=True), at=3600).nodes[0].gone, "the node stays while its exporter is listed"
+    assert state_of(node("n1", held, listed=True), at=3600).nodes[0].gone, (
+        "the node stays while its exporter is listed"
+    )
     assert state.alerts[0].text.startswith("node n1 does not answer, with its 1 GPU: ")
 
 
@@ -139,7 +173,9 @@ def test_notes_and_alerts_name_what_fails() -> None:
     unknown = TargetOutcome("http://n9:9400/metrics", 0.1, "refused", "connection refused")
     sources = (SourceStatus("kubelet", up=False), SourceStatus("gpu0", up=False))
     broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),), xids=(XidCount(79, 2, 5.0),))
-    state = state_of(node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",))
+    state = state_of(
+        node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",)
+    )
     assert state.nodes[0].notes == ("http://n1:9400/metrics: no answer within 5 s",)
     assert state.notes == ("partial data", "http://n9:9400/metrics: connection refused")
     assert [(alert.severity, alert.uuid) for alert in state.alerts] == [
@@ -148,8 +184,14 @@ def test_notes_and_alerts_name_what_fails() -> None:
         ("warning", ""),
     ]
     assert "2 times: the error came back" in state.alerts[0].text
-    assert "podgpu cannot read kubelet:" in state.alerts[1].text, "the failure of gpu0 is already a condition"
-    many = state_of(outcomes=tuple(TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)))
+    assert "podgpu cannot read kubelet:" in state.alerts[1].text, (
+        "the failure of gpu0 is already a condition"
+    )
+    many = state_of(
+        outcomes=tuple(
+            TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)
+        )
+    )
     assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")
 
 
@@ -162,7 +204,8 @@ def foreign(*gpus: DeviceState, read_at: float, name: str = "n1", **more: Any) -
 
 @pytest.mark.fault(
     "A GPU vanishes from a dcgm-exporter's metrics",
-    "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to do, until it is back,"
+    "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to "
+    "do, until it is back,"
     " has moved, or is removed",
 )
 def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
@@ -171,7 +214,11 @@ def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
     for at in (15.0, 30.0):
         state = world.round(foreign(gpu(0), read_at=at), at=at)
     missing = state.nodes[0].state.devices[1]
-    assert (missing.index, missing.conditions, missing.holders) == (1, (Condition("lost", WALL + 15),), ())
+    assert (missing.index, missing.conditions, missing.holders) == (
+        1,
+        (Condition("lost", WALL + 15),),
+        (),
+    )
     assert [workload.pod for workload in missing.last_holders] == ["train"]
     assert state.alerts[0].text.startswith("GPU 1 of node n1 (GPU-1): ")
     moved = world.round(foreign(gpu(0), read_at=45), node("n2", gpu(1), read_at=45), at=45)
@@ -179,8 +226,13 @@ def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
     world.round(foreign(gpu(0), gpu(2), read_at=60), at=60)
     away = world.round(foreign(gpu(0), read_at=75), at=75)
     assert uuids(away)["n1"] == ["GPU-0", "GPU-2"]
-    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, removed={"GPU-2"}))["n1"] == ["GPU-0"]
-    assert uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1] == "GPU-2"
+    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, removed={"GPU-2"}))["n1"] == [
+        "GPU-0"
+    ]
+    assert (
+        uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1]
+        == "GPU-2"
+    )
 
 
 def test_a_lost_gpu_goes_with_its_node() -> None:
@@ -234,7 +286,9 @@ def test_work_between_two_rounds_is_no_idleness() -> None:
     world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)), rounds=3)
     assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) is None
     assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) == 45
-    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=0))) == 45, "the exporter was restarted"
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=0))) == 45, (
+        "the exporter was restarted"
+    )
 
 
 def test_a_restart_of_podgpu_does_not_start_at_zero() -> None:
@@ -252,23 +306,41 @@ def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() 
 
     world = World()
     assert _since(world.round(reading(0.0, WALL - 300, "a"))) == -300
-    assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, "the holder was busy for a moment"
-    assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, "a new exporter resets no idle time"
-    assert _since(world.round(reading(45.0, WALL + 29.01, "b"), at=45.0)) == 10, "the holder is still idle"
-    assert _since(world.round(reading(60.0, WALL + 47, "b"), at=60.0)) == 47, "the holder was busy again"
-    assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, "the node's clock is ahead"
+    assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, (
+        "the holder was busy for a moment"
+    )
+    assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, (
+        "a new exporter resets no idle time"
+    )
+    assert _since(world.round(reading(45.0, WALL + 29.01, "b"), at=45.0)) == 10, (
+        "the holder is still idle"
+    )
+    assert _since(world.round(reading(60.0, WALL + 47, "b"), at=60.0)) == 47, (
+        "the holder was busy again"
+    )
+    assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, (
+        "the node's clock is ahead"
+    )
 
 
 @pytest.mark.parametrize(("ratio", "use"), [(None, "idle"), (0.0, "used")])
-def test_podgpu_without_processes_has_no_idle_time_but_an_idle_gpu_has_an_idle_holder(ratio: float, use: str) -> None:
-    state = state_of(node("n1", gpu(0, holder(allocated_ns=1, utilization_ratio=ratio), busy=0.0), exporter_id="a"))
+def test_podgpu_without_processes_has_no_idle_time_but_an_idle_gpu_has_an_idle_holder(
+    ratio: float, use: str
+) -> None:
+    state = state_of(
+        node(
+            "n1", gpu(0, holder(allocated_ns=1, utilization_ratio=ratio), busy=0.0), exporter_id="a"
+        )
+    )
     assert state.nodes[0].held[0].use == use
 
 
 def test_idle_times_move_with_the_wall_clock() -> None:
     world = Watched()
     world.turn(gpu(0, holder(utilization_ratio=0.0)), rounds=2)
-    state = world.round(node("n1", gpu(0, holder(utilization_ratio=0.0)), read_at=30), at=30, wall=WALL + 3630)
+    state = world.round(
+        node("n1", gpu(0, holder(utilization_ratio=0.0)), read_at=30), at=30, wall=WALL + 3630
+    )
     assert _since(state) == 3600
 
 
@@ -290,7 +362,9 @@ HOLDERS = st.builds(
         idle_since=st.none() | st.floats(0, WALL),
     ),
 )
-INSTANCES = st.builds(mig, st.integers(0, 6), HOLDERS, profile=st.sampled_from(["1g.10gb", "3g.40gb", "odd"]))
+INSTANCES = st.builds(
+    mig, st.integers(0, 6), HOLDERS, profile=st.sampled_from(["1g.10gb", "3g.40gb", "odd"])
+)
 GPUS = st.builds(
     lambda index, holders, instances, busy, used, conditions: gpu(
         index,

@@ -18,9 +18,12 @@ POD = UsageAccount("ml", "job-0")
 
 def make_state(gpus: int, model: str) -> ClusterState:
     devices = tuple(
-        DeviceState(uuid=f"GPU-{i}", index=i, model=model, memory_total_bytes=80 * GIB) for i in range(gpus)
+        DeviceState(uuid=f"GPU-{i}", index=i, model=model, memory_total_bytes=80 * GIB)
+        for i in range(gpus)
     )
-    reading = NodeReading("http://node-1", NodeState(producer="podgpu", node="node-1", devices=devices), 0.0)
+    reading = NodeReading(
+        "http://node-1", NodeState(producer="podgpu", node="node-1", devices=devices), 0.0
+    )
     return build_cluster_state(ClusterReading((reading,)), None, ViewSettings(), 0.0, START)
 
 
@@ -28,12 +31,28 @@ def summarize(
     use: float, memory: int, gpus: int = 1, model: str = "NVIDIA H100 80GB HBM3", part: float = 1.0
 ) -> JobSummary:
     store = HistoryStore()
-    amounts = Amounts(15.0 * part, measured_seconds=15.0 * part, busy_seconds=15.0 * use, waited_seconds=1.5)
+    amounts = Amounts(
+        15.0 * part, measured_seconds=15.0 * part, busy_seconds=15.0 * use, waited_seconds=1.5
+    )
     for step in range(4 * MINUTES):
-        hot = [("thermal", "slowed by heat")] if step < 8 else [("xid", "XID 48")] if step == 20 else []
+        hot = (
+            [("thermal", "slowed by heat")]
+            if step < 8
+            else [("xid", "XID 48")]
+            if step == 20
+            else []
+        )
         holder = Charge(POD, "main", amounts)
         samples = [
-            GpuSample(f"GPU-{i}", "", "node-1", i, Figures(use, memory * GIB / (i + 1), 300.0, 50.0), [holder], hot)
+            GpuSample(
+                f"GPU-{i}",
+                "",
+                "node-1",
+                i,
+                Figures(use, memory * GIB / (i + 1), 300.0, 50.0),
+                [holder],
+                hot,
+            )
             for i in range(gpus)
         ]
         store.append(START + 15 * step, samples)
@@ -57,9 +76,27 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
 @pytest.mark.parametrize(
     ("use", "memory", "gpus", "model", "hint"),
     [
-        (0.04, 4, 1, "NVIDIA H100 80GB HBM3", "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough"),
-        (0.2, 12, 1, "NVIDIA A100-SXM4-80GB", "A MIG instance 2g (20 GiB) or 20 % of a GPU would be enough"),
-        (0.1, 30, 1, "NVIDIA H100 80GB HBM3", "A MIG instance 3g (40 GiB) or 40 % of a GPU would be enough"),
+        (
+            0.04,
+            4,
+            1,
+            "NVIDIA H100 80GB HBM3",
+            "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough",
+        ),
+        (
+            0.2,
+            12,
+            1,
+            "NVIDIA A100-SXM4-80GB",
+            "A MIG instance 2g (20 GiB) or 20 % of a GPU would be enough",
+        ),
+        (
+            0.1,
+            30,
+            1,
+            "NVIDIA H100 80GB HBM3",
+            "A MIG instance 3g (40 GiB) or 40 % of a GPU would be enough",
+        ),
         (0.2, 12, 1, "NVIDIA L40S", "20 % of a GPU would be enough"),
         (0.3, 30, 4, "NVIDIA H100 80GB HBM3", "2 of its 4 GPUs would be enough"),
         (0.3, 80, 4, "NVIDIA H100 80GB HBM3", "3 of its 4 GPUs would be enough"),
@@ -74,7 +111,9 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
     summary = summarize(use, memory, gpus, model)
     assert summary.hint.partition(", if its use stays as before")[0] == hint
     if use and hint:
-        assert f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
+        assert (
+            f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
+        )
 
 
 def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
@@ -83,16 +122,22 @@ def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
 
 
 def test_the_peak_of_a_running_pod_never_falls() -> None:
-    """After three hours at 50 %, an unfinished step of 5 minutes begins with 100 % and then drops to 0 %."""
+    """After three hours at 50 %, an unfinished step of 5 minutes begins with 100 % and then drops
+    to 0 %.
+    """
     store = HistoryStore()
     peaks = []
     for step in range(4 * 180 + 20):
         use = 0.5 if step < 4 * 180 else 1.0 if step < 4 * 180 + 4 else 0.0
-        sample = GpuSample("GPU-0", figures=Figures(use, GIB), charges=[Charge(POD, "main", Amounts(15.0))])
+        sample = GpuSample(
+            "GPU-0", figures=Figures(use, GIB), charges=[Charge(POD, "main", Amounts(15.0))]
+        )
         store.append(START + 15 * step, [sample])
         if step == 0 or step >= 4 * 180 - 1:
             with store.reader() as db:
-                summary = read_summary(db, "ml", "job-0", START + 15 * step + 1, make_state(1, "NVIDIA L40S"))
+                summary = read_summary(
+                    db, "ml", "job-0", START + 15 * step + 1, make_state(1, "NVIDIA L40S")
+                )
             assert summary is not None
             peaks.append(summary.peak_use)
     store.close()

@@ -1,4 +1,6 @@
-"""A dcgm-exporter without pod labels and a podgpu report the same GPUs. The dcgm-exporter's node name sorts first."""
+"""A dcgm-exporter without pod labels and a podgpu report the same GPUs. The dcgm-exporter's node
+name sorts first.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ def labels(number: int, node: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def scraping() -> AsyncIterator[tuple[Collector, str, str]]:
-    devices = tuple(gpu(n, holder(name, utilization_ratio=0.5), busy=0.5) for n, name in enumerate(PODS))
-    podgpu = Exporter(document=encode_node(NodeState(producer="podgpu", node="zeta", devices=devices)))
+    devices = tuple(
+        gpu(n, holder(name, utilization_ratio=0.5), busy=0.5) for n, name in enumerate(PODS)
+    )
+    podgpu = Exporter(
+        document=encode_node(NodeState(producer="podgpu", node="zeta", devices=devices))
+    )
     pairs = [",".join(f'{k}="{v}"' for k, v in labels(n, "alpha").items()) for n in range(2)]
     dcgm = Exporter("".join(f"DCGM_FI_DEV_GPU_UTIL{{{text}}} 50\n" for text in pairs).encode())
     async with running_exporters(dcgm, podgpu) as urls:
@@ -56,24 +62,43 @@ async def prometheus() -> AsyncIterator[tuple[Collector, str, str]]:
                     double.put("podgpu_allocation_info", 1, source="kubelet", **own, **held)
                     double.put("podgpu_container_gpu_utilization_ratio", 0.5, **own, **held)
         double.put("podgpu_exporter_build_info", 1, version="1", job="zeta", instance="zeta:9400")
-        yield PrometheusCollector(PrometheusServer(double.url), ViewSettings()), "zeta:9400", "alpha:9400"
+        yield (
+            PrometheusCollector(PrometheusServer(double.url), ViewSettings()),
+            "zeta:9400",
+            "alpha:9400",
+        )
 
 
 @pytest.mark.fault(
-    "The exporter that names the pods stops, and a second exporter without pods still reports the same GPUs",
-    "The holders are unknown, not free, and a warning names both exporters, until the first exporter answers again",
+    (
+        "The exporter that names the pods stops, and a second exporter without pods still reports "
+        "the "
+        "same GPUs"
+    ),
+    (
+        "The holders are unknown, not free, and a warning names both exporters, until the first "
+        "exporter answers again"
+    ),
 )
-@pytest.mark.parametrize("listed", [True, None])  # None: Prometheus, where the series of a stopped exporter disappear
+@pytest.mark.parametrize(
+    "listed", [True, None]
+)  # None: Prometheus, where the series of a stopped exporter disappear
 @pytest.mark.parametrize("node", ["alpha", "zeta"])
 def test_the_exporter_that_names_the_pods_stops(listed: bool | None, node: str) -> None:
-    named = tuple(gpu(n, holder(name, utilization_ratio=0.0), busy=0.0) for n, name in enumerate(PODS))
+    named = tuple(
+        gpu(n, holder(name, utilization_ratio=0.0), busy=0.0) for n, name in enumerate(PODS)
+    )
     first = NodeState(producer="podgpu", node="zeta", devices=named)
-    second = NodeState(producer="dcgm-exporter", node=node, devices=tuple(gpu(n, busy=0.0) for n in range(2)))
+    second = NodeState(
+        producer="dcgm-exporter", node=node, devices=tuple(gpu(n, busy=0.0) for n in range(2))
+    )
     world = World(ViewSettings())
     for at, answered in ((0.0, 0.0), (100.0, 0.0), (200.0, 0.0), (215.0, 215.0)):
         readings = [NodeReading(state=second, read_at=at, target="http://dcgm", listed=listed)]
         if listed or at == answered:
-            readings.append(NodeReading(state=first, read_at=answered, target="http://podgpu", listed=listed))
+            readings.append(
+                NodeReading(state=first, read_at=answered, target="http://podgpu", listed=listed)
+            )
         view = make_view(world.round(*readings, at=at, prices=PRICES))
         totals = (view.totals.allocated, view.totals.unheld_unknown, view.totals.free)
         assert totals == ((2.0, 0.0, 0.0) if at == answered else (0.0, 2.0, 0.0))
@@ -84,7 +109,11 @@ def test_the_exporter_that_names_the_pods_stops(listed: bool | None, node: str) 
 
 @pytest.mark.fault(
     "Two exporters report the same GPUs, and only one of them names the pods",
-    "The exporter that names the pods is used for the page, the costs and autoscaling; a warning names both exporters",
+    (
+        "The exporter that names the pods is used for the page, the costs and autoscaling; a "
+        "warning "
+        "names both exporters"
+    ),
 )
 @pytest.mark.parametrize("collecting", [scraping, prometheus])
 async def test_the_exporter_that_names_the_pods_is_used(
@@ -99,12 +128,18 @@ async def test_the_exporter_that_names_the_pods_is_used(
         await collector.close()
     store.add_round(cluster.published.state)
     view = json.loads(msgspec.json.encode(cluster.published.view))
-    assert (view["totals"]["gpus"], view["totals"]["allocated"], view["totals"]["cost_per_hour"]) == (2, 2.0, 6.0)
+    assert (
+        view["totals"]["gpus"],
+        view["totals"]["allocated"],
+        view["totals"]["cost_per_hour"],
+    ) == (2, 2.0, 6.0)
     assert [namespace["namespace"] for namespace in view["namespaces"]] == ["ml"]
     assert [node["name"] for node in view["nodes"]] == ["zeta"]
     (warning,) = view["alerts"]
     assert warning["severity"] == "warning"
     assert used in warning["text"]
     assert other in warning["text"]
-    request = MetricRequest(find_metric("gpu_utilization"), PodSelector("ml"), window=settings.interval)
+    request = MetricRequest(
+        find_metric("gpu_utilization"), PodSelector("ml"), window=settings.interval
+    )
     assert compute_value(store.snapshot(), request).value == pytest.approx(50)

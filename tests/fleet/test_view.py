@@ -46,16 +46,25 @@ def view_json(state: ClusterState) -> dict[str, Any]:
 
 
 @given(st.integers(1, 10**6), st.lists(st.integers(0, 1000), min_size=1, max_size=8).filter(any))
-def test_the_watts_of_holders_do_not_exceed_those_of_their_gpu(power_mw: int, parts: list[int]) -> None:
+def test_the_watts_of_holders_do_not_exceed_those_of_their_gpu(
+    power_mw: int, parts: list[int]
+) -> None:
     holders = [holder(f"p{n}", power_ratio=part / sum(parts)) for n, part in enumerate(parts)]
-    (shown,) = view_json(state_of(node("n1", gpu(0, *holders, power_mw=power_mw))))["nodes"][0]["gpus"]
+    (shown,) = view_json(state_of(node("n1", gpu(0, *holders, power_mw=power_mw))))["nodes"][0][
+        "gpus"
+    ]
     assert round(sum(one["power_watts"] for one in shown["holders"]), 6) <= shown["power_watts"]
 
 
 def test_a_node_with_everything() -> None:
     owners = {("ml", "train"): WorkloadOwner("Job", "train")}
     working = holder(
-        share=0.5, utilization_ratio=0.25, memory_used_bytes=5, processes=1, busy_ns=2 * 10**9, energy_mj=1500
+        share=0.5,
+        utilization_ratio=0.25,
+        memory_used_bytes=5,
+        processes=1,
+        busy_ns=2 * 10**9,
+        energy_mj=1500,
     )
     device = gpu(
         0,
@@ -67,11 +76,16 @@ def test_a_node_with_everything() -> None:
         usage=DeviceTotals(memory_used_bytes=7, energy_mj=9000),
     )
     cut = gpu(1, instances=(mig(7, holder("m", **{"utilization_ratio": 0.0}), busy=0.0),))
-    broken = gpu(2, conditions=(Condition("lost", WALL - 5.4),), last_holders=(Workload("ml", "gone", "main"),))
+    broken = gpu(
+        2,
+        conditions=(Condition("lost", WALL - 5.4),),
+        last_holders=(Workload("ml", "gone", "main"),),
+    )
     state = state_of(node("n1", device, cut, broken, simulated=True), owners=owners, prices=PRICES)
     view = view_json(state)
     assert {
-        name: view[name] for name in ("api", "scope", "taken_at", "simulated", "currency", "prices", "used_field")
+        name: view[name]
+        for name in ("api", "scope", "taken_at", "simulated", "currency", "prices", "used_field")
     } == {
         "api": "podgpu/v1",
         "scope": "cluster",
@@ -126,7 +140,9 @@ def test_a_node_with_everything() -> None:
         ],
     }
     (instance,) = two["instances"]
-    assert {name: instance[name] for name in ("id", "profile", "slices", "gpu_slices", "price_per_hour")} == {
+    assert {
+        name: instance[name] for name in ("id", "profile", "slices", "gpu_slices", "price_per_hour")
+    } == {
         "id": "7",
         "profile": "1g.10gb",
         "slices": 1,
@@ -135,7 +151,10 @@ def test_a_node_with_everything() -> None:
     }
     assert instance["holders"][0]["idle_since"] == WALL
     assert (two["utilization_ratio"], "holders" in two) == (0.0, False)
-    assert (three["absent"], three["last_holders"]) == (True, [{"namespace": "ml", "pod": "gone", "container": "main"}])
+    assert (three["absent"], three["last_holders"]) == (
+        True,
+        [{"namespace": "ml", "pod": "gone", "container": "main"}],
+    )
     assert three["conditions"][0]["condition"] == "lost"
     assert three["conditions"][0]["since"] == round(WALL - 5.4)
     assert view["alerts"][0]["uuid"] == "GPU-2"
@@ -143,7 +162,9 @@ def test_a_node_with_everything() -> None:
 
 
 def test_namespaces_with_cost() -> None:
-    state = state_of(node("n1", gpu(0, holder(), busy=0.9), gpu(1, holder("x", "web"))), prices=PRICES)
+    state = state_of(
+        node("n1", gpu(0, holder(), busy=0.9), gpu(1, holder("x", "web"))), prices=PRICES
+    )
     ml, web = view_json(state)["namespaces"]
     assert ml == {
         "namespace": "ml",
@@ -167,35 +188,56 @@ def test_an_exporters_own_page() -> None:
     assert (view["scope"], view["taken_at"], view["totals"]["idle"]) == ("node", WALL, 1.0)
     assert view.keys().isdisjoint({"used_field", "idle_after_seconds", "currency", "simulated"})
     assert view["nodes"][0].keys() == {"name", "gpus"}
-    stale = view_json(build_single_node_state(state, own, 5.0, WALL + 1, fresh=False, notes=["too old"]))
+    stale = view_json(
+        build_single_node_state(state, own, 5.0, WALL + 1, fresh=False, notes=["too old"])
+    )
     assert (stale["nodes"], stale["namespaces"]) == ([{"name": "n1", "old": True, "gpus": []}], [])
     assert stale["alerts"] == [{"severity": "broken", "text": "too old", "node": "n1"}]
 
 
 def test_the_gpus_of_one_pod() -> None:
     cut = gpu(1, instances=(mig(1, holder("a"), holder("b")), mig(2, holder("b"))))
-    state = state_of(node("n1", gpu(0, holder("b")), cut), node("n2", gpu(2, holder("c"))), prices=PRICES)
+    state = state_of(
+        node("n1", gpu(0, holder("b")), cut), node("n2", gpu(2, holder("c"))), prices=PRICES
+    )
     found = make_pod(state, make_view(state), "ml", "a")
     assert found is not None
     answer = json.loads(msgspec.json.encode(found))
     (device,) = answer["nodes"][0]["gpus"]
     assert device.keys() == {"uuid", "index", "model", "instances"}
-    assert [[h["pod"] for h in instance["holders"]] for instance in device["instances"]] == [["a", "b"]]
+    assert [[h["pod"] for h in instance["holders"]] for instance in device["instances"]] == [
+        ["a", "b"]
+    ]
     assert answer["totals"]["allocated"] == pytest.approx(1 / 14, abs=1e-4)
     assert make_pod(state, make_view(state), "ml", "nobody") is None
 
 
 def test_one_gpu_with_the_details_of_its_exporter() -> None:
-    device = gpu(0, xids=(XidCount(31, 2, 5.0), XidCount(79, 1, 9.0)), usage=DeviceTotals(method="exact"))
-    device = msgspec.structs.replace(device, fields={"DCGM_FI_DEV_GPU_UTIL": 5, "DCGM_FI_DRIVER_VERSION": "580"})
-    sources = (SourceStatus("nvml", up=True), SourceStatus("gpu1", up=False), SourceStatus("gpu0", False, error="hung"))
+    device = gpu(
+        0, xids=(XidCount(31, 2, 5.0), XidCount(79, 1, 9.0)), usage=DeviceTotals(method="exact")
+    )
+    device = msgspec.structs.replace(
+        device, fields={"DCGM_FI_DEV_GPU_UTIL": 5, "DCGM_FI_DRIVER_VERSION": "580"}
+    )
+    sources = (
+        SourceStatus("nvml", up=True),
+        SourceStatus("gpu1", up=False),
+        SourceStatus("gpu0", False, error="hung"),
+    )
     state = NodeState(node="n1", producer="podgpu", devices=(device,), sources=sources)
     details = make_details(state, "GPU-0", {155: 300.0}, 18)
     assert details.fields is not None
     values = {field.name: field.value for field in details.fields}
-    assert {"DCGM_FI_DEV_GPU_UTIL": 5, "DCGM_FI_DEV_POWER_USAGE": 300.0, "nvlinks_up": 18}.items() <= values.items()
+    assert {
+        "DCGM_FI_DEV_GPU_UTIL": 5,
+        "DCGM_FI_DEV_POWER_USAGE": 300.0,
+        "nvlinks_up": 18,
+    }.items() <= values.items()
     assert [xid.xid for xid in details.xids or ()] == [79, 31]
-    assert [(source.source, source.ok) for source in details.sources] == [("nvml", True), ("gpu0", False)]
+    assert [(source.source, source.ok) for source in details.sources] == [
+        ("nvml", True),
+        ("gpu0", False),
+    ]
     assert decode_details(msgspec.json.encode(details)) == details
     view = make_view(state_of(node("n1", device)))
     answer = make_gpu_answer(view, "GPU-0")
@@ -213,7 +255,9 @@ def test_what_is_written_can_be_decoded(readings: list[Any]) -> None:
     assert b"null" not in body
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"api": "other"}', b"\xff", b'{"api": "podgpu/v1"}', b"[" * 9999])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"api": "other"}', b"\xff", b'{"api": "podgpu/v1"}', b"[" * 9999]
+)
 def test_anything_else_is_refused(body: bytes) -> None:
     with pytest.raises(SourceError, match="is not a valid response of podgpu's /api/v1/view"):
         decode_view(body)
@@ -238,7 +282,9 @@ def test_numbers_that_are_shown_together_add_up(readings: list[Any]) -> None:
         named = sum(namespace.get(f"{use}_gpus", 0) for namespace in view["namespaces"])
         nameless = sum(h["part"] for h in holders if h["use"] == use and "namespace" not in h)
         assert named + nameless == pytest.approx(held, abs=1e-4 * (count + 1))
-    assert totals["used"] + totals["idle"] + totals["unknown"] == pytest.approx(totals["allocated"], abs=1e-9)
+    assert totals["used"] + totals["idle"] + totals["unknown"] == pytest.approx(
+        totals["allocated"], abs=1e-9
+    )
     unheld = totals["free"] + totals["unheld_unknown"]
     assert totals["allocated"] + unheld == pytest.approx(totals["gpus"], abs=1e-9)
 
@@ -246,11 +292,18 @@ def test_numbers_that_are_shown_together_add_up(readings: list[Any]) -> None:
 def test_a_gpu_that_may_be_in_use_is_not_free() -> None:
     world, memory = World(), {"memory_used_bytes": 2**30}
     one = node("n1", gpu(0, holder(share=0.5, utilization_ratio=0.5), busy=0.5), gpu(1, busy=0.0))
-    two = node("n2", gpu(2, busy=0.3), gpu(3, **memory), gpu(4, busy=0.0, **memory), gpu(5), read_at=100.0)
+    two = node(
+        "n2", gpu(2, busy=0.3), gpu(3, **memory), gpu(4, busy=0.0, **memory), gpu(5), read_at=100.0
+    )
     totals = total_of(world.round(one, two))
     assert (totals.gpus, totals.allocated, totals.free, totals.unheld_unknown) == (6, 0.5, 3.5, 2.0)
     gone = world.round(two, at=100.0)
     totals = total_of(gone)
     assert (totals.gpus, totals.allocated, totals.free, totals.unheld_unknown) == (6, 0.5, 2.0, 3.5)
     remarks = [line.remark for line in make_lines(make_view(gone), WALL + 100.0)]
-    assert [remark.replace("1 holder", "held") for remark in remarks] == ["held", *["holder unknown"] * 3, "-", "-"]
+    assert [remark.replace("1 holder", "held") for remark in remarks] == [
+        "held",
+        *["holder unknown"] * 3,
+        "-",
+        "-",
+    ]

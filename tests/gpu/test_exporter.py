@@ -48,26 +48,38 @@ def field(name: str) -> Field:
     return found
 
 
-TEMPERATURE, UTILISATION, MEMORY = map(field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"))
+TEMPERATURE, UTILISATION, MEMORY = map(
+    field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED")
+)
 ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER_USAGE")
 
 
 def values(exposition: Text, *wanted: Field) -> dict[str, dict[int, object]]:
     telemetry = ExporterTelemetry(exposition)
     answers = [telemetry.read(gpu, wanted) for gpu in telemetry.inventory().gpus]
-    return {device.key: dict(values) for answer in answers for device, values in answer.values.items()}
+    return {
+        device.key: dict(values) for answer in answers for device, values in answer.values.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["default", "old", "dcp_pod", "dcp_shared", "shared_noflag"])
 def test_the_gpu_of_recorded_texts(name: str) -> None:
     (gpu,) = ExporterTelemetry(fixture(f"h200/{name}.prom")).inventory().gpus
-    assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model) == (0, H200, "00000000:00:06.0", "NVIDIA H200")
+    assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model) == (
+        0,
+        H200,
+        "00000000:00:06.0",
+        "NVIDIA H200",
+    )
     assert (gpu.minor, gpu.mig_enabled) == (None, False)
 
 
 def test_mig_labels() -> None:
     found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
-    assert found == {A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61}, f"{A100}/gi13": {ENGINE.id: 0.995687}}
+    assert found == {
+        A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61},
+        f"{A100}/gi13": {ENGINE.id: 0.995687},
+    }
 
 
 def test_the_companion_driver_completes_devices() -> None:
@@ -75,7 +87,11 @@ def test_the_companion_driver_completes_devices() -> None:
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.gpus[0].uuid
     gi_ids = [device.gi_id for device in nvml.read(nvml.inventory().gpus[0], ()).values][1:]
-    exposition = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
+    exposition = Text(
+        "".join(
+            f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids
+        )
+    )
     telemetry = ExporterTelemetry(exposition, nvml)
     (gpu,) = telemetry.inventory().gpus
     assert gpu.minor == 0
@@ -134,11 +150,19 @@ def test_an_xid_is_an_event_when_it_changes() -> None:
 def test_values_are_converted_to_the_unit_of_the_field() -> None:
     of = '{gpu="0",UUID="GPU-0"}'
     exposition = Text(
-        f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} 1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
+        f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} "
+        f"1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
     )
     wanted = [fields()[i] for i in (203, 1613, 252, 1627, 100, 1603)]
     assert values(exposition, *wanted) == {
-        "GPU-0": {203: 94, 1613: 0.94, 252: 1024, 1627: 1_073_741_999, 100: 1980, 1603: 1_980_000_000}
+        "GPU-0": {
+            203: 94,
+            1613: 0.94,
+            252: 1024,
+            1627: 1_073_741_999,
+            100: 1980,
+            1603: 1_980_000_000,
+        }
     }
 
 
@@ -167,7 +191,12 @@ def test_labels_of_pods_are_replaced() -> None:
     assert exposition.fetches == 1
     samples = dcgm_samples(agent)
     agent.stop()
-    known = {s.name: s.value for f in parse_text(str(exposition.text)) for s in f.samples if "pod" not in s.labels}
+    known = {
+        s.name: s.value
+        for f in parse_text(str(exposition.text))
+        for s in f.samples
+        if "pod" not in s.labels
+    }
     assert len({s.name for s in samples}) > 20
     for sample in samples:
         assert (sample.labels["pod"], sample.labels["namespace"], sample.labels["Hostname"]) == (
@@ -189,7 +218,9 @@ def test_labels_of_pods_are_replaced() -> None:
         ("# nothing\n", "no_gpu"),
     ],
 )
-def test_after_a_bad_exposition_no_old_value_is_reported(bad: str | SourceError, reason: str) -> None:
+def test_after_a_bad_exposition_no_old_value_is_reported(
+    bad: str | SourceError, reason: str
+) -> None:
     exposition = fixture("h200/default.prom")
     good = exposition.text
     agent = agent_over(exposition)
@@ -209,7 +240,11 @@ def test_after_a_bad_exposition_no_old_value_is_reported(bad: str | SourceError,
 
 @pytest.mark.fault(
     "A GPU vanishes from the dcgm-exporter's metrics that podgpu reads (--telemetry exporter:)",
-    "The GPU and its last holder stay in the metrics with the condition `lost`, until it is back or removed",
+    (
+        "The GPU and its last holder stay in the metrics with the condition `lost`, until it is "
+        "back "
+        "or removed"
+    ),
 )
 def test_a_gpu_that_vanished_is_lost() -> None:
     exposition = fixture("seeds/000-sample.prom")
@@ -217,19 +252,30 @@ def test_a_gpu_that_vanished_is_lost() -> None:
     agent = agent_over(exposition)
     agent.read_telemetry()
     first, second = agent.published.state.devices
-    exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+    exposition.text = "".join(
+        line for line in whole.splitlines(keepends=True) if second.uuid not in line
+    )
 
     def conditions() -> dict[str, list[str]]:
         agent.read_telemetry()
         devices = agent.published.state.devices
-        return {device.uuid: [condition.name for condition in device.conditions] for device in devices}
+        return {
+            device.uuid: [condition.name for condition in device.conditions] for device in devices
+        }
 
     assert conditions() == {first.uuid: [], second.uuid: ["lost"]}
     lines = agent.published.fresh.plain.decode().splitlines()
-    assert next(line for line in lines if f'UUID="{second.uuid}"' in line and 'condition="lost"' in line)[-1] == "1"
+    assert (
+        next(
+            line for line in lines if f'UUID="{second.uuid}"' in line and 'condition="lost"' in line
+        )[-1]
+        == "1"
+    )
     exposition.text = whole
     assert conditions() == {first.uuid: [], second.uuid: []}
-    exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+    exposition.text = "".join(
+        line for line in whole.splitlines(keepends=True) if second.uuid not in line
+    )
     assert conditions()[second.uuid] == ["lost"]
     assert agent.forget(second.uuid)
     assert conditions() == {first.uuid: []}

@@ -54,11 +54,18 @@ def test_a_failing_call_affects_only_its_fields(bench: NvmlBench) -> None:
     assert the("DCGM_FI_DEV_GPU_TEMP") in of_gpu(answer)
     assert answer.errors == ("unknown",)
     bench.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
-    assert the("DCGM_FI_DEV_POWER_USAGE") in of_gpu(bench.read()), "a field must be read again after an error"
+    assert the("DCGM_FI_DEV_POWER_USAGE") in of_gpu(bench.read()), (
+        "a field must be read again after an error"
+    )
 
 
 @pytest.mark.parametrize(
-    "error", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT]
+    "error",
+    [
+        pynvml.NVML_ERROR_UNKNOWN,
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    ],
 )
 def test_a_reloaded_driver(bench: NvmlBench, error: int) -> None:
     gpus = bench.telemetry.inventory().gpus
@@ -85,7 +92,9 @@ def test_every_field_can_be_read(bench: NvmlBench) -> None:
 
 @pytest.mark.parametrize("busy_from", [0.0, 0.005, 0.02, 0.05, 0.08, 0.095])
 @pytest.mark.parametrize(("cheap", "busy"), [(0.003, 0.015), (0.003, 0.008), (0.009, 0.02)])
-def test_readings_leave_the_time_when_the_firmware_is_busy(busy_from: float, cheap: float, busy: float) -> None:
+def test_readings_leave_the_time_when_the_firmware_is_busy(
+    busy_from: float, cheap: float, busy: float
+) -> None:
     """The firmware is busy for 12 ms of every 100 ms. Readings are due at multiples of 100 ms."""
     delays: list[float] = []
     cpu = 0.0

@@ -8,7 +8,12 @@ import pytest
 
 from podgpu.node.gpu.nvml.nvml_telemetry import count_pci_gpus
 
-GPU, VGA, NVSWITCH, NIC = ("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x10de", "0x068000"), ("0x15b3", "0x020000")
+GPU, VGA, NVSWITCH, NIC = (
+    ("0x10de", "0x030200"),
+    ("0x10de", "0x030000"),
+    ("0x10de", "0x068000"),
+    ("0x15b3", "0x020000"),
+)
 
 
 def add_device(sysfs: Path, kind: tuple[str, str], driver: str = "") -> None:
@@ -24,16 +29,23 @@ def add_device(sysfs: Path, kind: tuple[str, str], driver: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "count"), [([GPU, GPU, NVSWITCH, NIC], 2), ([VGA], 1), ([NIC], None), ([NVSWITCH], None), ([], None)]
+    ("devices", "count"),
+    [([GPU, GPU, NVSWITCH, NIC], 2), ([VGA], 1), ([NIC], None), ([NVSWITCH], None), ([], None)],
 )
-def test_gpus_are_counted_by_vendor_and_class(tmp_path: Path, devices: list[tuple[str, str]], count: int) -> None:
+def test_gpus_are_counted_by_vendor_and_class(
+    tmp_path: Path, devices: list[tuple[str, str]], count: int
+) -> None:
     for kind in devices:
         add_device(tmp_path, kind)
-    (tmp_path / "bus/pci/devices/0000:ff:00.0").mkdir(parents=True)  # a device whose files were removed
+    (tmp_path / "bus/pci/devices/0000:ff:00.0").mkdir(
+        parents=True
+    )  # a device whose files were removed
     assert count_pci_gpus(str(tmp_path)) == count
 
 
 def test_a_gpu_of_a_virtual_machine_is_not_counted(tmp_path: Path) -> None:
     for driver in ("nvidia", "vfio-pci", ""):
         add_device(tmp_path, GPU, driver)
-    assert count_pci_gpus(str(tmp_path)) == 2, "a GPU without a driver counts, because it may be lost"
+    assert count_pci_gpus(str(tmp_path)) == 2, (
+        "a GPU without a driver counts, because it may be lost"
+    )

@@ -15,7 +15,9 @@ from tests.gpu.nvml_bench import NvmlBench
 from tests.simulated import FaultyNvml
 
 GIB = 1024**3
-COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
+COMPUTE, MPS, GRAPHICS = (
+    f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics")
+)
 
 
 class Bench(NvmlBench):
@@ -38,7 +40,12 @@ class Wrapped:
 
 def entry(pid: int, memory: int | None = GIB, gi_id: int = 0xFFFFFFFF) -> Any:
     return pynvml.nvmlFriendlyObject(
-        {"pid": pid, "usedGpuMemory": memory, "gpuInstanceId": gi_id, "computeInstanceId": 0xFFFFFFFF}
+        {
+            "pid": pid,
+            "usedGpuMemory": memory,
+            "gpuInstanceId": gi_id,
+            "computeInstanceId": 0xFFFFFFFF,
+        }
     )
 
 
@@ -55,8 +62,12 @@ def test_all_kinds_of_processes_are_listed() -> None:
     )
 
 
-@pytest.mark.parametrize(("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)])
-def test_a_process_in_two_lists_is_listed_once(compute: int | None, graphics: int | None, both: int) -> None:
+@pytest.mark.parametrize(
+    ("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)]
+)
+def test_a_process_in_two_lists_is_listed_once(
+    compute: int | None, graphics: int | None, both: int
+) -> None:
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(41, compute)])
     bench.faults.answer(GRAPHICS, [entry(41, graphics)])
@@ -64,11 +75,16 @@ def test_a_process_in_two_lists_is_listed_once(compute: int | None, graphics: in
 
 
 def test_mps_clients_are_recognised_in_both_lists() -> None:
-    """On an H200 with driver 580, the MPS server is only in the first list, and clients are in both lists."""
+    """On an H200 with driver 580, the MPS server is only in the first list, and clients are in both
+    lists.
+    """
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(9, 1), entry(41, 2)])
     bench.faults.answer(MPS, [entry(41, 2)])
-    assert [(process.pid, process.mps) for process in bench.list_processes()] == [(9, False), (41, True)]
+    assert [(process.pid, process.mps) for process in bench.list_processes()] == [
+        (9, False),
+        (41, True),
+    ]
 
 
 def test_without_any_list_processes_are_unsupported() -> None:
@@ -128,5 +144,8 @@ def test_without_a_list_of_the_gpu_its_instances_are_read(refuses: bool) -> None
     bench.place(41, gi_id=first)
     bench.place(42, "mps", gi_id=second)
     uuid = bench.gpu.uuid
-    expected = (ProcessUsage(f"{uuid}/gi{first}", 41, GIB), ProcessUsage(f"{uuid}/gi{second}", 42, GIB, True))
+    expected = (
+        ProcessUsage(f"{uuid}/gi{first}", 41, GIB),
+        ProcessUsage(f"{uuid}/gi{second}", 42, GIB, True),
+    )
     assert bench.list_processes() == expected

@@ -26,7 +26,9 @@ def on(*specs: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("loads", [{41: 0.5, 42: 0.2}, {41: 0.9, 42: 0.6}], ids=["steady", "more than 100 %"])
+@pytest.mark.parametrize(
+    "loads", [{41: 0.5, 42: 0.2}, {41: 0.9, 42: 0.6}], ids=["steady", "more than 100 %"]
+)
 def test_busy_time_of_a_minute(seed: int, loads: dict[int, float]) -> None:
     bench, moments = NvmlBench(), random.Random(seed)
     for pid, duty in loads.items():
@@ -106,7 +108,9 @@ def test_energy_counter_is_not_read_again_after_a_telemetry_reading(bench: NvmlB
     assert total > 0
     bench.place(12)
     bench.after(0.1)
-    assert bench.driver.calls[ENERGY] - before == 21, "processes changed, so the energy up to now is read"
+    assert bench.driver.calls[ENERGY] - before == 21, (
+        "processes changed, so the energy up to now is read"
+    )
 
 
 def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:
@@ -131,7 +135,9 @@ def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
     bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
-    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "busy time needs two samples"
+    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], (
+        "busy time needs two samples"
+    )
     moments, begin = random.Random(3), bench.now
     window, busy = {first: 0, second: 0}, {first: 0, second: 0}
     while bench.now < begin + 60:

@@ -23,7 +23,9 @@ def gpu(number: int) -> Device:
 
 
 def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    """Returns the SourceError of a call. Checks that its message has one line and contains these texts."""
+    """Returns the SourceError of a call. Checks that its message has one line and contains these
+    texts.
+    """
     with pytest.raises(SourceError) as caught:
         call()
     assert "\n" not in str(caught.value)

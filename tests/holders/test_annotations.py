@@ -1,4 +1,6 @@
-"""Tests the allocation source that reads annotations of koordinator, HAMi, Volcano and gpu-manager."""
+"""Tests the allocation source that reads annotations of koordinator, HAMi, Volcano and
+gpu-manager.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from hypothesis import strategies as st
 from podgpu.errors import SourceError
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Device, Unmapped, VcudaRequest, Workload
-from podgpu.node.holders.annotations import FORMATS, AnnotationsAllocation, BadAnnotation, read_grants
+from podgpu.node.holders.annotations import (
+    FORMATS,
+    AnnotationsAllocation,
+    BadAnnotation,
+    read_grants,
+)
 from tests.holders.devices import failure, uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
@@ -49,7 +56,9 @@ class Feed:
         return self.pods
 
 
-def container(name: str, requests: Requests | None = None, finished: bool = False) -> ContainerRecord:
+def container(
+    name: str, requests: Requests | None = None, finished: bool = False
+) -> ContainerRecord:
     return ContainerRecord(name, tuple(sorted((requests or {}).items())), f"id-{name}", finished)
 
 
@@ -63,7 +72,10 @@ def pod(
         *("ml", name, f"uid-{name}", "node-1", "Running"),
         annotations=tuple(sorted(annotations.items())),
         init_containers=tuple(container(*entry) for entry in (init or {}).items()),
-        containers=tuple(container(*entry) for entry in ({"main": {}} if containers is None else containers).items()),
+        containers=tuple(
+            container(*entry)
+            for entry in ({"main": {}} if containers is None else containers).items()
+        ),
     )
 
 
@@ -89,7 +101,10 @@ def granted(one: PodRecord) -> list[tuple[str, str]]:
 
 def test_finished_and_unbound_pods_hold_nothing() -> None:
     one = pod({HAMI: f"{A},NVIDIA,1000,25:;"}, {"main": {"tencent.com/vcuda-core": "50"}})
-    assert read(replace(one, phase="Succeeded"), replace(one, phase="Failed"), replace(one, node="")) == Allocation()
+    assert (
+        read(replace(one, phase="Succeeded"), replace(one, phase="Failed"), replace(one, node=""))
+        == Allocation()
+    )
     assert shares(replace(one, phase="Pending")) == [(A, "main", 0.25)]
 
 
@@ -114,23 +129,35 @@ def test_the_first_format_with_grants_is_used() -> None:
     ],
 )
 def test_koordinator_shares(resources: object, share: float | None) -> None:
-    assert [grant.share for grant in read_grants(pod(koordinator({"id": A, "resources": resources})))] == [share]
+    assert [
+        grant.share for grant in read_grants(pod(koordinator({"id": A, "resources": resources})))
+    ] == [share]
 
 
 def test_koordinator_minors() -> None:
     assert shares(pod(koordinator({"minor": 0}))) == [(B, "main", None)]
-    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [("main", "nvidia3"), ("main", B)]
+    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [
+        ("main", "nvidia3"),
+        ("main", B),
+    ]
 
 
 def test_a_grant_to_the_pod_is_split_between_the_containers_that_request_gpus() -> None:
     one = koordinator(entry(0))
-    assert shares(pod(one, {"proxy": {}, "main": {"koordinator.sh/gpu": "100"}})) == [(A, "main", 1.0)]
-    assert shares(pod(one, {"main": {}, "proxy": {}}, {"init": {}})) == [(A, "main", 1.0)], "default: first container"
+    assert shares(pod(one, {"proxy": {}, "main": {"koordinator.sh/gpu": "100"}})) == [
+        (A, "main", 1.0)
+    ]
+    assert shares(pod(one, {"main": {}, "proxy": {}}, {"init": {}})) == [(A, "main", 1.0)], (
+        "default: first container"
+    )
     assert shares(pod(one, {})) == [(A, "", 1.0)]
     big = {"koordinator.sh/gpu-core": "150", "koordinator.sh/gpu-memory": "8Gi"}
     small = {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
     assert shares(pod(one, {"big": big, "small": small})) == [(A, "big", 0.75), (A, "small", 0.25)]
-    assert shares(pod(one, {"a": {"koordinator.sh/gpu-core": "50"}, "b": GPU})) == [(A, "a", 0.5), (A, "b", 0.5)]
+    assert shares(pod(one, {"a": {"koordinator.sh/gpu-core": "50"}, "b": GPU})) == [
+        (A, "a", 0.5),
+        (A, "b", 0.5),
+    ]
 
 
 def test_an_init_container_holds_until_it_is_finished() -> None:
@@ -148,14 +175,36 @@ def test_an_init_container_holds_until_it_is_finished() -> None:
 @pytest.mark.parametrize(
     ("text", "containers", "init", "expected"),
     [
-        pytest.param(f"{A},NVIDIA,1,1:{B},NVIDIA,1,1:;", {"a": GPU}, {}, [("a", A), ("a", B)], id="two devices"),
-        pytest.param(f";{A},NVIDIA,1,1:;", {"a": {}, "b": GPU}, {}, [("b", A)], id="empty place"),
-        pytest.param(f",,0,0:;{A},NVIDIA,1,1:;,,0,0:;", {"a": {}, "b": GPU, "c": {}}, {}, [("b", A)], id="no device"),
-        pytest.param(f";{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="init containers first"),
-        pytest.param(f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="before 2.9 and HAMi#3079"),
-        pytest.param(f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": GPU}, [("a", A)], id="before 2.9, init requests"),
         pytest.param(
-            f"{A},NVIDIA,1,1:;{B},NVIDIA,1,1:;", {"a": GPU, "b": GPU}, {"i": {}}, [("a", A), ("b", B)], id="HAMi#2899"
+            f"{A},NVIDIA,1,1:{B},NVIDIA,1,1:;",
+            {"a": GPU},
+            {},
+            [("a", A), ("a", B)],
+            id="two devices",
+        ),
+        pytest.param(f";{A},NVIDIA,1,1:;", {"a": {}, "b": GPU}, {}, [("b", A)], id="empty place"),
+        pytest.param(
+            f",,0,0:;{A},NVIDIA,1,1:;,,0,0:;",
+            {"a": {}, "b": GPU, "c": {}},
+            {},
+            [("b", A)],
+            id="no device",
+        ),
+        pytest.param(
+            f";{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="init containers first"
+        ),
+        pytest.param(
+            f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="before 2.9 and HAMi#3079"
+        ),
+        pytest.param(
+            f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": GPU}, [("a", A)], id="before 2.9, init requests"
+        ),
+        pytest.param(
+            f"{A},NVIDIA,1,1:;{B},NVIDIA,1,1:;",
+            {"a": GPU, "b": GPU},
+            {"i": {}},
+            [("a", A), ("b", B)],
+            id="HAMi#2899",
         ),
         pytest.param(
             f"{A},NVIDIA,1000,0:;;,,0,0:;,,0,0:;,,0,0:;",
@@ -165,12 +214,19 @@ def test_an_init_container_holds_until_it_is_finished() -> None:
             id="HAMi#991",
         ),
         pytest.param(f";{A},NVIDIA,1,1:;", {"a": {}}, {"i": {}}, [("a", A)], id="no known request"),
-        pytest.param(f"{A},NVIDIA,1,1,extra:;", {"a": GPU}, {}, [("a", A)], id="a later version's field"),
-        pytest.param(f"{A}[0-1],NVIDIA,4864,0:;", {"a": GPU}, {}, [("a", f"{A}[0-1]")], id="old MIG form"),
+        pytest.param(
+            f"{A},NVIDIA,1,1,extra:;", {"a": GPU}, {}, [("a", A)], id="a later version's field"
+        ),
+        pytest.param(
+            f"{A}[0-1],NVIDIA,4864,0:;", {"a": GPU}, {}, [("a", f"{A}[0-1]")], id="old MIG form"
+        ),
     ],
 )
 def test_hami_positions(
-    text: str, containers: dict[str, Requests], init: dict[str, Requests], expected: list[tuple[str, str]]
+    text: str,
+    containers: dict[str, Requests],
+    init: dict[str, Requests],
+    expected: list[tuple[str, str]],
 ) -> None:
     assert granted(pod({HAMI: text}, containers, init)) == expected
 
@@ -184,26 +240,45 @@ def test_parts_of_one_device_add_up() -> None:
 
 def test_hami_1_and_volcano_positions() -> None:
     text = f"{A},NVIDIA,3000,30:mlu-1,MLU,8,50:;;{B},NVIDIA-Tesla V100,1000,0:"
-    assert granted(pod({HAMI_1: text}, {"a": GPU, "b": {}, "c": GPU}, {"i": {}})) == [("a", A), ("c", B)]
+    assert granted(pod({HAMI_1: text}, {"a": GPU, "b": {}, "c": GPU}, {"i": {}})) == [
+        ("a", A),
+        ("c", B),
+    ]
     text = f"{A},NVIDIA,1126,0:;{B},NVIDIA,3000,25:"
-    assert granted(pod({VOLCANO: text}, {"a": VGPU, "b": {}, "c": VGPU}, {"i": {}})) == [("a", A), ("c", B)]
+    assert granted(pod({VOLCANO: text}, {"a": VGPU, "b": {}, "c": VGPU}, {"i": {}})) == [
+        ("a", A),
+        ("c", B),
+    ]
     assert granted(pod({VOLCANO: f";{A},NVIDIA,1126,0:"}, {"a": {}, "b": VGPU})) == [("b", A)]
 
 
 def mig_entry(**changes: object) -> dict[str, object]:
-    known = {"containerIndex": 1, "deviceIndex": 0, "gpuUUID": A, "profile": "1g.5gb", "migUUID": MIG}
+    known = {
+        "containerIndex": 1,
+        "deviceIndex": 0,
+        "gpuUUID": A,
+        "profile": "1g.5gb",
+        "migUUID": MIG,
+    }
     return {**known, "placement": {"start": 6, "size": 1}, "gpuInstanceID": 13, **changes}
 
 
 def with_mig(mig: object) -> PodRecord:
     text = mig if isinstance(mig, str) else json.dumps(mig)
-    return pod({HAMI: f";{A},NVIDIA,4864,14:{B},NVIDIA,100,20:;", HAMI_MIG: text}, {"a": {}, "b": GPU})
+    return pod(
+        {HAMI: f";{A},NVIDIA,4864,14:{B},NVIDIA,100,20:;", HAMI_MIG: text}, {"a": {}, "b": GPU}
+    )
 
 
 def test_hami_mig_instances_replace_their_gpu() -> None:
     assert granted(with_mig([mig_entry()])) == [("b", MIG), ("b", B)]
-    assert granted(with_mig([mig_entry(deviceIndex=1, gpuUUID=B.lower())])) == [("b", A), ("b", MIG)]
-    assert granted(with_mig([mig_entry(migUUID="", gpuInstanceID=None)])) == [("b", B)], "MIG instance not created yet"
+    assert granted(with_mig([mig_entry(deviceIndex=1, gpuUUID=B.lower())])) == [
+        ("b", A),
+        ("b", MIG),
+    ]
+    assert granted(with_mig([mig_entry(migUUID="", gpuInstanceID=None)])) == [("b", B)], (
+        "MIG instance not created yet"
+    )
     assert granted(with_mig("null")) == granted(with_mig("")) == [("b", A), ("b", B)]
 
 
@@ -244,12 +319,23 @@ def test_vcuda_requests_do_not_depend_on_the_annotations() -> None:
         (KOORDINATOR, '{"gpu": [{}]}', "gpu entry 1 has neither an id nor a minor number"),
         (KOORDINATOR, '{"gpu": [{"minor": -1}]}', "$.gpu[0].minor"),
         (KOORDINATOR, '{"gpu": [{"id": "\\ud800"}]}', ""),
-        (KOORDINATOR, '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "half"}}]}', "not a quantity"),
+        (
+            KOORDINATOR,
+            '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "half"}}]}',
+            "not a quantity",
+        ),
         (KOORDINATOR, "[" * 100_000, ""),
-        *((key, A, "must be an id, a type, a memory size and a percentage") for key in (HAMI, HAMI_1, VOLCANO)),
+        *(
+            (key, A, "must be an id, a type, a memory size and a percentage")
+            for key in (HAMI, HAMI_1, VOLCANO)
+        ),
         (HAMI, f"{A},NVIDIA,x,3:;", "memory size 'x' is not a number"),
         (HAMI, f"{A},NVIDIA,{'9' * 5000},3:;", "is not a number"),
-        (HAMI, f";;{A},NVIDIA,500,3:;", "devices to container number 3, but the pod has 1 containers"),
+        (
+            HAMI,
+            f";;{A},NVIDIA,500,3:;",
+            "devices to container number 3, but the pod has 1 containers",
+        ),
         (f"{CARDS}1", "0", "there is no container 1: the pod has 1"),
         (f"{CARDS}0", "0,", "card '' is not a number"),
     ],
@@ -279,11 +365,19 @@ def test_a_bad_annotation_affects_only_its_pod() -> None:
     allocation = AnnotationsAllocation(Feed((bad, good))).assignments(NODE)
     assert [one.holder.pod for one in allocation.assignments] == ["good"]
     holder = Workload("ml", "bad", uid="uid-bad")
-    assert allocation.unmapped == (Unmapped("annotations", "bad_annotation", KOORDINATOR, KOORDINATOR, holder),)
+    assert allocation.unmapped == (
+        Unmapped("annotations", "bad_annotation", KOORDINATOR, KOORDINATOR, holder),
+    )
 
 
 def test_unknown_devices() -> None:
-    allocation = read(pod(koordinator({"id": uuid(9)}, {"minor": 7}, {"id": f"{A}[0-1]"}, {"id": "all"}, {"id": A})))
+    allocation = read(
+        pod(
+            koordinator(
+                {"id": uuid(9)}, {"minor": 7}, {"id": f"{A}[0-1]"}, {"id": "all"}, {"id": A}
+            )
+        )
+    )
     assert [one.device for one in allocation.assignments] == [A]
     assert [(one.device_id, one.reason) for one in allocation.unmapped] == [
         (f"{A}[0-1]", "unrecognised_id"),
@@ -294,24 +388,37 @@ def test_unknown_devices() -> None:
 
 
 def test_the_api_server_is_unavailable() -> None:
-    assert failure(lambda: AnnotationsAllocation(Feed(synced=False)).assignments(NODE)).reason == "not_synced"
+    assert (
+        failure(lambda: AnnotationsAllocation(Feed(synced=False)).assignments(NODE)).reason
+        == "not_synced"
+    )
     one = pod({HAMI: f"{A},NVIDIA,1,25:;"})
     feed = Feed((one,), SourceError("unreachable", "it is down"))
     assert len(AnnotationsAllocation(feed).assignments(NODE).assignments) == 1
     feed.error = SourceError("forbidden", "not allowed: add a rule")
-    error = failure(lambda: AnnotationsAllocation(feed).assignments(NODE), "not allowed: add a rule")
+    error = failure(
+        lambda: AnnotationsAllocation(feed).assignments(NODE), "not allowed: add a rule"
+    )
     assert error.reason == "forbidden"
 
 
-keys = st.sampled_from([KOORDINATOR, HAMI, HAMI_MIG, HAMI_1, VOLCANO, f"{CARDS}0", f"{CARDS}1", CARDS])
-pieces = st.sampled_from([A, B, MIG, ",", ",,", ":", ";", "NVIDIA", "0", "50", "{", "}", "[", "]", '"gpu"', '"', " "])
+keys = st.sampled_from(
+    [KOORDINATOR, HAMI, HAMI_MIG, HAMI_1, VOLCANO, f"{CARDS}0", f"{CARDS}1", CARDS]
+)
+pieces = st.sampled_from(
+    [A, B, MIG, ",", ",,", ":", ";", "NVIDIA", "0", "50", "{", "}", "[", "]", '"gpu"', '"', " "]
+)
 texts = st.text(max_size=30) | st.lists(pieces, max_size=12).map("".join)
 
 
 @given(st.dictionaries(keys, texts, max_size=4), st.integers(0, 2), st.integers(0, 1))
-def test_any_text_is_a_grant_or_a_bad_annotation(annotations: dict[str, str], containers: int, init: int) -> None:
+def test_any_text_is_a_grant_or_a_bad_annotation(
+    annotations: dict[str, str], containers: int, init: int
+) -> None:
     one = pod(
-        {**annotations, **ASSIGNED}, {f"c{n}": GPU for n in range(containers)}, {f"i{n}": {} for n in range(init)}
+        {**annotations, **ASSIGNED},
+        {f"c{n}": GPU for n in range(containers)},
+        {f"i{n}": {} for n in range(init)},
     )
     names = {"", *(c.name for c in one.all_containers)}
     for read_format in FORMATS.values():

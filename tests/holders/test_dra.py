@@ -1,4 +1,6 @@
-"""Tests GPUs held through ResourceClaims: slices, the driver's checkpoint, adminAccess and shares."""
+"""Tests GPUs held through ResourceClaims: slices, the driver's checkpoint, adminAccess and
+shares.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ from podgpu.node.holders.reader import merge
 from tests.holders.devices import gpu, mig_uuid, uuid
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock
-from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, SimulatedDevice, list_answer
+from tests.simulated_kubelet import (
+    ClaimingPod,
+    FaultyKubelet,
+    SimulatedClaim,
+    SimulatedDevice,
+    list_answer,
+)
 
 MakeSource = Callable[..., KubeletAllocation]
 POOL = "node-a"
@@ -38,7 +46,17 @@ POOL = "node-a"
 
 def instance(number: int, gi_id: int, profile: str, *mig_uuids: str) -> Device:
     parent = gpu(number)
-    return Device(number, parent.uuid, parent.pci_bus_id, parent.model, number, True, gi_id, profile, mig_uuids)
+    return Device(
+        number,
+        parent.uuid,
+        parent.pci_bus_id,
+        parent.model,
+        number,
+        True,
+        gi_id,
+        profile,
+        mig_uuids,
+    )
 
 
 NODE = (
@@ -81,13 +99,19 @@ def feed_of(*devices: SliceDevice) -> GivenSlices:
     return GivenSlices((PoolSlice(POOL, 1, devices),))
 
 
-def claim(name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVER) -> SimulatedClaim:
+def claim(
+    name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVER
+) -> SimulatedClaim:
     cdi = "k8s.gpu.nvidia.com/device="
-    return SimulatedClaim("team", name, tuple(SimulatedDevice(driver, pool, one, (cdi + one,)) for one in devices))
+    return SimulatedClaim(
+        "team", name, tuple(SimulatedDevice(driver, pool, one, (cdi + one,)) for one in devices)
+    )
 
 
 def pod(name: str, *claims: SimulatedClaim, **resources: list[str]) -> SimulatedPod:
-    return ClaimingPod("team", name, {"main": {"nvidia.com/gpu": resources.get("ids", [])}}, {"main": claims})
+    return ClaimingPod(
+        "team", name, {"main": {"nvidia.com/gpu": resources.get("ids", [])}}, {"main": claims}
+    )
 
 
 def holder(name: str, container: str = "main") -> Workload:
@@ -119,36 +143,63 @@ def test_unmapped_claims_have_a_reason(claimed: SimulatedClaim, reason: str) -> 
     (device,) = claimed.devices
     assert held(pod("a", claimed)) == Allocation(
         unmapped=(
-            Unmapped("kubelet", reason, f"gpu.nvidia.com/{device.pool}/{device.device}", "claim team/x", holder("a")),
+            Unmapped(
+                "kubelet",
+                reason,
+                f"gpu.nvidia.com/{device.pool}/{device.device}",
+                "claim team/x",
+                holder("a"),
+            ),
         )
     )
 
 
 def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed = feed_of(offer("gpu-0", 0), offer("gpu-1", 1))
-    claims, answer = DraClaims(feed), decode_list(list_answer([pod("a", claim("x", "gpu-0")), pod("b")]))
+    claims, answer = (
+        DraClaims(feed),
+        decode_list(list_answer([pod("a", claim("x", "gpu-0")), pod("b")])),
+    )
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(0), "a")]
     feed.slices += (PoolSlice(POOL, 2, (offer("gpu-0", 1),)),)
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")]
     feed.slices += (PoolSlice(POOL, 3),)
-    assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], "the device of a held claim must not change"
+    assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], (
+        "the device of a held claim must not change"
+    )
     later = decode_list(list_answer([pod("c", claim("z", "gpu-1"))]))
-    assert reasons(claims.held(later, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")]
-    assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
+    assert reasons(claims.held(later, NODE)) == [
+        ("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")
+    ]
+    assert reasons(claims.held(answer, NODE)) == [
+        ("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")
+    ]
 
 
 def slice_of(*devices: dict[str, Any]) -> dict[str, Any]:
-    spec = {"driver": NVIDIA_DRIVER, "pool": {"name": "node-a", "generation": 7}, "devices": list(devices)}
+    spec = {
+        "driver": NVIDIA_DRIVER,
+        "pool": {"name": "node-a", "generation": 7},
+        "devices": list(devices),
+    }
     return {"metadata": {"name": "node-a-x7k2p"}, "spec": spec}
 
 
 @pytest.mark.parametrize("name", ["uuid", f"{NVIDIA_DRIVER}/uuid"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_resource_slice(nested: bool, name: str) -> None:
-    """v1beta1 and older nest the attributes. MIG devices that are created when claimed have no UUID."""
+    """v1beta1 and older nest the attributes. MIG devices that are created when claimed have no
+    UUID.
+    """
     devices = []
-    for device, attributes in (("gpu-3", {name: {"string": uuid(3)}}), ("mig", {"type": {"string": "mig"}})):
-        body = {"attributes": attributes, "capacity": {name.replace("uuid", "memory"): {"value": "80Gi"}}}
+    for device, attributes in (
+        ("gpu-3", {name: {"string": uuid(3)}}),
+        ("mig", {"type": {"string": "mig"}}),
+    ):
+        body = {
+            "attributes": attributes,
+            "capacity": {name.replace("uuid", "memory"): {"value": "80Gi"}},
+        }
         devices.append({"name": device, "basic": body} if nested else {"name": device} | body)
     memory = (("memory", "80Gi"),)
     expected = (SliceDevice("gpu-3", uuid(3), memory), SliceDevice("mig", "", memory))
@@ -166,15 +217,25 @@ def test_ids_and_claims_of_a_kubelet(kubelet: FaultyKubelet, make_source: MakeSo
         pod("small", claim("mig", "small-c")),
     )
     allocation = source.assignments(NODE)
-    assert pods_by_device(allocation) == [(uuid(0), "plain"), (uuid(2), "claims"), (f"{uuid(3)}/gi11", "small")]
-    assert reasons(allocation) == [("unknown_device", uuid(9)), ("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-7")]
+    assert pods_by_device(allocation) == [
+        (uuid(0), "plain"),
+        (uuid(2), "claims"),
+        (f"{uuid(3)}/gi11", "small"),
+    ]
+    assert reasons(allocation) == [
+        ("unknown_device", uuid(9)),
+        ("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-7"),
+    ]
 
 
 def test_a_gpu_listed_both_ways_is_held_once_with_share_and_labels(
     kubelet: FaultyKubelet, make_source: MakeSource
 ) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED)))
-    kubelet.pods = (pod("a", claim("extended", "gpu-2"), ids=[uuid(2)]), pod("b", claim("extended", "gpu-2")))
+    kubelet.pods = (
+        pod("a", claim("extended", "gpu-2"), ids=[uuid(2)]),
+        pod("b", claim("extended", "gpu-2")),
+    )
     first, second = source.assignments(NODE).assignments
     assert (first.device, first.holder, first.share) == (uuid(2), holder("a"), 1.0)
     assert (second.device, second.holder, second.share) == (uuid(2), holder("b"), None)
@@ -207,7 +268,9 @@ def prepared_device(device: str, live: str) -> dict[str, Any]:
     return {"gpu": None, "mig": {"concrete": concrete, "device": named}}
 
 
-def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, **consumed: str) -> Any:
+def prepared(
+    name: str, *devices: dict[str, Any], admin: bool | None = None, **consumed: str
+) -> Any:
     names = [(one["gpu"] or one["mig"])["device"]["DeviceName"] for one in devices]
     return {
         "checkpointState": "PrepareCompleted",
@@ -219,7 +282,9 @@ def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, **c
 
 
 def checkpoint(*claims: Any) -> str:
-    """Returns a checkpoint file. The driver also writes version 1, without names of claims, for downgrades."""
+    """Returns a checkpoint file. The driver also writes version 1, without names of claims, for
+    downgrades.
+    """
     by_uid = {f"uid-{number}": one for number, one in enumerate(claims)}
     second = {"checksum": 2, "preparedClaims": by_uid, "nodeBootID": "x"}
     return json.dumps({"checksum": 1, "v1": {"preparedClaims": {}}, "v2": second})
@@ -237,7 +302,9 @@ def file(folder: Path) -> Path:
     "the DRA driver does not run: its ResourceSlices are deleted while its claims are held",
     "the devices of held claims stay known: the pod keeps the GPU and its labels",
 )
-def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
+def test_holders_stay_while_the_driver_is_away(
+    kubelet: FaultyKubelet, make_source: MakeSource
+) -> None:
     feed = feed_of(*OFFERED)
     whole = feed.slices
     source = make_source(kubelet.socket, claims=DraClaims(feed))
@@ -251,7 +318,9 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
     source.assignments(NODE)
     kubelet.pods = (*held, pod("c", claim("z", "gpu-2", pool="node-b")))
     late = source.assignments(NODE)
-    assert pods_by_device(late) == pods_by_device(before), "a single empty answer of the kubelet must have no effect"
+    assert pods_by_device(late) == pods_by_device(before), (
+        "a single empty answer of the kubelet must have no effect"
+    )
     assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
     feed.slices = whole
     assert len(source.assignments(NODE).assignments) == 2
@@ -263,10 +332,19 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
 def test_the_checkpoint_distinguishes_instances_of_one_profile(
     kubelet: FaultyKubelet, make_source: MakeSource, file: Path
 ) -> None:
-    source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
-    kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
-    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {"claim_device_without_uuid"}
-    made = [prepared_device(device, mig_uuid(letter)) for device, letter in zip(SMALL, "dc", strict=True)]
+    source = make_source(
+        kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file)))
+    )
+    kubelet.pods = tuple(
+        pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True)
+    )
+    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {
+        "claim_device_without_uuid"
+    }
+    made = [
+        prepared_device(device, mig_uuid(letter))
+        for device, letter in zip(SMALL, "dc", strict=True)
+    ]
     file.write_text(checkpoint(prepared("a", made[0]), prepared("b", made[1])))
     found = source.assignments(NODE)
     assert pods_by_device(found) == [(f"{uuid(3)}/gi11", "b"), (f"{uuid(3)}/gi12", "a")]
@@ -285,7 +363,9 @@ def test_without_the_api_server_the_checkpoint_is_enough(
     kubelet: FaultyKubelet, make_source: MakeSource, file: Path
 ) -> None:
     file.write_text(checkpoint(prepared("x", prepared_device("gpu-0", uuid(1)))))
-    source = make_source(kubelet.socket, claims=DraClaims(None, checkpoint=DriverCheckpoint(str(file))))
+    source = make_source(
+        kubelet.socket, claims=DraClaims(None, checkpoint=DriverCheckpoint(str(file)))
+    )
     kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "gpu-1")))
     found = source.assignments(NODE)
     assert pods_by_device(found) == [(uuid(1), "a")]
@@ -300,11 +380,18 @@ def test_a_malformed_checkpoint_keeps_the_last_content(
     kubelet: FaultyKubelet, make_source: MakeSource, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = checkpoint(
-        *(prepared(n, prepared_device(d, mig_uuid(x))) for n, d, x in zip("ab", SMALL, "cd", strict=True))
+        *(
+            prepared(n, prepared_device(d, mig_uuid(x)))
+            for n, d, x in zip("ab", SMALL, "cd", strict=True)
+        )
     )
     file.write_text(whole)
-    source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
-    kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
+    source = make_source(
+        kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file)))
+    )
+    kubelet.pods = tuple(
+        pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True)
+    )
     before = source.assignments(NODE)
     assert len(before.assignments) == 2
     for bad in (whole[:200], "", "[]", '{"v2": {"preparedClaims": [1]}}'):
@@ -337,7 +424,11 @@ def test_each_claim_is_read_once(
     kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer, version: str
 ) -> None:
     api.resource_api_versions = (version,)
-    api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
+    api.put(
+        "resourceclaims",
+        claim_object("all", result("gpu-0", True)),
+        claim_object("mine", result("gpu-0")),
+    )
     reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), FakeClock().monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
@@ -348,7 +439,10 @@ def test_each_claim_is_read_once(
 
 
 def test_a_forbidden_read_keeps_all_holders(
-    kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer, caplog: pytest.LogCaptureFixture
+    kubelet: FaultyKubelet,
+    make_source: MakeSource,
+    api: SimulatedApiServer,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
@@ -366,7 +460,11 @@ def test_a_forbidden_read_keeps_all_holders(
 
 
 @pytest.mark.fault(
-    "the API server is unavailable when podgpu starts, and a monitoring pod has claimed the GPUs with adminAccess",
+    (
+        "the API server is unavailable when podgpu starts, and a monitoring pod has claimed the "
+        "GPUs "
+        "with adminAccess"
+    ),
     "claims are not mapped until adminAccess is known, so the monitor never becomes a holder",
 )
 def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
@@ -374,7 +472,11 @@ def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
 ) -> None:
     clock, feed = FakeClock(), feed_of(*OFFERED)
     feed.synced, api.refusal = False, (503, "starting")
-    api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
+    api.put(
+        "resourceclaims",
+        claim_object("all", result("gpu-0", True)),
+        claim_object("mine", result("gpu-0")),
+    )
     reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock.monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed, reader=reader))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
@@ -386,10 +488,16 @@ def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
 def test_a_claim_that_was_allocated_again_is_read_again(
     kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer
 ) -> None:
-    """A claim that is not made from a template keeps its name when it is allocated to other pods."""
+    """A claim that is not made from a template keeps its name when it is allocated to other
+    pods.
+    """
     reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), FakeClock().monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
-    for name, device, memory in (("a-1", "gpu-0", "20Gi"), ("a-2", "gpu-0", "40Gi"), ("a-2", "gpu-1", "60Gi")):
+    for name, device, memory in (
+        ("a-1", "gpu-0", "20Gi"),
+        ("a-2", "gpu-0", "40Gi"),
+        ("a-2", "gpu-1", "60Gi"),
+    ):
         api.put("resourceclaims", claim_object("named", result(device, memory=memory)))
         kubelet.pods = (pod(name, claim("named", device)),)
         assert shares(source) == [(name, int(memory[:2]) / 80)]
@@ -399,10 +507,17 @@ def test_a_claim_that_was_allocated_again_is_read_again(
     "the API server is upgraded and has another version of DRA",
     "the next claim is read in the new version, including its adminAccess",
 )
-def test_an_upgraded_api_server(kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer) -> None:
-    """As from kube-apiserver 1.33 to 1.34. Requests with a removed version or for a deleted claim return 404."""
+def test_an_upgraded_api_server(
+    kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    """As from kube-apiserver 1.33 to 1.34. Requests with a removed version or for a deleted claim
+    return 404.
+    """
     api.resource_api_versions = ("v1beta1",)
-    claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
+    claims = (
+        claim_object(name, result("gpu-0", admin))
+        for name, admin in (("all", True), ("mine", False))
+    )
     api.put("resourceclaims", *claims)
     reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), FakeClock().monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
@@ -425,9 +540,16 @@ NODE_WITH_MEMORY = tuple(replace(device, memory_bytes=80 * 2**30) for device in 
     ("capacity", "consumed", "share"),
     [
         pytest.param(MEMORY, {"memory": "20Gi"}, 0.25, id="memory"),
-        pytest.param(MEMORY, {"gpu.nvidia.com/memory": "8589934592"}, 0.1, id="with the driver's domain, in bytes"),
+        pytest.param(
+            MEMORY,
+            {"gpu.nvidia.com/memory": "8589934592"},
+            0.1,
+            id="with the driver's domain, in bytes",
+        ),
         pytest.param(SHARES, {"shares": "3", "memory": "0"}, 0.3, id="shares"),
-        pytest.param(SHARES, {"shares": "3", "memory": "60Gi"}, 0.3, id="shares come before memory"),
+        pytest.param(
+            SHARES, {"shares": "3", "memory": "60Gi"}, 0.3, id="shares come before memory"
+        ),
         pytest.param(MEMORY, {"memory": "0"}, None, id="unlimited"),
         pytest.param((), {"memory": "20Gi"}, 0.25, id="memory by the GPU driver"),
         pytest.param((), {"shares": "3", "memory": "0"}, None, id="slice without the capacity"),
@@ -463,7 +585,9 @@ def test_a_claim_of_several_containers_is_one_share(
     monitor = prepared("all", gpu_0, admin=True, memory="80Gi")
     twice = prepared("twice", gpu_0, gpu_0, memory="10Gi")
     file.write_text(checkpoint(prepared("shared", gpu_0, memory="40Gi"), twice, monitor))
-    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), DriverCheckpoint(str(file))))
+    source = make_source(
+        kubelet.socket, claims=DraClaims(feed_of(*OFFERED), DriverCheckpoint(str(file)))
+    )
     kubelet.pods = (
         pod("a", claim("shared", "gpu-0")),
         pod("b", claim("shared", "gpu-0"), claim("twice", "gpu-0", "gpu-0")),

@@ -1,4 +1,6 @@
-"""Tests identities of holders from log file names and the API server. Ambiguous fields stay empty."""
+"""Tests identities of holders from log file names and the API server. Ambiguous fields stay
+empty.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,26 @@ X, Y, Z = "3f" * 32, "4e" * 32, "5d" * 32
         (f"ml_train-0_{UID}", Workload("ml", "train-0", uid=UID)),
         (f"kube-system_etcd-node-1_{HASH}", Workload("kube-system", "etcd-node-1", uid=HASH)),
         (f"ml_web.v2.example_{UID}", Workload("ml", "web.v2.example", uid=UID)),
-        *((name, None) for name in ("ml_train-0", f"ml_train_0_{UID}", f"_train_{UID}", f"ml__{UID}", "ml_train_")),
-        *((name, None) for name in (f"ML_train_{UID}", f"ml_träin_{UID}", f"ml_train_{UID}\n", "lost+found", "")),
+        *(
+            (name, None)
+            for name in (
+                "ml_train-0",
+                f"ml_train_0_{UID}",
+                f"_train_{UID}",
+                f"ml__{UID}",
+                "ml_train_",
+            )
+        ),
+        *(
+            (name, None)
+            for name in (
+                f"ML_train_{UID}",
+                f"ml_träin_{UID}",
+                f"ml_train_{UID}\n",
+                "lost+found",
+                "",
+            )
+        ),
         (f"train-0_ml_main-{X}.log", Workload("ml", "train-0", "main", container_id=X)),
         (f"a.b-0_ml_side-car-1-{X}.log", Workload("ml", "a.b-0", "side-car-1", container_id=X)),
         *((f"train-0_ml_main-{X}{end}", None) for end in (".log.1", "0.log")),
@@ -40,11 +60,15 @@ def test_names_of_logs(name: str, expected: Workload | None) -> None:
 
 
 def known(*names: str, pods: Sequence[PodRecord] = ()) -> Identities:
-    return Identities(frozenset(one for one in map(parse_log_name, names) if one is not None), tuple(pods))
+    return Identities(
+        frozenset(one for one in map(parse_log_name, names) if one is not None), tuple(pods)
+    )
 
 
 def record(uid: str = UID, pod: str = "train", **container_ids: str) -> PodRecord:
-    containers = tuple(ContainerRecord(name, container_id=one) for name, one in container_ids.items())
+    containers = tuple(
+        ContainerRecord(name, container_id=one) for name, one in container_ids.items()
+    )
     return PodRecord("ml", pod, uid, containers=containers)
 
 
@@ -80,8 +104,12 @@ INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", co
     ("identities", "part", "expected"),
     [
         pytest.param(BOTH, Workload(job="7"), Workload(job="7"), id="an HPC job"),
-        pytest.param(BOTH, Workload("ml", "train"), Workload("ml", "train", uid=UID), id="a whole pod"),
-        pytest.param(BOTH, Workload(uid=UID), Workload("ml", "train", uid=UID), id="a uid is no container"),
+        pytest.param(
+            BOTH, Workload("ml", "train"), Workload("ml", "train", uid=UID), id="a whole pod"
+        ),
+        pytest.param(
+            BOTH, Workload(uid=UID), Workload("ml", "train", uid=UID), id="a uid is no container"
+        ),
         pytest.param(known(DIRECTORY), BY_NAME, WITH_UID, id="no log yet"),
         pytest.param(known(LOG), BY_NAME, WITH_ID, id="no directory yet"),
         pytest.param(RECREATED, BY_NAME, BY_NAME, id="recreated pod"),
@@ -91,7 +119,9 @@ INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", co
             Workload("ml", "train", "main", OLD_UID),
             id="recreated pod, by uid",
         ),
-        pytest.param(RECREATED, Workload(container_id=X), WITH_ID, id="recreated pod, by container id"),
+        pytest.param(
+            RECREATED, Workload(container_id=X), WITH_ID, id="recreated pod, by container id"
+        ),
         pytest.param(known(DIRECTORY, LOG, OLD_LOG), BY_NAME, WITH_UID, id="restarted container"),
         pytest.param(
             known(DIRECTORY, OLD_DIRECTORY, LOG, pods=[record()]),
@@ -100,7 +130,10 @@ INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", co
             id="the API server has the current pod",
         ),
         pytest.param(
-            known(OLD_DIRECTORY, OLD_LOG, pods=[record()]), BY_NAME, WITH_UID, id="current pod without directory"
+            known(OLD_DIRECTORY, OLD_LOG, pods=[record()]),
+            BY_NAME,
+            WITH_UID,
+            id="current pod without directory",
         ),
         pytest.param(
             known(DIRECTORY, OLD_DIRECTORY, OLD_LOG, pods=[record(main=X)]),
@@ -108,14 +141,29 @@ INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", co
             replace(BY_NAME, container_id=Y),
             id="old container",
         ),
-        pytest.param(known(DIRECTORY, LOG, OLD_LOG, pods=[record(main=X)]), BY_NAME, FULL, id="current container"),
-        pytest.param(known(DIRECTORY, OLD_LOG, pods=[record(main=X)]), BY_NAME, WITH_UID, id="the API server lags"),
         pytest.param(
-            known(pods=[INIT]), Workload(container_id=Z), Workload("ml", "train", "init", UID, Z), id="init container"
+            known(DIRECTORY, LOG, OLD_LOG, pods=[record(main=X)]),
+            BY_NAME,
+            FULL,
+            id="current container",
+        ),
+        pytest.param(
+            known(DIRECTORY, OLD_LOG, pods=[record(main=X)]),
+            BY_NAME,
+            WITH_UID,
+            id="the API server lags",
+        ),
+        pytest.param(
+            known(pods=[INIT]),
+            Workload(container_id=Z),
+            Workload("ml", "train", "init", UID, Z),
+            id="init container",
         ),
     ],
 )
-def test_only_certain_parts_are_completed(identities: Identities, part: Workload, expected: Workload) -> None:
+def test_only_certain_parts_are_completed(
+    identities: Identities, part: Workload, expected: Workload
+) -> None:
     assert identities.complete(part) == expected
 
 
@@ -176,14 +224,35 @@ RUNNING = Workload(uid=UID, container_id=X)
         pytest.param(known(DIRECTORY), FULL, (), True, id="logs of containers are not readable"),
         pytest.param(known(), FULL, (), None, id="no logs and no processes are visible"),
         pytest.param(known(), FULL, (RUNNING,), True, id="the container has a process"),
-        pytest.param(known(), FULL, (replace(RUNNING, uid=OLD_UID, container_id=Y),), False, id="the pod has none"),
-        pytest.param(known(), FULL, (replace(RUNNING, container_id=Y),), None, id="another container of the pod has"),
-        pytest.param(known(DIRECTORY, LOG), replace(FULL, container_id="x-1"), (), True, id="other form of id"),
+        pytest.param(
+            known(),
+            FULL,
+            (replace(RUNNING, uid=OLD_UID, container_id=Y),),
+            False,
+            id="the pod has none",
+        ),
+        pytest.param(
+            known(),
+            FULL,
+            (replace(RUNNING, container_id=Y),),
+            None,
+            id="another container of the pod has",
+        ),
+        pytest.param(
+            known(DIRECTORY, LOG),
+            replace(FULL, container_id="x-1"),
+            (),
+            True,
+            id="other form of id",
+        ),
         pytest.param(known(DIRECTORY, LOG), BY_NAME, (), None, id="nothing but names"),
     ],
 )
 def test_whether_a_container_runs(
-    identities: Identities, workload: Workload, processes: tuple[Workload, ...], is_alive: bool | None
+    identities: Identities,
+    workload: Workload,
+    processes: tuple[Workload, ...],
+    is_alive: bool | None,
 ) -> None:
     assert identities.is_alive(workload, processes) is is_alive
 
@@ -191,4 +260,7 @@ def test_whether_a_container_runs(
 def test_a_directory_that_is_missing(logs: tuple[Path, Path]) -> None:
     os.rename(logs[0], logs[0].with_name("away"))
     without = IdentityReader(*map(str, logs)).read()
-    assert ([one.reason for one in without.problems], without.logged) == (["file_missing"], known(LOG).logged)
+    assert ([one.reason for one in without.problems], without.logged) == (
+        ["file_missing"],
+        known(LOG).logged,
+    )

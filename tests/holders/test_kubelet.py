@@ -1,4 +1,6 @@
-"""Tests the kubelet as an allocation source, with a real gRPC server: its answers and its errors."""
+"""Tests the kubelet as an allocation source, with a real gRPC server: its answers and its
+errors.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,17 @@ V1 = "/v1.PodResourcesLister/List"
 
 def instance(number: int, gi_id: int, *mig_uuids: str) -> Device:
     parent = gpu(number)
-    return Device(number, parent.uuid, parent.pci_bus_id, parent.model, number, True, gi_id, "1g.5gb", mig_uuids)
+    return Device(
+        number,
+        parent.uuid,
+        parent.pci_bus_id,
+        parent.model,
+        number,
+        True,
+        gi_id,
+        "1g.5gb",
+        mig_uuids,
+    )
 
 
 NODE = (
@@ -60,7 +72,9 @@ def test_a_reading_is_one_list_call(kubelet: FaultyKubelet, source: KubeletAlloc
     for _ in range(3):
         source.assignments(NODE)
     offered = "/v1.PodResourcesLister/GetAllocatableResources"
-    assert list(kubelet.calls) == [V1, offered, V1, V1], "allocatable devices are read once a minute"
+    assert list(kubelet.calls) == [V1, offered, V1, V1], (
+        "allocatable devices are read once a minute"
+    )
 
 
 def test_another_server(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
@@ -84,7 +98,9 @@ def test_a_file_or_directory_instead_of_a_socket(folder: Path, make_source: Make
     assert failure(make_source(folder)).reason == "not_a_socket"
 
 
-def test_no_permission_to_connect(kubelet: FaultyKubelet, folder: Path, make_source: MakeSource) -> None:
+def test_no_permission_to_connect(
+    kubelet: FaultyKubelet, folder: Path, make_source: MakeSource
+) -> None:
     folder.chmod(0o755)
     os.chmod(kubelet.socket, 0o555)
     with without_privilege():
@@ -114,14 +130,18 @@ def test_a_rate_limit(kubelet: FaultyKubelet, source: KubeletAllocation) -> None
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "RESOURCE_EXHAUSTED"])
-def test_other_errors_contain_their_status(kubelet: FaultyKubelet, source: KubeletAllocation, code: str) -> None:
+def test_other_errors_contain_their_status(
+    kubelet: FaultyKubelet, source: KubeletAllocation, code: str
+) -> None:
     kubelet.refusal = (code, "device manager\nis on fire: 100 % ü")
     error = failure(source)
     assert error.reason == "error"
     assert f"{code}: device manager is on fire: 100 % ü" in str(error)
 
 
-@pytest.mark.parametrize("garbage", [b"\xff", b"\n\xff\x01", b"\n\x04\n\x02\xff\xfe", b"HTTP/1.1 200 OK"])
+@pytest.mark.parametrize(
+    "garbage", [b"\xff", b"\n\xff\x01", b"\n\x04\n\x02\xff\xfe", b"HTTP/1.1 200 OK"]
+)
 def test_garbage(kubelet: FaultyKubelet, source: KubeletAllocation, garbage: bytes) -> None:
     kubelet.raw_answer = garbage
     assert failure(source).reason == "bad_answer"
@@ -141,20 +161,30 @@ def holders(allocation: Allocation) -> list[tuple[str, str, str, str, str]]:
 
 
 def allocation_of(
-    resources: dict[str, list[str]], names: frozenset[str] = frozenset(), numa_nodes: tuple[int, ...] = (0,)
+    resources: dict[str, list[str]],
+    names: frozenset[str] = frozenset(),
+    numa_nodes: tuple[int, ...] = (0,),
 ) -> Allocation:
     pod = SimulatedPod("ns", "pod", {"main": resources})
-    return KubeletAllocation("unused.sock", names).map(decode_list(list_answer([pod], numa_nodes)), NODE)
+    return KubeletAllocation("unused.sock", names).map(
+        decode_list(list_answer([pod], numa_nodes)), NODE
+    )
 
 
 def test_the_simulated_kubelet_answers_like_the_real_one() -> None:
     pods = [
         SimulatedPod("default", "train-node1", {"main": {"nvidia.com/gpu": [uuid(5), uuid(0)]}}),
         SimulatedPod(
-            "research", "duo-node1", {"main": {"nvidia.com/gpu": [uuid(4)]}, "sidecar": {"nvidia.com/gpu": [uuid(1)]}}
+            "research",
+            "duo-node1",
+            {"main": {"nvidia.com/gpu": [uuid(4)]}, "sidecar": {"nvidia.com/gpu": [uuid(1)]}},
         ),
-        SimulatedPod("serving", "slice-a-node1", {"main": {"nvidia.com/gpu.shared": [uuid(6) + "::0"]}}),
-        SimulatedPod("serving", "slice-b-node1", {"main": {"nvidia.com/gpu.shared": [uuid(6) + "::1"]}}),
+        SimulatedPod(
+            "serving", "slice-a-node1", {"main": {"nvidia.com/gpu.shared": [uuid(6) + "::0"]}}
+        ),
+        SimulatedPod(
+            "serving", "slice-b-node1", {"main": {"nvidia.com/gpu.shared": [uuid(6) + "::1"]}}
+        ),
         SimulatedPod("research", "mig-node1", {"main": {"nvidia.com/mig-1g.5gb": [mig_uuid("b")]}}),
         SimulatedPod("default", "cpuonly-node1", {"main": {}}),
     ]
@@ -182,7 +212,9 @@ def test_all_holds_every_gpu_and_no_instance() -> None:
 
 @pytest.mark.parametrize("device_id", [uuid(3), "nvidia3", f"{uuid(3)}::0", "nvidia3/vgpu0"])
 def test_ids_of_gpus_are_used_with_any_resource(device_id: str) -> None:
-    assert [one.device for one in allocation_of({"example.com/gpu": [device_id]}).assignments] == [uuid(3)]
+    assert [one.device for one in allocation_of({"example.com/gpu": [device_id]}).assignments] == [
+        uuid(3)
+    ]
 
 
 @pytest.mark.parametrize("device_id", ["all", "tegra", "vf0", "tencent.com/vcuda-core-3", ""])
@@ -200,7 +232,11 @@ def test_unrecognised_ids_of_gpu_resources_are_reported(resource: str) -> None:
 
 @given(st.binary(max_size=200) | st.tuples(st.integers(0, len(LIST) - 1), st.binary(max_size=3)))
 def test_any_answer_is_decoded_or_bad(damage: bytes | tuple[int, bytes]) -> None:
-    answer = damage if isinstance(damage, bytes) else LIST[: damage[0]] + damage[1] + LIST[damage[0] + 1 :]
+    answer = (
+        damage
+        if isinstance(damage, bytes)
+        else LIST[: damage[0]] + damage[1] + LIST[damage[0] + 1 :]
+    )
     with suppress(SourceError):
         KubeletAllocation("unused.sock").map(decode_list(answer), NODE)
 
@@ -208,7 +244,10 @@ def test_any_answer_is_decoded_or_bad(damage: bytes | tuple[int, bytes]) -> None
 # The gRPC client, against real gRPC servers and servers that break the protocol
 
 
-PODS = [SimulatedPod("ml", f"train-{n}", {"main": {"nvidia.com/gpu": [f"GPU-{n:032x}"]}}) for n in range(250)]
+PODS = [
+    SimulatedPod("ml", f"train-{n}", {"main": {"nvidia.com/gpu": [f"GPU-{n:032x}"]}})
+    for n in range(250)
+]
 
 
 def call_failure(path: str) -> GrpcError:
@@ -244,8 +283,12 @@ def test_broken_http(folder: Path) -> None:
     """Sends random bytes, and valid answers that are truncated or have one changed byte."""
     chance = random.Random(7)
     valid = bytes.fromhex("00000004000000000000000101040000000188000006000000000001000000000178")
-    answers = [chance.randbytes(chance.randint(0, 500)) for _ in range(100)] + [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
-    answers += [valid[:at] + bytes([chance.randrange(256)]) + valid[at + 1 :] for at in range(len(valid))]
+    answers = [chance.randbytes(chance.randint(0, 500)) for _ in range(100)] + [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    ]
+    answers += [
+        valid[:at] + bytes([chance.randrange(256)]) + valid[at + 1 :] for at in range(len(valid))
+    ]
     answers += [valid[:at] for at in range(len(valid))]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "kubelet.sock"))

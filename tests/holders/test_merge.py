@@ -18,7 +18,10 @@ def allocation(*assignments: Assignment) -> Allocation:
 
 
 def merged_of(*readings: Allocation, complete: Complete = lambda w: w) -> Allocation:
-    return merge({reading.assignments[0].source: reading for reading in readings if reading.assignments}, complete)
+    return merge(
+        {reading.assignments[0].source: reading for reading in readings if reading.assignments},
+        complete,
+    )
 
 
 def test_contradictory_identities_are_rejected() -> None:
@@ -33,10 +36,13 @@ def test_contradictory_identities_are_rejected() -> None:
 def test_a_recreated_pod_is_another_pod() -> None:
     old, new = Workload("ns", "p", "main", uid="u-1"), Workload("ns", "p", "main", uid="u-2")
     merged = merged_of(
-        allocation(Assignment("GPU-1", old, "annotations")), allocation(Assignment("GPU-1", new, "kubelet", "3"))
+        allocation(Assignment("GPU-1", old, "annotations")),
+        allocation(Assignment("GPU-1", new, "kubelet", "3")),
     )
     assert merged.assignments == (Assignment("GPU-1", old, "annotations", share=1.0),)
-    assert [(u.source, u.reason, u.holder.uid) for u in merged.unmapped] == [("kubelet", "identity_conflict", "u-2")]
+    assert [(u.source, u.reason, u.holder.uid) for u in merged.unmapped] == [
+        ("kubelet", "identity_conflict", "u-2")
+    ]
 
 
 def test_identities_join_assignments_by_name_and_by_uid() -> None:
@@ -44,8 +50,12 @@ def test_identities_join_assignments_by_name_and_by_uid() -> None:
         return Workload("ns", "p", workload.container, "u-1")
 
     by_uid = Assignment("GPU-1", Workload(uid="u-1", container="main"), "checkpoint", share=0.5)
-    merged = merged_of(allocation(Assignment("GPU-1", MAIN, "kubelet")), allocation(by_uid), complete=complete)
-    assert merged == allocation(Assignment("GPU-1", Workload("ns", "p", "main", "u-1"), "kubelet", share=0.5))
+    merged = merged_of(
+        allocation(Assignment("GPU-1", MAIN, "kubelet")), allocation(by_uid), complete=complete
+    )
+    assert merged == allocation(
+        Assignment("GPU-1", Workload("ns", "p", "main", "u-1"), "kubelet", share=0.5)
+    )
 
 
 def test_processes_are_used_only_for_devices_without_a_holder() -> None:
@@ -67,20 +77,28 @@ def test_processes_are_used_only_for_devices_without_a_holder() -> None:
 
 def test_unknown_shares() -> None:
     a, b = Workload("ns", "a", "c"), Workload("ns", "b", "c")
-    sliced = merged_of(allocation(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1")))
+    sliced = merged_of(
+        allocation(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1"))
+    )
     assert [x.share for x in sliced.assignments] == [None, None], "the number of slices is unknown"
     alone = merged_of(allocation(Assignment("GPU-1", a, "kubelet", "0")))
     assert [x.share for x in alone.assignments] == [None], "a slice is not a whole device"
-    unknown = merged_of(allocation(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist")))
+    unknown = merged_of(
+        allocation(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist"))
+    )
     assert [x.share for x in unknown.assignments] == [None, None]
 
 
 def test_the_checkpoint_completes_the_kubelet_and_adds_no_holders() -> None:
     ghost = Assignment("GPU-2", Workload("ns", "ended", "main"), "checkpoint", share=1.0)
     noted = Assignment("GPU-1", MAIN, "checkpoint", share=0.25)
-    merged = merged_of(allocation(Assignment("GPU-1", MAIN, "kubelet", "3")), allocation(noted, ghost))
+    merged = merged_of(
+        allocation(Assignment("GPU-1", MAIN, "kubelet", "3")), allocation(noted, ghost)
+    )
     assert merged == allocation(Assignment("GPU-1", MAIN, "kubelet", "3", 0.25))
-    assert len(merge({"checkpoint": allocation(noted, ghost)}).assignments) == 2, "the checkpoint is the only source"
+    assert len(merge({"checkpoint": allocation(noted, ghost)}).assignments) == 2, (
+        "the checkpoint is the only source"
+    )
     assert merge({"kubelet": allocation(), "checkpoint": allocation(ghost)}) == Allocation()
 
 
@@ -96,10 +114,17 @@ READINGS = st.lists(
 
 
 @given(READINGS)
-def test_every_assignment_is_merged_or_counted(readings: list[tuple[str, list[tuple[str, Workload]]]]) -> None:
-    allocations = [allocation(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs))) for name, pairs in readings]
+def test_every_assignment_is_merged_or_counted(
+    readings: list[tuple[str, list[tuple[str, Workload]]]],
+) -> None:
+    allocations = [
+        allocation(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs)))
+        for name, pairs in readings
+    ]
     merged = merged_of(*allocations)
-    claimed = {(a.device, a.holder): a.source for reading in allocations for a in reading.assignments}
+    claimed = {
+        (a.device, a.holder): a.source for reading in allocations for a in reading.assignments
+    }
     kept = {(a.device, a.holder) for a in merged.assignments}
     refused = {(u.device_id, u.holder) for u in merged.unmapped}
     assert kept <= set(claimed)
@@ -107,7 +132,9 @@ def test_every_assignment_is_merged_or_counted(readings: list[tuple[str, list[tu
     for pair, source in claimed.items():
         assert pair in kept or pair in refused or source == "processes"
     if allocations:
-        assert {(a.device, a.holder) for a in allocations[0].assignments} <= kept or readings[0][0] == "processes"
+        assert {(a.device, a.holder) for a in allocations[0].assignments} <= kept or readings[0][
+            0
+        ] == "processes"
 
 
 def test_vcuda_requests_of_several_sources() -> None:
@@ -115,7 +142,10 @@ def test_vcuda_requests_of_several_sources() -> None:
         VcudaRequest.for_holder(workload, cores, 1)
         for workload, cores in ((MAIN, 200), (MAIN, 100), (Workload("ns", "a", "main"), 10))
     )
-    sources = {"annotations": Allocation(vcuda=(first,)), "kubelet": Allocation(vcuda=(second, other))}
+    sources = {
+        "annotations": Allocation(vcuda=(first,)),
+        "kubelet": Allocation(vcuda=(second, other)),
+    }
     assert merge(sources).vcuda == (other, first)
     lagging = {"kubelet": Allocation(vcuda=(first,)), "checkpoint": Allocation(vcuda=(other,))}
     assert merge(lagging).vcuda == (first,)

@@ -24,10 +24,15 @@ from tests.nodes.clock import PATIENCE
 from tests.privilege import mounted_file, without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
-REAL_CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36" / "kubelet_internal_checkpoint"
+REAL_CHECKPOINT = (
+    Path(__file__).parents[1] / "fixtures" / "kubelet-1.36" / "kubelet_internal_checkpoint"
+)
 # The minors of the last two GPUs differ from their indices, so that a mix-up fails.
 NODE = (
-    *(Device(number, uuid(number), f"00000000:0{number}:00.0", "NVIDIA A100", minor=number) for number in range(6)),
+    *(
+        Device(number, uuid(number), f"00000000:0{number}:00.0", "NVIDIA A100", minor=number)
+        for number in range(6)
+    ),
     Device(6, uuid(6), "00000000:06:00.0", "NVIDIA A100", minor=7),
     Device(7, uuid(7), "00000000:07:00.0", "NVIDIA A100", minor=6, mig_enabled=True),
     Device(7, uuid(7), "00000000:07:00.0", "NVIDIA A100", 6, True, 11, "1g.5gb", (mig_uuid("a"),)),
@@ -90,7 +95,9 @@ def test_unrecognised_ids(path: Path, text: str) -> None:
 
 
 def test_changes_are_read_immediately(path: Path, source: PodlistAllocation) -> None:
-    """Some changes keep the size of the file, and its time within the resolution of the kernel's clock."""
+    """Some changes keep the size of the file, and its time within the resolution of the kernel's
+    clock.
+    """
     for number in range(10, 18):
         new = path.with_suffix(".new") if number % 2 else path
         new.write_text(json.dumps([entry(f"pod-{number}", "0")]))
@@ -142,7 +149,9 @@ def test_missing_permissions(folder: Path) -> None:
         assert failure(lambda: source.assignments(NODE), "runAsUser").reason == "permission_denied"
 
 
-def test_a_mounted_file_is_read_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mounted_file_is_read_with_one_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = folder / "podlist.json"
     with mounted_file(path):
         source = PodlistAllocation([str(path)])
@@ -162,11 +171,20 @@ CHECKPOINT_NODE = (
 
 
 def pod_entry(uid: str, ids: object, resource: str = "nvidia.com/gpu") -> dict[str, object]:
-    return {"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": ids, "AllocResp": "Cg=="}
+    return {
+        "PodUID": uid,
+        "ContainerName": "main",
+        "ResourceName": resource,
+        "DeviceIDs": ids,
+        "AllocResp": "Cg==",
+    }
 
 
 def checkpoint(entries: object, registered: object = None) -> bytes:
-    content = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1}
+    content = {
+        "Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered},
+        "Checksum": 1,
+    }
     return json.dumps(content).encode()
 
 
@@ -177,7 +195,9 @@ def read_checkpoint(path: Path, content: bytes) -> Allocation:
 
 def test_the_real_checkpoint() -> None:
     allocation = CheckpointAllocation(str(REAL_CHECKPOINT)).assignments(CHECKPOINT_NODE)
-    assert [(one.device, one.holder.uid[:4], one.replica, one.share) for one in allocation.assignments] == [
+    assert [
+        (one.device, one.holder.uid[:4], one.replica, one.share) for one in allocation.assignments
+    ] == [
         (uuid(0), "e14e", "", 1.0),
         (uuid(1), "bcfd", "", 1.0),
         (uuid(4), "bcfd", "", 1.0),
@@ -201,7 +221,10 @@ def test_the_real_checkpoint() -> None:
 )
 def test_device_ids_by_numa_node(path: Path, ids: object) -> None:
     allocation = read_checkpoint(path, checkpoint([pod_entry("a", ids)]))
-    assert [(one.device, one.share) for one in allocation.assignments] == [(uuid(0), 1.0), (uuid(1), 1.0)]
+    assert [(one.device, one.share) for one in allocation.assignments] == [
+        (uuid(0), 1.0),
+        (uuid(1), 1.0),
+    ]
 
 
 # Job files
@@ -234,19 +257,28 @@ def test_job_files_by_index_and_instance(job_source: HpcAllocation, tmp_path: Pa
     for name, text in {"0": "1234\n", "1": "77\n1234", "1.7": "88\n", "10": ""}.items():
         (tmp_path / name).write_text(text)
     allocation = job_source.assignments(JOB_NODE)
-    assert jobs(allocation) == [(uuid(0), "1234"), (uuid(1), "1234"), (uuid(1), "77"), (f"{uuid(1)}/gi7", "88")]
+    assert jobs(allocation) == [
+        (uuid(0), "1234"),
+        (uuid(1), "1234"),
+        (uuid(1), "77"),
+        (f"{uuid(1)}/gi7", "88"),
+    ]
     assert allocation.assignments[0] == Assignment(uuid(0), Workload(job="1234"), "hpc")
     assert allocation.unmapped == ()
 
 
-@pytest.mark.parametrize("name", ["gpu0", "0.x", ".0", "0.", "0.7.1", "0~", "-1", "0\n", "٠", "README"])
+@pytest.mark.parametrize(
+    "name", ["gpu0", "0.x", ".0", "0.", "0.7.1", "0~", "-1", "0\n", "٠", "README"]
+)
 def test_other_names_are_ignored(job_source: HpcAllocation, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("1234\n")
     assert job_source.assignments(JOB_NODE) == Allocation()
 
 
 @pytest.mark.parametrize("name", ["2", "00", "0.7", "1.07", "9" * 100])
-def test_jobs_on_unknown_gpus_are_reported(job_source: HpcAllocation, tmp_path: Path, name: str) -> None:
+def test_jobs_on_unknown_gpus_are_reported(
+    job_source: HpcAllocation, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).write_text("1234\n")
     assert job_source.assignments(JOB_NODE).unmapped == (
         Unmapped("hpc", "unknown_device", name, "hpc", Workload(job="1234")),
@@ -284,7 +316,11 @@ def test_unreadable_files_do_not_affect_the_others(folder: Path) -> None:
     with without_privilege():
         allocation = job_source.assignments(JOB_NODE)
     assert jobs(allocation) == [(uuid(2), "1234")]
-    assert unmapped(allocation) == [("0", "not_a_file"), ("1", "permission_denied"), ("1.7", "too_large")]
+    assert unmapped(allocation) == [
+        ("0", "not_a_file"),
+        ("1", "permission_denied"),
+        ("1.7", "too_large"),
+    ]
 
 
 # Malformed files
@@ -301,7 +337,10 @@ def test_unreadable_files_do_not_affect_the_others(folder: Path) -> None:
     ],
 )
 def test_malformed_podlists(content: bytes, place: str) -> None:
-    assert failure(lambda: parse_podlist(content, "/x/podlist.json"), "/x/podlist.json", place).reason == "malformed"
+    assert (
+        failure(lambda: parse_podlist(content, "/x/podlist.json"), "/x/podlist.json", place).reason
+        == "malformed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,4 +352,7 @@ def test_malformed_podlists(content: bytes, place: str) -> None:
     ],
 )
 def test_malformed_checkpoints(content: bytes, place: str) -> None:
-    assert failure(lambda: parse_checkpoint(content, "/x/checkpoint"), "/x/checkpoint", place).reason == "malformed"
+    assert (
+        failure(lambda: parse_checkpoint(content, "/x/checkpoint"), "/x/checkpoint", place).reason
+        == "malformed"
+    )

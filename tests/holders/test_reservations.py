@@ -29,15 +29,26 @@ GROUP = "runai-gpu-group"
 UUID = "run.ai/reserve_for_gpu_index"
 
 
-def pod(name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **more: object) -> PodRecord:
-    values = {"containers": (ContainerRecord("main"),), "phase": "Running", "node": "node-1", **more}
+def pod(
+    name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **more: object
+) -> PodRecord:
+    values = {
+        "containers": (ContainerRecord("main"),),
+        "phase": "Running",
+        "node": "node-1",
+        **more,
+    }
     pairs = {"labels": tuple(labels.items()), "annotations": tuple((annotations or {}).items())}
     return PodRecord("ml", name, f"u-{name}", **pairs, **values)  # type: ignore[arg-type]
 
 
-def reservation(group: str, number: int | None = None, name: str = "gpu-reservation-1") -> PodRecord:
+def reservation(
+    group: str, number: int | None = None, name: str = "gpu-reservation-1"
+) -> PodRecord:
     annotations = {} if number is None else {UUID: uuid(number)}
-    return pod(name, {GROUP: group}, annotations, containers=(ContainerRecord("resource-reservation"),))
+    return pod(
+        name, {GROUP: group}, annotations, containers=(ContainerRecord("resource-reservation"),)
+    )
 
 
 def listed(number: int, name: str = "gpu-reservation-1") -> dict[str, Allocation]:
@@ -51,7 +62,10 @@ def merged(readings: dict[str, Allocation], *pods: PodRecord) -> Allocation:
 
 
 def shares(allocation: Allocation) -> list[tuple[str, str, str, float | None]]:
-    return [(one.device, one.holder.pod, one.holder.container, one.share) for one in allocation.assignments]
+    return [
+        (one.device, one.holder.pod, one.holder.container, one.share)
+        for one in allocation.assignments
+    ]
 
 
 HALF = pod("a", {GROUP: "x"}, {"gpu-fraction": "0.5"})
@@ -60,8 +74,12 @@ HALF = pod("a", {GROUP: "x"}, {"gpu-fraction": "0.5"})
 def test_the_gpu_of_a_group() -> None:
     half = [(uuid(1), "a", "main", 0.5)]
     assert shares(merged(listed(1), reservation("x"), HALF)) == half
-    assert shares(merged(listed(1), reservation("x", 2), HALF)) == half, "the kubelet overrides the annotation"
-    assert shares(merged({}, reservation("x", 1), HALF)) == half, "the annotation is used if there is no other source"
+    assert shares(merged(listed(1), reservation("x", 2), HALF)) == half, (
+        "the kubelet overrides the annotation"
+    )
+    assert shares(merged({}, reservation("x", 1), HALF)) == half, (
+        "the annotation is used if there is no other source"
+    )
     assert shares(merged(listed(1), reservation("x"))) == [], "a group without pods has no holder"
     assert shares(merged(listed(1), replace(reservation("x"), phase="Failed"), HALF)) == []
 
@@ -72,7 +90,10 @@ def test_the_gpu_of_a_group() -> None:
         ({"gpu-fraction": "5e-1"}, 0.5),
         ({"gpu-fraction": "0"}, None),
         ({"gpu-fraction": "nan"}, None),
-        ({"gpu-fraction": "half", "gpu-memory": "4096"}, 0.11),  # 4096 of 40,900 MiB, rounded up as KAI does
+        (
+            {"gpu-fraction": "half", "gpu-memory": "4096"},
+            0.11,
+        ),  # 4096 of 40,900 MiB, rounded up as KAI does
         ({"gpu-memory": "99999999"}, 1.0),
         ({"gpu-memory": "4Gi"}, None),
         ({}, None),
@@ -90,7 +111,9 @@ def test_the_container_with_the_gpu() -> None:
     assert one.holder == Workload("ml", "a", "main", "u-a", "c")
     for finished, count in ((False, 1), (True, 0)):
         init = (ContainerRecord("warm-up", finished=finished),)
-        starting = pod("a", {GROUP: "x"}, {"gpu-fraction-container-name": "warm-up"}, init_containers=init)
+        starting = pod(
+            "a", {GROUP: "x"}, {"gpu-fraction-container-name": "warm-up"}, init_containers=init
+        )
         assert len(merged(listed(1), reservation("x"), starting).assignments) == count
 
 
@@ -105,7 +128,9 @@ def test_pods_that_hold_nothing() -> None:
 def test_several_gpus_and_groups_that_cannot_be_mapped() -> None:
     readings = listed(0, "gpu-reservation-0") | {"podlist": listed(1)["kubelet"]}
     several = pod("a", {f"{GROUP}/{group}": group for group in "xyz"}, {"gpu-fraction": "0.4"})
-    allocation = merged(readings, reservation("x", name="gpu-reservation-0"), reservation("y"), several)
+    allocation = merged(
+        readings, reservation("x", name="gpu-reservation-0"), reservation("y"), several
+    )
     assert shares(allocation) == [(uuid(0), "a", "main", 0.4), (uuid(1), "a", "main", 0.4)]
     assert [(one.reason, one.device_id) for one in allocation.unmapped] == [("unknown_group", "z")]
     twice = merged(readings, reservation("x", name="gpu-reservation-0"), reservation("x"), HALF)
@@ -122,8 +147,12 @@ def test_without_the_api_server_the_gpu_is_reserved() -> None:
     assert find_reserved(by_process) == frozenset()
     by_hook = Allocation((Assignment(uuid(1), Workload("ml", "a", "main"), "podlist"),))
     (one,) = merged({"podlist": by_hook} | listed(1)).assignments
-    assert (one.holder.pod, one.share) == ("a", None), "the fraction of a pod on a reserved GPU is unknown"
-    similar = Allocation((Assignment(uuid(1), Workload("ml", "gpu-reservation-x", "main"), "kubelet"),))
+    assert (one.holder.pod, one.share) == ("a", None), (
+        "the fraction of a pod on a reserved GPU is unknown"
+    )
+    similar = Allocation(
+        (Assignment(uuid(1), Workload("ml", "gpu-reservation-x", "main"), "kubelet"),)
+    )
     assert merged({"kubelet": similar}).assignments != ()
 
 
@@ -131,7 +160,7 @@ DCGM_EXPORTER = """
 DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-0",namespace="kai-resource-reservation",pod="gpu-reservation-9f8",container="resource-reservation"} 0
 DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-1",namespace="runai-reservation",pod="runai-reservation-gpu-n-x7k2p",container="runai-reservation"} 40
 DCGM_FI_DEV_GPU_UTIL{gpu="2",UUID="GPU-2",namespace="ml",pod="train",container="main"} 0
-"""  # noqa: E501
+"""
 
 
 def test_reservation_pods_in_the_metrics_of_dcgm_exporter() -> None:
@@ -151,7 +180,10 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
     with node_of(read_description(NODES / scenario), folder) as running:
         running.take_turns()
         text = running.agent.published.fresh.plain
-        return [running.agent.published.state, *node_from_samples(samples_in(text.decode()), "node-1")]
+        return [
+            running.agent.published.state,
+            *node_from_samples(samples_in(text.decode()), "node-1"),
+        ]
 
 
 def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
@@ -163,20 +195,31 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
         assert sum(holder.part for holder in device.holders) <= 1
     recorder = HistoryRecorder(SampleReader(lambda: state, 60.0))
     recorder.record()
-    return view, asyncio.run(RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted")))
+    return view, asyncio.run(
+        RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted"))
+    )
 
 
 @pytest.mark.parametrize(
-    ("scenario", "allocated", "unknown", "free"), [("kai", 3.1, 0.0, 2.9), ("kai-no-api", 3.0, 2.0, 0.0)]
+    ("scenario", "allocated", "unknown", "free"),
+    [("kai", 3.1, 0.0, 2.9), ("kai-no-api", 3.0, 2.0, 0.0)],
 )
-def test_the_cluster_view(folder: Path, scenario: str, allocated: float, unknown: float, free: float) -> None:
+def test_the_cluster_view(
+    folder: Path, scenario: str, allocated: float, unknown: float, free: float
+) -> None:
     for document in read_states(scenario, folder):
         view, waste = view_of(document)
         totals = view.totals
         assert (totals.allocated, totals.unknown, totals.free) == (allocated, unknown, free)
         assert totals.cost_per_hour == pytest.approx(10 * allocated)
-        names = [f"{holder.namespace}/{holder.pod}" for device in view.nodes[0].gpus for holder in device.holders]
-        names += [f"{row.namespace}/{row.pod}" for row in waste.rows] + [row.namespace for row in view.namespaces]
+        names = [
+            f"{holder.namespace}/{holder.pod}"
+            for device in view.nodes[0].gpus
+            for holder in device.holders
+        ]
+        names += [f"{row.namespace}/{row.pod}" for row in waste.rows] + [
+            row.namespace for row in view.namespaces
+        ]
         assert not any("reservation" in name for name in names)
         assert all(row.pod for row in waste.rows)
 
@@ -185,5 +228,7 @@ def test_the_cost_of_shares_of_dra_claims(folder: Path) -> None:
     for document in read_states("dra-capacity", folder):
         view, _ = view_of(document)
         costs = {row.namespace: row.cost_per_hour for row in view.namespaces}
-        assert costs == {"serving": 7.5, "notebooks": 13.0}, "a sole holder without a limit has the whole GPU"
+        assert costs == {"serving": 7.5, "notebooks": 13.0}, (
+            "a sole holder without a limit has the whole GPU"
+        )
         assert (view.totals.allocated, view.totals.free) == (2.05, 0.95)

@@ -87,7 +87,10 @@ def test_order_and_arguments(create: Create, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("crystal-ball", f"'crystal-ball': unknown source; write auto alone, or some of {', '.join(SOURCES)}"),
+        (
+            "crystal-ball",
+            f"'crystal-ball': unknown source; write auto alone, or some of {', '.join(SOURCES)}",
+        ),
         ("kubelet,", "'': unknown source"),
         ("auto,kubelet", "write auto alone"),
         ("kubelet:/run/k.sock", "takes no argument, but '/run/k.sock' was given"),
@@ -100,12 +103,16 @@ def test_invalid_options(create: Create, text: str, message: str) -> None:
         create(text, api=Api(works=False))
 
 
-def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(create: Create, folder: Path) -> None:
+def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(
+    create: Create, folder: Path
+) -> None:
     """The mount point in koordinator's manifest is searched only if the socket is the default."""
     (source,) = create("podlist", pod_resources_kubelet_socket=DEFAULT_SOCKET)
     assert source.paths == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
     (source,) = create("podlist")
-    with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json does not exist: mount"):
+    with pytest.raises(
+        SourceError, match=f"{folder}/pod-resources/podlist.json does not exist: mount"
+    ):
         source.assignments(())
 
 
@@ -116,12 +123,16 @@ def test_auto_without_kubernetes(create: Create, caplog: pytest.LogCaptureFixtur
     assert names(create("auto", kubernetes=False, hpc_job_mapping_dir="/jobs")) == ["hpc"]
 
 
-def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_uses_the_sources_that_are_present(
+    create: Create, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     assert names(create("auto")) == ["kubelet"]
     (folder / "device-plugins").mkdir()
     (folder / "device-plugins" / "kubelet_internal_checkpoint").touch()
-    assert names(create("auto")) == ["kubelet", "checkpoint"], "the checkpoint is used if the socket is missing"
+    assert names(create("auto")) == ["kubelet", "checkpoint"], (
+        "the checkpoint is used if the socket is missing"
+    )
     (folder / "pod-resources").mkdir()
     (folder / "pod-resources" / "kubelet.sock").touch()
     assert names(create("auto")) == ["kubelet"], "an outdated checkpoint must not be used"
@@ -133,7 +144,9 @@ def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, ca
     assert f"allocation sources: {', '.join(every)}" in caplog.messages
 
 
-def test_auto_and_dra_continue_without_the_api_server(create: Create, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_and_dra_continue_without_the_api_server(
+    create: Create, caplog: pytest.LogCaptureFixture
+) -> None:
     sources = create("auto", api=Api(is_available=True, works=False), kubernetes_enable_dra=True)
     assert names(sources) == ["kubelet"]
     assert sources[0].claims is None  # type: ignore[attr-defined]

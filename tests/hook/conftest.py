@@ -37,7 +37,9 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
 
     def start(**settings: Any) -> Hook:
         file = AtomicFile(str(podlist), option="--podlist")
-        hook = Hook(file, **{"path": str(folder / "nri.sock"), "proc": str(folder / "proc"), **settings})
+        hook = Hook(
+            file, **{"path": str(folder / "nri.sock"), "proc": str(folder / "proc"), **settings}
+        )
         hook.start(lambda: None)
         started.append(hook)
         return hook
@@ -49,4 +51,6 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
 
 def wait_written(runtime: Runtime, podlist: Path) -> None:
     """Waits until podlist.json lists the runtime's containers."""
-    wait_until(lambda: read_podlist(podlist) == runtime.expected(), f"{podlist} has {runtime.expected()}")
+    wait_until(
+        lambda: read_podlist(podlist) == runtime.expected(), f"{podlist} has {runtime.expected()}"
+    )

@@ -1,6 +1,7 @@
 """Simulates a container runtime that talks to a plugin by NRI over ttrpc.
 
-Tests make it accept a plugin and report events. `expected()` returns the content that podlist.json must have.
+Tests make it accept a plugin and report events. `expected()` returns the content that podlist.json
+must have.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Container:
 
     @property
     def message(self) -> Any:
-        devices = [nri_pb2.LinuxDevice(path="/dev/d", major=major, minor=minor) for major, minor in self.devices]
+        devices = [
+            nri_pb2.LinuxDevice(path="/dev/d", major=major, minor=minor)
+            for major, minor in self.devices
+        ]
         return nri_pb2.Container(
             id=self.id,
             pod_sandbox_id=self.pod.id,
@@ -140,20 +144,27 @@ class Runtime:
         stream, kind, content = self.receive(RUNTIME)
         assert (stream, kind) == (1, 1)
         request = nri_pb2.Request.FromString(content)
-        assert (request.service, request.method) == ("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin")
+        assert (request.service, request.method) == (
+            "nri.pkg.api.v1alpha1.Runtime",
+            "RegisterPlugin",
+        )
         plugin = nri_pb2.RegisterPluginRequest.FromString(request.payload)
         self.registered = plugin.plugin_name, plugin.plugin_idx
         self.send(RUNTIME, stream, 2, nri_pb2.Response(status=status).SerializeToString())
 
     def configure(self) -> None:
-        request = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v2.2.1", request_timeout=2000)
+        request = nri_pb2.ConfigureRequest(
+            runtime_name="containerd", runtime_version="v2.2.1", request_timeout=2000
+        )
         self.events = nri_pb2.ConfigureResponse.FromString(self.call("Configure", request)).events
 
     def synchronize(self, more: bool = False) -> None:
         containers = [one.message for one in self.containers.values() if one.state != STOPPED]
         pods = [pod.message for pod in self.pods.values()]
         request = nri_pb2.SynchronizeRequest(pods=pods, containers=containers, more=more)
-        assert nri_pb2.SynchronizeResponse.FromString(self.call("Synchronize", request)).more == more
+        assert (
+            nri_pb2.SynchronizeResponse.FromString(self.call("Synchronize", request)).more == more
+        )
 
     # Frames
 
@@ -206,11 +217,16 @@ class Runtime:
         self._report("RunPodSandbox", pod)
 
     def create(self, container: Container) -> dict[str, str]:
-        """Creates a container. Returns the variables that the plugin sets, and removed ones with a leading minus."""
+        """Creates a container. Returns the variables that the plugin sets, and removed ones with a
+        leading minus.
+        """
         self.pods[container.pod.id] = container.pod
         answer = self.call("CreateContainer", _subject(container))
         self.containers[container.id] = container
-        return {pair.key: pair.value for pair in nri_pb2.CreateContainerResponse.FromString(answer).adjust.env}
+        return {
+            pair.key: pair.value
+            for pair in nri_pb2.CreateContainerResponse.FromString(answer).adjust.env
+        }
 
     def start(self, container: Container) -> None:
         self.containers[container.id] = replace(container, state=3)
@@ -243,12 +259,23 @@ class Runtime:
         if self.dedicated:
             assert self.call(method, nri_pb2.Subject(**parts)) == b""
         else:
-            assert self.call("StateChange", nri_pb2.StateChangeEvent(event=STATE_CHANGE_ONLY[method], **parts)) == b""
+            assert (
+                self.call(
+                    "StateChange",
+                    nri_pb2.StateChangeEvent(event=STATE_CHANGE_ONLY[method], **parts),
+                )
+                == b""
+            )
 
     def expected(self) -> list[dict[str, object]]:
         held = (one for one in self.containers.values() if one.gpus and one.state != STOPPED)
         return [
-            {"name": one.pod.name, "namespace": one.pod.namespace, "container": one.name, "gpu_list": list(one.gpus)}
+            {
+                "name": one.pod.name,
+                "namespace": one.pod.namespace,
+                "container": one.name,
+                "gpu_list": list(one.gpus),
+            }
             for one in sorted(held, key=lambda one: (one.pod.namespace, one.pod.name, one.name))
         ]
 
@@ -270,4 +297,6 @@ def gpu_pod(number: int, gpus: Iterable[int] = (0,), **more: str) -> Container:
     """Returns a container with GPUs, configured as by NVIDIA's device plugin."""
     ids = tuple(uuid(one) for one in gpus)
     pod = Pod(f"sandbox-{number}", f"pod-{number}", **more)
-    return Container(f"container-{number}", pod, env=(f"NVIDIA_VISIBLE_DEVICES={','.join(ids)}",), gpus=ids)
+    return Container(
+        f"container-{number}", pod, env=(f"NVIDIA_VISIBLE_DEVICES={','.join(ids)}",), gpus=ids
+    )

@@ -1,4 +1,6 @@
-"""Tests the process `podgpu hook`, started manually or by the runtime, and an exporter that reads its file."""
+"""Tests the process `podgpu hook`, started manually or by the runtime, and an exporter that reads
+its file.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ PODGPU = [sys.executable, "-m", "podgpu"]
 
 
 def options(folder: Path) -> list[str]:
-    return ["--socket", str(folder / "nri.sock"), "--podlist", str(folder / "podlist.json"), "--path-proc", str(folder)]
+    return [
+        "--socket",
+        str(folder / "nri.sock"),
+        "--podlist",
+        str(folder / "podlist.json"),
+        "--path-proc",
+        str(folder),
+    ]
 
 
 @contextmanager
@@ -45,7 +54,9 @@ def test_it_runs_until_sigterm(runtime: Runtime, folder: Path, podlist: Path) ->
     with running(*options(folder)) as hook:
         runtime.accept()
         runtime.create(gpu_pod(1))
-        hook.send_signal(signal.SIGTERM)  # the hook must write all reported containers before it exits
+        hook.send_signal(
+            signal.SIGTERM
+        )  # the hook must write all reported containers before it exits
         log = hook.communicate(timeout=60)[1]
     assert hook.returncode == 0
     wait_written(runtime, podlist)
@@ -77,7 +88,9 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
     with running(*options(folder), "-a", "127.0.0.1:0") as hook:
         assert hook.stderr is not None
         url = next(
-            found[1] for line in hook.stderr if (found := re.search(r"metrics are at (http://\S+)/metrics", line))
+            found[1]
+            for line in hook.stderr
+            if (found := re.search(r"metrics are at (http://\S+)/metrics", line))
         )
         assert _status(f"{url}/livez") == 200
         assert _status(f"{url}/ready") == 503
@@ -113,15 +126,33 @@ def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> N
         given = Pod("s", "train", annotations=koordinator({"minor": 0}))
         runtime.create(Container("c", given, gpus=("0",)))
         wait_written(runtime, podlist)
-    command = ["exporter", "--telemetry", "simulated:1xH100", "--allocation", f"podlist:{podlist}", "--once"]
-    (line,) = (line for line in execute(command).out.splitlines() if line.startswith("podgpu_allocation_info"))
+    command = [
+        "exporter",
+        "--telemetry",
+        "simulated:1xH100",
+        "--allocation",
+        f"podlist:{podlist}",
+        "--once",
+    ]
+    (line,) = (
+        line
+        for line in execute(command).out.splitlines()
+        if line.startswith("podgpu_allocation_info")
+    )
     assert 'namespace="ml",pod="train",container="main"' in line
     assert 'source="podlist"' in line
 
 
 @pytest.mark.fault(
-    "podlist.json itself is mounted into the hook's container, as the seed's manifest does, and not its directory",
-    "The hook does not start; its message says to mount the directory, because a mounted file cannot be replaced",
+    (
+        "podlist.json itself is mounted into the hook's container, as the seed's manifest does, "
+        "and "
+        "not its directory"
+    ),
+    (
+        "The hook does not start; its message says to mount the directory, because a mounted file "
+        "cannot be replaced"
+    ),
 )
 def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
     with mounted_file(podlist):
@@ -131,11 +162,17 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "environment", "message"),
     [
-        (["--podlist", "/nowhere/podlist.json"], {}, "the directory /nowhere does not exist; create or mount it"),
+        (
+            ["--podlist", "/nowhere/podlist.json"],
+            {},
+            "the directory /nowhere does not exist; create or mount it",
+        ),
         ([], {"NRI_PLUGIN_SOCKET": "three"}, "NRI_PLUGIN_SOCKET 'three'"),
     ],
 )
-def test_usage_errors(folder: Path, more: list[str], environment: dict[str, str], message: str) -> None:
+def test_usage_errors(
+    folder: Path, more: list[str], environment: dict[str, str], message: str
+) -> None:
     assert message in _refused(*options(folder), *more, **environment)
 
 

@@ -31,7 +31,11 @@ class Troubled:
 
     def answer(self, method: str, payload: bytes) -> bytes:
         self.asked.append(method)
-        return self._plugin.answer(method, payload) if method in ("Configure", "Synchronize") else self._answer(method)
+        return (
+            self._plugin.answer(method, payload)
+            if method in ("Configure", "Synchronize")
+            else self._answer(method)
+        )
 
 
 @contextmanager
@@ -48,14 +52,22 @@ def session_of(runtime: Runtime, plugin: Troubled) -> Iterator[HookCounters]:
 
 
 def counted(tallies: HookCounters) -> dict[str, float]:
-    return {sample.labels.pairs[0][1]: sample.value for sample in tallies.samples()["podgpu_hook_errors_total"]}
+    return {
+        sample.labels.pairs[0][1]: sample.value
+        for sample in tallies.samples()["podgpu_hook_errors_total"]
+    }
 
 
 @pytest.mark.fault(
     "A bug in the hook raises while it handles a request of the runtime",
-    "The runtime gets an answer without an adjustment, so the container starts; podgpu_hook_errors_total counts it",
+    (
+        "The runtime gets an answer without an adjustment, so the container starts; "
+        "podgpu_hook_errors_total counts it"
+    ),
 )
-@pytest.mark.parametrize(("error", "reason"), [(ZeroDivisionError("x"), "bug"), (SourceError("odd", "x"), "odd")])
+@pytest.mark.parametrize(
+    ("error", "reason"), [(ZeroDivisionError("x"), "bug"), (SourceError("odd", "x"), "odd")]
+)
 def test_a_plugin_that_fails(runtime: Runtime, error: Exception, reason: str) -> None:
     def fail(method: str) -> bytes:
         raise error
@@ -68,7 +80,10 @@ def test_a_plugin_that_fails(runtime: Runtime, error: Exception, reason: str) ->
 
 @pytest.mark.fault(
     "The driver hangs while the hook reads the numbers of the GPUs",
-    "Pods start without delay; podlist.json has the numbers of the GPUs, and UUIDs once the driver answers",
+    (
+        "Pods start without delay; podlist.json has the numbers of the GPUs, and UUIDs once the "
+        "driver answers"
+    ),
 )
 def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     well = threading.Event()
@@ -92,11 +107,19 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     given = Pod("s", "train", annotations=koordinator({"minor": 1}, {"minor": 3, "id": uuid(3)}))
     gpus = ("1", uuid(3))
     wanted = ",".join(gpus)
-    assert runtime.create(Container("a", given, "a", gpus=gpus)) == {"NVIDIA_VISIBLE_DEVICES": wanted}
+    assert runtime.create(Container("a", given, "a", gpus=gpus)) == {
+        "NVIDIA_VISIBLE_DEVICES": wanted
+    }
     # containerd rejects a variable that two plugins set, unless the second one removes it first.
     replaced = {"-NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": wanted}
-    assert runtime.create(Container("b", given, "b", ("NVIDIA_VISIBLE_DEVICES=all",), gpus=gpus)) == replaced
-    assert runtime.create(Container("c", given, "c", (f"NVIDIA_VISIBLE_DEVICES={wanted}",), gpus=gpus)) == {}
+    assert (
+        runtime.create(Container("b", given, "b", ("NVIDIA_VISIBLE_DEVICES=all",), gpus=gpus))
+        == replaced
+    )
+    assert (
+        runtime.create(Container("c", given, "c", (f"NVIDIA_VISIBLE_DEVICES={wanted}",), gpus=gpus))
+        == {}
+    )
     assert runtime.create(gpu_pod(7)) == {}, "a pod without koordinator's annotation is not changed"
     broken = Pod("s-2", "broken", annotations={KOORDINATOR: "{"})
     assert runtime.create(Container("d", broken, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}

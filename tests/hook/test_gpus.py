@@ -29,9 +29,13 @@ def koordinator(*devices: Mapping[str, object]) -> dict[str, str]:
     return {KOORDINATOR: json.dumps({"gpu": devices, "rdma": [{"minor": 3}]})}
 
 
-def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[str, object]) -> Sandbox:
+def sandbox(
+    annotations: Mapping[str, str] | None = None, **containers: Mapping[str, object]
+) -> Sandbox:
     """Builds a sandbox from NRI messages. The order of containers is the order of creation."""
-    pod = nri_pb2.PodSandbox(id="s", name="train", namespace="ml", uid="u", annotations=annotations or {})
+    pod = nri_pb2.PodSandbox(
+        id="s", name="train", namespace="ml", uid="u", annotations=annotations or {}
+    )
     made = [
         nri_pb2.Container(
             id=f"id-{name}",
@@ -40,7 +44,10 @@ def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[
             env=[str(one).encode() for one in _list(facts, "env")],
             mounts=[nri_pb2.Mount(destination=str(one).encode()) for one in _list(facts, "mounts")],
             linux=nri_pb2.LinuxContainer(
-                devices=[nri_pb2.LinuxDevice(major=major, minor=minor) for major, minor in _list(facts, "nodes")]
+                devices=[
+                    nri_pb2.LinuxDevice(major=major, minor=minor)
+                    for major, minor in _list(facts, "nodes")
+                ]
             ),
         )
         for name, facts in containers.items()
@@ -98,19 +105,31 @@ def test_without_a_driver_numbers_stay_numbers() -> None:
 
 
 def test_koordinators_annotation_overrides_other_sources() -> None:
-    told = sandbox(koordinator({"minor": 1, "id": uuid(1)}, {"minor": 2}), main=visible("all"), side=visible("none"))
+    told = sandbox(
+        koordinator({"minor": 1, "id": uuid(1)}, {"minor": 2}),
+        main=visible("all"),
+        side=visible("none"),
+    )
     assert held(told) == {"main": [uuid(1), uuid(2)], "side": [uuid(1), uuid(2)]}
     assert held(told, Cards()) == {"main": [uuid(1), "2"], "side": [uuid(1), "2"]}
 
 
 @pytest.mark.fault(
     "The annotation in which a scheduler notes a pod's GPUs is not JSON",
-    "The container starts; the log names the pod and the annotation, and the pod has no GPUs in podlist.json",
+    (
+        "The container starts; the log names the pod and the annotation, and the pod has no GPUs "
+        "in "
+        "podlist.json"
+    ),
 )
-@pytest.mark.parametrize("text", ["not JSON", "[]", '{"gpu": [{"minor": "x"}]}', "[" * 100_000, '{"gpu": 7}'])
+@pytest.mark.parametrize(
+    "text", ["not JSON", "[]", '{"gpu": [{"minor": "x"}]}', "[" * 100_000, '{"gpu": 7}']
+)
 def test_an_annotation_that_is_not_json(text: str) -> None:
     told = sandbox({KOORDINATOR: text}, main=visible(uuid(1)))
-    with pytest.raises(BadAnnotation, match=f"cannot parse the annotation {KOORDINATOR} of pod ml/train"):
+    with pytest.raises(
+        BadAnnotation, match=f"cannot parse the annotation {KOORDINATOR} of pod ml/train"
+    ):
         find_gpus(told, SAME)
 
 
@@ -119,11 +138,20 @@ def test_koordinator_uses_minors_and_the_toolkit_indices() -> None:
     assert held(told, SWAPPED) == {"main": [uuid(1)]}
 
 
-@given(st.text(), st.text(), st.text(), st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5))
+@given(
+    st.text(),
+    st.text(),
+    st.text(),
+    st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5),
+)
 def test_any_input_gives_entries_with_ids(
     annotation: str, variable: str, mount: str, nodes: list[tuple[int, int]]
 ) -> None:
-    facts = {"env": [f"NVIDIA_VISIBLE_DEVICES={variable}"], "mounts": [f"{MOUNTS}/{mount}"], "nodes": nodes}
+    facts = {
+        "env": [f"NVIDIA_VISIBLE_DEVICES={variable}"],
+        "mounts": [f"{MOUNTS}/{mount}"],
+        "nodes": nodes,
+    }
     with suppress(BadAnnotation):
         for entry in find_gpus(sandbox({KOORDINATOR: annotation}, main=facts), SAME):
             assert entry.gpu_list
@@ -143,7 +171,9 @@ GPU Excluded:\t {excluded}
 def card(proc: Path, place: str, uuid: str, minor: int, excluded: str = "No") -> None:
     folder = proc / "driver/nvidia/gpus" / place
     folder.mkdir(parents=True)
-    (folder / "information").write_text(INFORMATION.format(uuid=uuid, place=place, minor=minor, excluded=excluded))
+    (folder / "information").write_text(
+        INFORMATION.format(uuid=uuid, place=place, minor=minor, excluded=excluded)
+    )
 
 
 def test_cards_of_the_kernel_driver(tmp_path: Path) -> None:

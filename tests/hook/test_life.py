@@ -18,7 +18,17 @@ from podgpu.node.hook import nri_pb2
 from podgpu.node.hook.loop import Hook
 from podgpu.node.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Message, encode, split_messages
 from tests.hook.conftest import StartHook, wait_written
-from tests.hook.runtime import PLUGIN, RUNTIME, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
+from tests.hook.runtime import (
+    PLUGIN,
+    RUNTIME,
+    Container,
+    Ended,
+    PluginError,
+    Pod,
+    Runtime,
+    gpu_pod,
+    uuid,
+)
 from tests.nodes.clock import wait_until
 
 
@@ -32,14 +42,21 @@ def count(hook: Hook, name: str) -> float:
 
 
 @pytest.mark.parametrize("dedicated", [True, False], ids=["own methods", "StateChange"])
-def test_every_event(runtime: Runtime, podlist: Path, start_hook: StartHook, dedicated: bool) -> None:
+def test_every_event(
+    runtime: Runtime, podlist: Path, start_hook: StartHook, dedicated: bool
+) -> None:
     runtime.dedicated = dedicated
     before = gpu_pod(1, (0, 1))
-    runtime.pods[before.pod.id], runtime.containers[before.id] = before.pod, replace(before, state=3)
+    runtime.pods[before.pod.id], runtime.containers[before.id] = (
+        before.pod,
+        replace(before, state=3),
+    )
     start_hook()
     runtime.accept()
     assert runtime.registered == ("podgpu", "90")
-    assert runtime.events == 0b110_1010_1111  # no bit above REMOVE_CONTAINER, because runtimes reject unknown bits
+    assert (
+        runtime.events == 0b110_1010_1111
+    )  # no bit above REMOVE_CONTAINER, because runtimes reject unknown bits
     wait_written(runtime, podlist)
     assert podlist.read_text().count("pod-1") == 1
 
@@ -50,7 +67,9 @@ def test_every_event(runtime: Runtime, podlist: Path, start_hook: StartHook, ded
         wait_written(runtime, podlist)
         runtime.start(container)
         wait_written(runtime, podlist)
-    runtime.update(replace(one, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(5)}",), gpus=(uuid(5),), state=3))
+    runtime.update(
+        replace(one, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(5)}",), gpus=(uuid(5),), state=3)
+    )
     wait_written(runtime, podlist)
     runtime.stop_container(one)
     wait_written(runtime, podlist)
@@ -83,7 +102,11 @@ def test_nothing_is_written_before_the_synchronisation_is_complete(
 
 @pytest.mark.fault(
     "The container runtime restarts, and containers start and end while the hook is not connected",
-    "podlist.json stays unchanged until the hook is connected and synchronised again; then it is correct",
+    (
+        "podlist.json stays unchanged until the hook is connected and synchronised again; then it "
+        "is "
+        "correct"
+    ),
 )
 def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     hook = start_hook()
@@ -105,7 +128,9 @@ def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: St
     assert count(hook, "podgpu_hook_synchronisations_total") == 2
 
 
-def test_containers_without_an_end_event_are_removed(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+def test_containers_without_an_end_event_are_removed(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
     start_hook()
     runtime.accept()
     pod = Pod("s-1", "train", uid="u")
@@ -126,7 +151,11 @@ def test_containers_without_an_end_event_are_removed(runtime: Runtime, podlist: 
 
 @pytest.mark.fault(
     "A runtime speaks another version of NRI",
-    "It gets the error 'no such service'; a log line names both versions, and podlist.json stays unchanged",
+    (
+        "It gets the error 'no such service'; a log line names both versions, and podlist.json "
+        "stays "
+        "unchanged"
+    ),
 )
 def test_another_version_of_the_protocol(
     runtime: Runtime, podlist: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
@@ -159,12 +188,22 @@ BAD_FRAMES = {
 
 
 @pytest.mark.fault(
-    "The runtime's side of the NRI connection sends garbage: a frame over the limit, another protocol",
-    "The connection is closed with a log line and opened again; until then podlist.json stays unchanged",
+    (
+        "The runtime's side of the NRI connection sends garbage: a frame over the limit, another "
+        "protocol"
+    ),
+    (
+        "The connection is closed with a log line and opened again; until then podlist.json stays "
+        "unchanged"
+    ),
 )
 @pytest.mark.parametrize("bad", BAD_FRAMES)
 def test_bad_frames(
-    runtime: Runtime, podlist: Path, start_hook: StartHook, bad: str, caplog: pytest.LogCaptureFixture
+    runtime: Runtime,
+    podlist: Path,
+    start_hook: StartHook,
+    bad: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     hook = start_hook()
     runtime.accept()
@@ -183,11 +222,19 @@ def test_bad_frames(
     wait_written(runtime, podlist)
 
 
-def test_invalid_requests_are_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+def test_invalid_requests_are_answered(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
     """If the hook returned an error, the container would not start."""
     hook = start_hook()
     runtime.accept()
-    for method in ("CreateContainer", "UpdateContainer", "StopContainer", "StateChange", "RunPodSandbox"):
+    for method in (
+        "CreateContainer",
+        "UpdateContainer",
+        "StopContainer",
+        "StateChange",
+        "RunPodSandbox",
+    ):
         assert runtime.call(method, b"\x0a\xff\xff\xff\xff\x0f") == b""
         assert runtime.call(method, b"") == b""
     runtime.send(PLUGIN, 99, 1, b"\xff\xff\xff")
@@ -226,7 +273,9 @@ MESSAGES = st.lists(
 @given(MESSAGES, st.integers(1, 5000))
 def test_round_trip_in_any_pieces(messages: list[Message], size: int) -> None:
     sent = b"".join(map(encode, messages))
-    assert list(split_messages(sent[at : at + size] for at in range(0, len(sent), size))) == messages
+    assert (
+        list(split_messages(sent[at : at + size] for at in range(0, len(sent), size))) == messages
+    )
 
 
 @given(st.binary(max_size=300))

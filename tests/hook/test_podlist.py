@@ -1,4 +1,6 @@
-"""Tests that podlist.json is written only if it changes, restored if removed, and kept if the disk is full."""
+"""Tests that podlist.json is written only if it changes, restored if removed, and kept if the disk
+is full.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.hook.test_life import count
 from tests.nodes.clock import wait_until
 
 
-def test_a_restarted_hook_does_not_write_a_correct_file(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+def test_a_restarted_hook_does_not_write_a_correct_file(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
     one = gpu_pod(1)
     runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one
     first = start_hook()

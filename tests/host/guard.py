@@ -1,7 +1,8 @@
-"""Records every access to node files of the machine that runs the tests, by a test or by a command that it starts.
+"""Records every access to node files of the machine that runs the tests, by a test or by a command
+that it starts.
 
-`sitecustomize.py` installs the audit hook (PEP 578) in every Python process that a test starts. The hook detects opened
-files, listed folders, sockets and loaded libraries, but not os.stat.
+`sitecustomize.py` installs the audit hook (PEP 578) in every Python process that a test starts. The
+hook detects opened files, listed folders, sockets and loaded libraries, but not os.stat.
 """
 
 from __future__ import annotations
@@ -11,8 +12,19 @@ import re
 import sys
 from collections.abc import Callable
 
-NOTES = "TESTS_NOTE_WHAT_IS_READ_IN"  # variable with the path of the file to which other processes write
-HOST_VARIABLES = ("DCGM_", "PODGPU_", "KUBE", "NODE_NAME", "NODE_IP", "NVIDIA_", "HPC_", "NOTIFY_SOCKET", "LISTEN_")
+# variable with the path of the file to which other processes write
+NOTES = "TESTS_NOTE_WHAT_IS_READ_IN"
+HOST_VARIABLES = (
+    "DCGM_",
+    "PODGPU_",
+    "KUBE",
+    "NODE_NAME",
+    "NODE_IP",
+    "NVIDIA_",
+    "HPC_",
+    "NOTIFY_SOCKET",
+    "LISTEN_",
+)
 NODE_PATHS = {
     "PODGPU_PATH_PROC": "proc",
     "PODGPU_PATH_SYSFS": "sys",
@@ -35,7 +47,9 @@ _DRIVER, _DCGM = "libnvidia-ml", "libdcgm"  # prefixes; fake libraries of tests 
 def clear_environment(keep: tuple[str, ...] = ()) -> None:
     """Removes environment variables that change the behaviour of podgpu."""
     for name in list(os.environ):
-        if name not in keep and (name.startswith(HOST_VARIABLES) or name.lower().endswith("_proxy")):
+        if name not in keep and (
+            name.startswith(HOST_VARIABLES) or name.lower().endswith("_proxy")
+        ):
             del os.environ[name]
 
 

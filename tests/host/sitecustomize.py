@@ -1,4 +1,6 @@
-"""Installs the guard in a process that a test starts. Python imports this file if its folder is on PYTHONPATH."""
+"""Installs the guard in a process that a test starts. Python imports this file if its folder is on
+PYTHONPATH.
+"""
 
 import os
 

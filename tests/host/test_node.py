@@ -33,7 +33,9 @@ def test_files_of_the_node_are_not_read(tmp_path: Path) -> None:
         pytest.skip(f"no mount namespaces here: {error}")
     exporter = [sys.executable, "-m", "podgpu", "exporter", "--once", "-k", "-c", "100"]
     environment = {**os.environ, NOTES: str(tmp_path / "notes")}
-    done = subprocess.run([*ON_A_NODE, *exporter], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*ON_A_NODE, *exporter], env=environment, capture_output=True, text=True, check=False
+    )
     assert 'source="kubelet"' in done.stdout
     assert "podlist" not in done.stdout
     assert 'state="expected"' not in done.stdout

@@ -1,7 +1,7 @@
 """A simulated API server: get, list and watch over real HTTP on 127.0.0.1, with faults on request.
 
-Tests may change its objects from any thread. Like kube-apiserver 1.35, it has no old versions after a restart. A watch
-from an old version gets an ERROR event.
+Tests may change its objects from any thread. Like kube-apiserver 1.35, it has no old versions after
+a restart. A watch from an old version gets an ERROR event.
 """
 
 from __future__ import annotations
@@ -71,16 +71,22 @@ class Selection:
         )
 
     def events(self, change: Change) -> Iterable[bytes]:
-        """Yields ADDED if an object enters the selection, DELETED if it leaves, and otherwise MODIFIED."""
+        """Yields ADDED if an object enters the selection, DELETED if it leaves, and otherwise
+        MODIFIED.
+        """
         was, stays = (self.takes(change.key[0], item) for item in (change.before, change.after))
         if stays and change.after is not None:
             yield _event("MODIFIED" if was else "ADDED", _in_version(change.after, self.version))
         elif was and change.before is not None:
             metadata = change.before["metadata"] | {"resourceVersion": str(change.version)}
-            yield _event("DELETED", _in_version(change.before | {"metadata": metadata}, self.version))
+            yield _event(
+                "DELETED", _in_version(change.before | {"metadata": metadata}, self.version)
+            )
 
 
-def _parse_selection(path: str, query: Mapping[str, str], versions: Iterable[str]) -> Selection | None:
+def _parse_selection(
+    path: str, query: Mapping[str, str], versions: Iterable[str]
+) -> Selection | None:
     """Returns None for unknown paths. Raises ValueError for unknown selectors."""
     match = _PATH.fullmatch(path)
     if match is None or match["resource"] not in KINDS:
@@ -92,7 +98,9 @@ def _parse_selection(path: str, query: Mapping[str, str], versions: Iterable[str
     if any(path not in _FIELDS for path, _ in fields):
         raise ValueError(f"field label not supported: {fields}")
     labels = tuple(_parse_terms(query.get("labelSelector", "")))
-    return Selection(version, resource, match["namespace"] or "", match["name"] or "", fields, labels)
+    return Selection(
+        version, resource, match["namespace"] or "", match["name"] or "", fields, labels
+    )
 
 
 def _parse_terms(selector: str) -> Iterable[tuple[str, str]]:
@@ -115,17 +123,32 @@ def _event(kind: str, item: Object) -> bytes:
 
 
 def _in_version(item: Object, version: str) -> Object:
-    """Converts a slice from v1 to another version. Up to v1beta1, `basic` contains the attributes of a device."""
+    """Converts a slice from v1 to another version. Up to v1beta1, `basic` contains the attributes
+    of a device.
+    """
     devices = item.get("spec", {}).get("devices") or []
-    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # `devices` of a claim is not a list
+    if version not in ("v1beta1", "v1alpha3") or not isinstance(
+        devices, list
+    ):  # `devices` of a claim is not a list
         return item
-    old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
+    old = [
+        {"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}}
+        for each in devices
+    ]
     return item | {"spec": item["spec"] | {"devices": old}}
 
 
 def _status_object(code: int, message: str) -> Object:
-    reason = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired"}.get(code, "InternalError")
-    return {"kind": "Status", "apiVersion": "v1", "message": message, "reason": reason, "code": code}
+    reason = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired"}.get(
+        code, "InternalError"
+    )
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
 
 
 # The server
@@ -163,7 +186,10 @@ class SimulatedApiServer:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tokens: frozenset[str] | None = None  # valid tokens; None if no token is needed
-        self.resource_api_versions: tuple[str, ...] = ("v1", "v1beta1")  # empty if resource.k8s.io does not exist
+        self.resource_api_versions: tuple[str, ...] = (
+            "v1",
+            "v1beta1",
+        )  # empty if resource.k8s.io does not exist
         self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
@@ -171,7 +197,9 @@ class SimulatedApiServer:
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False  # repeats `raw_answer` until the client closes the connection
         self.forget_pages = 0  # number of requests for a next page to answer with 410
-        self.gone_as_event = True  # ERROR event instead of status 410 for a watch from an old version
+        self.gone_as_event = (
+            True  # ERROR event instead of status 410 for a watch from an old version
+        )
         self.holds_back = False  # sends no events, like a proxy that buffers them
         self.requests: list[Request] = []
         self.version = 100
@@ -209,7 +237,9 @@ class SimulatedApiServer:
             self.compact()
         ready = threading.Event()
         self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="simulated-api-server")
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(ready)), name="simulated-api-server"
+        )
         self._thread.start()
         assert ready.wait(30), "another process uses the port"
 
@@ -226,7 +256,10 @@ class SimulatedApiServer:
 
         def change_all() -> None:
             for item in objects:
-                self._change((resource, item["metadata"].get("namespace", ""), item["metadata"]["name"]), item)
+                self._change(
+                    (resource, item["metadata"].get("namespace", ""), item["metadata"]["name"]),
+                    item,
+                )
 
         self._do(change_all)
 
@@ -276,7 +309,9 @@ class SimulatedApiServer:
     async def _serve(self, ready: threading.Event) -> None:
         application = web.Application()
         application.router.add_get("/{path:.*}", self._handle)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05, handler_cancellation=True)
+        runner = web.AppRunner(
+            application, access_log=None, shutdown_timeout=0.05, handler_cancellation=True
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=self._tls).start()
         self._port = runner.addresses[0][1]
@@ -293,7 +328,9 @@ class SimulatedApiServer:
         if after is not None:
             after = copy.deepcopy(after)
             uid = before["metadata"]["uid"] if before else f"uid-{key[2]}-{self.version}"
-            after["metadata"] = {"uid": uid} | after["metadata"] | {"resourceVersion": str(self.version)}
+            after["metadata"] = (
+                {"uid": uid} | after["metadata"] | {"resourceVersion": str(self.version)}
+            )
             self._objects[key] = after
         change = Change(self.version, key, before, after)
         self._history.append(change)
@@ -302,7 +339,9 @@ class SimulatedApiServer:
                 watch.queue.put_nowait(line)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        port = request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
+        port = (
+            request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
+        )
         noted = Request(request.path, dict(request.query), dict(request.headers), port)
         self.requests.append(noted)
         await self._answering.wait()
@@ -314,7 +353,9 @@ class SimulatedApiServer:
             return _status(403, f'forbidden: cannot get path "{request.path}"')
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
             versions = [{"version": version} for version in self.resource_api_versions]
-            return web.json_response({"kind": "APIGroup", "name": "resource.k8s.io", "versions": versions})
+            return web.json_response(
+                {"kind": "APIGroup", "name": "resource.k8s.io", "versions": versions}
+            )
         try:
             selection = _parse_selection(request.path, request.query, self.resource_api_versions)
         except ValueError as error:
@@ -332,7 +373,9 @@ class SimulatedApiServer:
         if self.raw_answer is not None:
             return await self._write_raw(request, self.raw_answer)
         version = self.version
-        chosen = (item for key, item in sorted(self._objects.items()) if selection.takes(key[0], item))
+        chosen = (
+            item for key, item in sorted(self._objects.items()) if selection.takes(key[0], item)
+        )
         items = [_in_version(item, selection.version) for item in chosen]
         metadata = {"resourceVersion": str(version)}
         if limit := int(request.query.get("limit", "0")):
@@ -341,8 +384,12 @@ class SimulatedApiServer:
                 self.forget_pages -= 1
                 return _status(410, "The provided continue parameter is too old")
             items, left = items[int(first) : int(first) + limit], items[int(first) + limit :]
-            metadata |= {"resourceVersion": began} | ({"continue": f"{began}/{int(first) + limit}"} if left else {})
-        return web.json_response({"kind": f"{KINDS[selection.resource]}List", "metadata": metadata, "items": items})
+            metadata |= {"resourceVersion": began} | (
+                {"continue": f"{began}/{int(first) + limit}"} if left else {}
+            )
+        return web.json_response(
+            {"kind": f"{KINDS[selection.resource]}List", "metadata": metadata, "items": items}
+        )
 
     async def _write_raw(self, request: web.Request, body: bytes) -> web.StreamResponse:
         if not self.raw_endless:
@@ -364,7 +411,9 @@ class SimulatedApiServer:
             for line in selection.events(change) if change.version > since else ():
                 watch.queue.put_nowait(line)
         if gone:
-            watch.queue.put_nowait(_event("ERROR", _status_object(410, f"too old resource version: {since}")))
+            watch.queue.put_nowait(
+                _event("ERROR", _status_object(410, f"too old resource version: {since}"))
+            )
             watch.queue.put_nowait(None)
         self._watches.add(watch)
         try:

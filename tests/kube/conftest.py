@@ -14,11 +14,16 @@ from tests.nodes.clock import wait_until
 
 PODS = "/api/v1/pods"
 eventually = wait_until
-HURRY = ReflectorSettings(first_delay=0.01, max_delay=0.02, max_refused_delay=0.02, request_seconds=5.0)
+HURRY = ReflectorSettings(
+    first_delay=0.01, max_delay=0.02, max_refused_delay=0.02, request_seconds=5.0
+)
 
 
 def pod(name: str, node: str = "node-a", namespace: str = "team", **labels: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": {"nodeName": node}}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {"nodeName": node},
+    }
 
 
 def name_of(body: dict[str, Any]) -> str | None:
@@ -40,7 +45,9 @@ def config(server: SimulatedApiServer) -> ApiConfig:
 def watch(config: ApiConfig) -> Iterator[Callable[..., Informer[Any]]]:
     made: list[Informer[Any]] = []
 
-    def make(keep: Callable[[dict[str, Any]], Any] = name_of, path: str = PODS, **options: Any) -> Informer[Any]:
+    def make(
+        keep: Callable[[dict[str, Any]], Any] = name_of, path: str = PODS, **options: Any
+    ) -> Informer[Any]:
         params = options.pop("params", {})
         used = options.pop("config", config)
         made.append(Informer(used, path, params, keep, **({"settings": HURRY} | options)))

@@ -24,7 +24,9 @@ from tests.kube.api_server import SimulatedApiServer
 from .conftest import HURRY, PODS, eventually, name_of, pod
 
 
-def get(config: ApiConfig, path: str = PODS, params: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+def get(
+    config: ApiConfig, path: str = PODS, params: dict[str, str] | None = None, **options: Any
+) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
         async with ApiClient(config, **options) as client:
             return await client.get(path, params)
@@ -44,11 +46,15 @@ def test_a_list_with_a_selector(server: SimulatedApiServer, config: ApiConfig) -
     assert [one["metadata"]["name"] for one in answer["items"]] == ["here"]
     assert server.requests[0].query == {"fieldSelector": "spec.nodeName=node-a"}
     assert server.requests[0].headers["User-Agent"] == f"podgpu/{__version__}"
-    assert server.requests[0].headers["Accept-Encoding"] == "identity", "compression would delay events"
+    assert server.requests[0].headers["Accept-Encoding"] == "identity", (
+        "compression would delay events"
+    )
     assert "Authorization" not in server.requests[0].headers
 
 
-def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_unauthorized(
+    server: SimulatedApiServer, config: ApiConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     server.tokens = frozenset({"good"})
     with caplog.at_level(logging.DEBUG):
         error = failure(replace(config, token="bad-secret"))
@@ -76,7 +82,13 @@ async def test_a_new_token_is_read_after_the_old_one_is_rejected(
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [(403, "forbidden"), (404, "not_found"), (410, "gone"), (429, "server_error"), (503, "server_error")],
+    [
+        (403, "forbidden"),
+        (404, "not_found"),
+        (410, "gone"),
+        (429, "server_error"),
+        (503, "server_error"),
+    ],
 )
 def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, reason: str) -> None:
     server.refusal = (status, "the server's own words")
@@ -86,7 +98,9 @@ def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, re
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"7", b"\xff", b"[" * 100_000])
-def test_an_answer_that_is_no_object(server: SimulatedApiServer, config: ApiConfig, answer: bytes) -> None:
+def test_an_answer_that_is_no_object(
+    server: SimulatedApiServer, config: ApiConfig, answer: bytes
+) -> None:
     server.raw_answer = answer
     assert failure(config).reason == "bad_answer"
 
@@ -103,7 +117,9 @@ def config_for(server: SimulatedApiServer, certificates: Certificates, ca: str =
         ("expired", "ca", "has expired"),
     ],
 )
-def test_certificate_errors_are_explained(certificates: Certificates, shown: str, trusted: str, message: str) -> None:
+def test_certificate_errors_are_explained(
+    certificates: Certificates, shown: str, trusted: str, message: str
+) -> None:
     with SimulatedApiServer(certificates.server_context(shown)) as server:
         config = config_for(server, certificates, trusted)
         error = failure(config)
@@ -122,7 +138,10 @@ def test_the_servers_name_can_be_overridden(certificates: Certificates) -> None:
 def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
     with SimulatedApiServer(certificates.server_context(ask_client=True)) as server:
         config = config_for(server, certificates)
-        certificate, key = Pem(file=certificates.path("client.crt")), Pem(text=certificates.text("client.key"))
+        certificate, key = (
+            Pem(file=certificates.path("client.crt")),
+            Pem(text=certificates.text("client.key")),
+        )
         assert get(replace(config, certificate=certificate, key=key))["items"] == []
         assert failure(config).reason in ("tls", "unreachable")
 

@@ -1,4 +1,6 @@
-"""Tests how the API server is found: service account, merged kubeconfigs, and errors with file and field."""
+"""Tests how the API server is found: service account, merged kubeconfigs, and errors with file and
+field.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
 PEM64 = base64.b64encode(PEM.encode()).decode()
 
 
-def kubeconfig(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, name: str = "lab") -> Any:
+def kubeconfig(
+    cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, name: str = "lab"
+) -> Any:
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": name,
         "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-        "clusters": [{"name": name, "cluster": {"server": "https://10.0.0.1:6443/"} | (cluster or {})}],
+        "clusters": [
+            {"name": name, "cluster": {"server": "https://10.0.0.1:6443/"} | (cluster or {})}
+        ],
         "users": [{"name": name, "user": user or {}}],
     }
 
@@ -54,7 +60,10 @@ def test_a_pod_uses_its_service_account(account: Path) -> None:
 
 def test_a_named_kubeconfig_wins_over_the_service_account(account: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "config", kubeconfig())
-    assert load_config(file, environ=in_pod(), service_account=str(account)).server == "https://10.0.0.1:6443"
+    assert (
+        load_config(file, environ=in_pod(), service_account=str(account)).server
+        == "https://10.0.0.1:6443"
+    )
 
 
 def test_a_pod_without_a_token_gets_advice(tmp_path: Path) -> None:
@@ -63,7 +72,10 @@ def test_a_pod_without_a_token_gets_advice(tmp_path: Path) -> None:
 
 
 def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
-    first, second = kubeconfig({"server": "https://first"}), kubeconfig({"server": "https://second"}, {"token": "t"})
+    first, second = (
+        kubeconfig({"server": "https://first"}),
+        kubeconfig({"server": "https://second"}, {"token": "t"}),
+    )
     first["users"] = []
     second["current-context"] = "other"
     files = [write(tmp_path / "a", first), str(tmp_path / "missing"), write(tmp_path / "b", second)]
@@ -74,7 +86,9 @@ def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file_that_has_them(tmp_path: Path) -> None:
     user = {"client-certificate": "pki/me.crt", "client-key": "/abs/me.key", "tokenFile": "token"}
-    found = load_config(write(tmp_path / "config", kubeconfig({"certificate-authority": "ca.crt"}, user)))
+    found = load_config(
+        write(tmp_path / "config", kubeconfig({"certificate-authority": "ca.crt"}, user))
+    )
     assert found.ca.file == str(tmp_path / "ca.crt")
     assert (found.certificate.file, found.key.file) == (str(tmp_path / "pki/me.crt"), "/abs/me.key")
     assert found.token_file == str(tmp_path / "token")
@@ -94,8 +108,16 @@ def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_the_representation_hides_credentials(tmp_path: Path) -> None:
-    plugin = EXEC | {"args": ["--password=secret"], "env": [{"name": "PASSWORD", "value": "secret"}]}
-    user = {"token": "secret", "client-certificate-data": PEM64, "client-key-data": PEM64, "exec": plugin}
+    plugin = EXEC | {
+        "args": ["--password=secret"],
+        "env": [{"name": "PASSWORD", "value": "secret"}],
+    }
+    user = {
+        "token": "secret",
+        "client-certificate-data": PEM64,
+        "client-key-data": PEM64,
+        "exec": plugin,
+    }
     shown = repr(load_config(write(tmp_path / "config", kubeconfig(user=user))))
     assert "secret" not in shown
     assert "AAAA" not in shown
@@ -114,12 +136,24 @@ def test_a_token_is_not_sent_without_tls(tmp_path: Path, server: str) -> None:
         ({"server": "https://[::1"}, {}, "clusters[lab].cluster.server"),
         ({"server": ["https://host"]}, {}, "clusters[lab].cluster.server: is not a text"),
         ({"proxy-url": "http://proxy"}, {}, "clusters[lab].cluster.proxy-url: is not supported"),
-        ({"certificate-authority-data": "%%%"}, {}, "clusters[lab].cluster.certificate-authority-data"),
+        (
+            {"certificate-authority-data": "%%%"},
+            {},
+            "clusters[lab].cluster.certificate-authority-data",
+        ),
         ({}, {"username": "me"}, "users[lab].user.username: is not supported"),
         ({}, {"auth-provider": {"name": "gcp"}}, "users[lab].user.auth-provider"),
         ({}, {"as": "admin"}, "users[lab].user.as: is not supported"),
-        ({}, {"exec": EXEC | {"apiVersion": "client.authentication.k8s.io/v1alpha1"}}, "user.exec.apiVersion"),
-        ({}, {"exec": EXEC | {"interactiveMode": "Always"}}, "users[lab].user.exec.interactiveMode"),
+        (
+            {},
+            {"exec": EXEC | {"apiVersion": "client.authentication.k8s.io/v1alpha1"}},
+            "user.exec.apiVersion",
+        ),
+        (
+            {},
+            {"exec": EXEC | {"interactiveMode": "Always"}},
+            "users[lab].user.exec.interactiveMode",
+        ),
     ],
 )
 def test_errors_name_file_and_field(tmp_path: Path, cluster: Any, user: Any, field: str) -> None:
@@ -136,9 +170,15 @@ def test_errors_name_file_and_field(tmp_path: Path, cluster: Any, user: Any, fie
         ("", "current-context is not set"),
         ("[]", "expected `object`, got `array`"),
         ("current-context: x", "contexts has no entry 'x'"),
-        ("contexts: [{name: x, context: {cluster: y}}]\ncurrent-context: x", "clusters has no entry 'y'"),
+        (
+            "contexts: [{name: x, context: {cluster: y}}]\ncurrent-context: x",
+            "clusters has no entry 'y'",
+        ),
         ("contexts: [{name: x}]\ncurrent-context: x", "clusters has no entry ''"),
-        ("current-context: !!python/object:os.system {}", "not YAML: could not determine a constructor"),
+        (
+            "current-context: !!python/object:os.system {}",
+            "not YAML: could not determine a constructor",
+        ),
     ],
 )
 def test_what_is_no_kubeconfig(tmp_path: Path, content: str, message: str) -> None:

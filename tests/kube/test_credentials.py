@@ -23,7 +23,9 @@ def token_of(credentials: Credentials) -> str:
 
 
 def from_file(path: Path, clock: FakeClock, token: str = "") -> Credentials:
-    return Credentials(ApiConfig("http://127.0.0.1", "the test", token=token, token_file=str(path)), clock.wall)
+    return Credentials(
+        ApiConfig("http://127.0.0.1", "the test", token=token, token_file=str(path)), clock.wall
+    )
 
 
 def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
@@ -38,10 +40,14 @@ def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
     assert token_of(credentials) == "two"
     file.write_text("three")
     clock.advance(-3600)
-    assert token_of(credentials) == "three", "the token must be renewed although the system clock was set back"
+    assert token_of(credentials) == "three", (
+        "the token must be renewed although the system clock was set back"
+    )
 
 
-def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_token_is_kept_while_the_file_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file, clock = tmp_path / "token", FakeClock()
     file.write_text("one-secret")
     credentials = from_file(file, clock)
@@ -78,7 +84,9 @@ def test_a_plugin_gives_a_token_or_a_certificate(tmp_path: Path) -> None:
 
 def test_a_plugin_gets_its_variables_and_no_terminal(tmp_path: Path) -> None:
     written = tmp_path / "written"
-    code = f"import os, sys\nopen({str(written)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])\n"
+    code = (
+        f"import os, sys\nopen({str(written)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])\n"
+    )
     code += printing("{'token': os.environ['PROFILE'] + repr(len(os.read(0, 9)))}")
     made = run(plugin(tmp_path, code, env=(ExecVariable("PROFILE", "ops"),)))
     assert made.token == "ops0"
@@ -92,7 +100,9 @@ def test_a_plugin_gets_its_variables_and_no_terminal(tmp_path: Path) -> None:
 def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Path) -> None:
     count, clock = tmp_path / "count", FakeClock()
     clock.advance(1_893_456_000.0 - 600 - clock.wall())  # ten minutes before the year 2030
-    made = plugin(tmp_path, printing("{'token': 't', 'expirationTimestamp': '2030-01-01T00:00:00Z'}", count))
+    made = plugin(
+        tmp_path, printing("{'token': 't', 'expirationTimestamp': '2030-01-01T00:00:00Z'}", count)
+    )
     credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock.wall)
     for seconds, runs in ((0, 1), (539, 1), (2, 2), (0, 2), (29, 2), (1, 3)):
         clock.advance(seconds)
@@ -106,12 +116,18 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import sys\nprint('secret')\nprint('first\\nlast', file=sys.stderr)\nsys.exit(3)", "code 3: last"),
+        (
+            "import sys\nprint('secret')\nprint('first\\nlast', file=sys.stderr)\nsys.exit(3)",
+            "code 3: last",
+        ),
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
         ("print('secret')", "is not an ExecCredential in JSON"),
         ('print(\'{"apiVersion": "v0", "status": {"token": "t"}}\')', "must have the API version"),
         (printing("{'clientKeyData': 'secret'}"), "a token or a certificate"),
-        (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not an ExecCredential"),
+        (
+            printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"),
+            "is not an ExecCredential",
+        ),
     ],
 )
 def test_a_plugin_that_fails(tmp_path: Path, code: str, message: str) -> None:

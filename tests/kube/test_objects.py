@@ -37,7 +37,12 @@ POD: dict[str, Any] = {
                 "name": "main",
                 "image": "registry.example/train:1",
                 "resources": {
-                    "requests": {"cpu": "4", "memory": "8Gi", "tencent.com/vcuda-core": "20", "example.com/a": "1"},
+                    "requests": {
+                        "cpu": "4",
+                        "memory": "8Gi",
+                        "tencent.com/vcuda-core": "20",
+                        "example.com/a": "1",
+                    },
                     "limits": {"memory": "8Gi", "tencent.com/vcuda-core": "50"},
                 },
             },
@@ -47,7 +52,11 @@ POD: dict[str, Any] = {
     "status": {
         "phase": "Running",
         "initContainerStatuses": [
-            {"name": "fetch", "containerID": "docker://aa", "state": {"terminated": {"exitCode": 0}}}
+            {
+                "name": "fetch",
+                "containerID": "docker://aa",
+                "state": {"terminated": {"exitCode": 0}},
+            }
         ],
         "containerStatuses": [
             {"name": "sidecar", "state": {"waiting": {"reason": "ContainerCreating"}}},
@@ -97,7 +106,11 @@ def test_a_static_pod_has_the_kubelets_uid() -> None:
 
 @pytest.mark.parametrize(
     ("state", "finished"),
-    [({"terminated": {"exitCode": 0}}, True), ({"terminated": {"exitCode": 1}}, False), (None, False)],
+    [
+        ({"terminated": {"exitCode": 0}}, True),
+        ({"terminated": {"exitCode": 1}}, False),
+        (None, False),
+    ],
 )
 def test_only_init_containers_finish(state: object, finished: bool) -> None:
     record = parsed(
@@ -130,7 +143,24 @@ def test_quantities(text: str, expected: Fraction | int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ".", "-1", "m", "Gi", "1K", "1gi", "1 Gi", "1Gi ", "0x10", "1e", "1e999", "1_0", "٣", "1\n"]
+    "text",
+    [
+        "",
+        ".",
+        "-1",
+        "m",
+        "Gi",
+        "1K",
+        "1gi",
+        "1 Gi",
+        "1Gi ",
+        "0x10",
+        "1e",
+        "1e999",
+        "1_0",
+        "٣",
+        "1\n",
+    ],
 )
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a quantity|Invalid literal"):
@@ -138,7 +168,14 @@ def test_what_is_no_quantity(text: str) -> None:
 
 
 def owned_pod(*owners: Any, **labels: str) -> dict[str, Any]:
-    return {"metadata": {"name": "p", "namespace": "n", "labels": labels, "ownerReferences": list(owners)}}
+    return {
+        "metadata": {
+            "name": "p",
+            "namespace": "n",
+            "labels": labels,
+            "ownerReferences": list(owners),
+        }
+    }
 
 
 def owner(kind: str, name: str, controller: Any = True) -> dict[str, Any]:
@@ -148,9 +185,18 @@ def owner(kind: str, name: str, controller: Any = True) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (owned_pod(owner("ReplicaSet", "chat-7d9c"), **{"pod-template-hash": "7d9c"}), ("Deployment", "chat")),
-        (owned_pod(owner("ReplicaSet", "chat-7d9c"), **{"pod-template-hash": "other"}), ("ReplicaSet", "chat-7d9c")),
-        (owned_pod(owner("Job", "chat-7d9c"), **{"pod-template-hash": "7d9c"}), ("Job", "chat-7d9c")),
+        (
+            owned_pod(owner("ReplicaSet", "chat-7d9c"), **{"pod-template-hash": "7d9c"}),
+            ("Deployment", "chat"),
+        ),
+        (
+            owned_pod(owner("ReplicaSet", "chat-7d9c"), **{"pod-template-hash": "other"}),
+            ("ReplicaSet", "chat-7d9c"),
+        ),
+        (
+            owned_pod(owner("Job", "chat-7d9c"), **{"pod-template-hash": "7d9c"}),
+            ("Job", "chat-7d9c"),
+        ),
         (owned_pod(owner("A", "a", None), owner("B", "b", False), owner("C", "c")), ("C", "c")),
     ],
 )
@@ -160,16 +206,29 @@ def test_owners(body: dict[str, Any], expected: tuple[str, str]) -> None:
 
 def endpoint(address: str, uid: str = "", ready: bool | None = True, **more: Any) -> dict[str, Any]:
     target = {"targetRef": {"kind": "Pod", "name": f"pod-{uid}", "uid": uid}} if uid else {}
-    return {"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node-a"} | target | more
+    return (
+        {"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node-a"}
+        | target
+        | more
+    )
 
 
 def endpoint_slice(
-    *endpoints: dict[str, Any], ports: Any = None, name: str = "s-1", service: str = "podgpu", **more: Any
+    *endpoints: dict[str, Any],
+    ports: Any = None,
+    name: str = "s-1",
+    service: str = "podgpu",
+    **more: Any,
 ) -> dict[str, Any]:
     labels = {"kubernetes.io/service-name": service}
     listed = [{"name": "metrics", "port": 9400, "protocol": "TCP"}] if ports is None else ports
     metadata = {"name": name, "namespace": "monitoring", "labels": labels}
-    return {"metadata": metadata, "addressType": "IPv4", "endpoints": list(endpoints), "ports": listed} | more
+    return {
+        "metadata": metadata,
+        "addressType": "IPv4",
+        "endpoints": list(endpoints),
+        "ports": listed,
+    } | more
 
 
 def urls(*slices: dict[str, Any], https: bool = False) -> tuple[str, ...]:
@@ -188,9 +247,15 @@ def test_endpoints_are_scraped_ready_or_not() -> None:
 
 def test_a_pod_of_both_families_and_two_services_is_scraped_once() -> None:
     four = endpoint_slice(endpoint("10.0.0.1", "u1"), endpoint("10.0.0.2", "u2"), name="a")
-    six = endpoint_slice(endpoint("fd00::1", "u1"), endpoint("fd00::3", "u3"), name="b", addressType="IPv6")
+    six = endpoint_slice(
+        endpoint("fd00::1", "u1"), endpoint("fd00::3", "u3"), name="b", addressType="IPv6"
+    )
     headless = endpoint_slice(endpoint("10.0.0.2", "u2"), name="c")
-    expected = ("http://10.0.0.1:9400/metrics", "http://10.0.0.2:9400/metrics", "http://[fd00::3]:9400/metrics")
+    expected = (
+        "http://10.0.0.1:9400/metrics",
+        "http://10.0.0.2:9400/metrics",
+        "http://[fd00::3]:9400/metrics",
+    )
     assert urls(four, six, headless) == expected
     assert urls(headless, six, four) == expected
 
@@ -222,4 +287,6 @@ def test_the_port(ports: list[dict[str, Any]], chosen: int) -> None:
     ],
 )
 def test_https(port: dict[str, Any], https: bool, scheme: str) -> None:
-    assert urls(endpoint_slice(endpoint("h"), ports=[port]), https=https) == (f"{scheme}://h:1/metrics",)
+    assert urls(endpoint_slice(endpoint("h"), ports=[port]), https=https) == (
+        f"{scheme}://h:1/metrics",
+    )

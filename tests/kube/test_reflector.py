@@ -1,4 +1,6 @@
-"""Tests the reflector with a server that closes connections, rejects requests, hangs or sends malformed data."""
+"""Tests the reflector with a server that closes connections, rejects requests, hangs or sends
+malformed data.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def lists(server: SimulatedApiServer) -> list[Request]:
 
 
 def wait_watching(server: SimulatedApiServer, watcher: Informer[Any], times: int = 1) -> None:
-    eventually(lambda: len(watches(server)) >= times and server.open_watches and watcher.error is None)
+    eventually(
+        lambda: len(watches(server)) >= times and server.open_watches and watcher.error is None
+    )
 
 
 def reason(watcher: Informer[Any]) -> str:
@@ -56,7 +60,10 @@ def test_the_queries_of_list_and_watch(server: SimulatedApiServer, watch: MakeWa
     watcher = watch(params=selector)
     wait_watching(server, watcher)
     first, second = server.requests
-    assert first.query == selector | {"resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
+    assert first.query == selector | {
+        "resourceVersion": "0",
+        "resourceVersionMatch": "NotOlderThan",
+    }
     seconds = int(second.query["timeoutSeconds"])
     assert 300 <= seconds <= 600
     assert second.query == selector | {
@@ -76,14 +83,18 @@ def test_only_converted_objects_are_stored(server: SimulatedApiServer, watch: Ma
     watcher = watch(keep)
     wait_watching(server, watcher)
     assert watcher.items() == ("train",)
-    server.put("pods", pod("a", app="train", heartbeat="1"))  # changes only a field that the store does not keep
+    server.put(
+        "pods", pod("a", app="train", heartbeat="1")
+    )  # changes only a field that the store does not keep
     server.put("pods", pod("b", app="serve"))
     eventually(lambda: watcher.items() == ("train", "serve"))
     server.put("pods", pod("a"))
     eventually(lambda: watcher.items() == ("serve",))
 
 
-def test_a_watch_that_ends_goes_on_where_it_was(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_a_watch_that_ends_goes_on_where_it_was(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
     watcher = watch()
     wait_watching(server, watcher)
     server.put("pods", pod("a"))
@@ -108,11 +119,14 @@ def test_a_cut_connection_misses_nothing(server: SimulatedApiServer, watch: Make
 
 @pytest.mark.fault(
     "the API server restarts, and no longer has the versions that were watched from",
-    "the last objects stay while it is away; once it is back the collection is listed at once, not after another"
+    "the last objects stay while it is away; once it is back the collection is listed at once, "
+    "not after another"
     " back-off",
 )
 @pytest.mark.parametrize("as_event", [False, True])
-def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher, as_event: bool) -> None:
+def test_a_version_too_old_is_listed_again(
+    server: SimulatedApiServer, watch: MakeWatcher, as_event: bool
+) -> None:
     server.gone_as_event = as_event
     server.put("pods", pod("a"))
     watcher = watch()
@@ -155,7 +169,9 @@ def test_after_garbage_the_collection_is_listed_again(
 
 
 @pytest.mark.parametrize("forgotten", [0, 1, 3])
-def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatcher, forgotten: int) -> None:
+def test_a_long_list_comes_in_pages(
+    server: SimulatedApiServer, watch: MakeWatcher, forgotten: int
+) -> None:
     server.put("pods", *(pod(f"p{number}") for number in range(7)))
     server.forget_pages = forgotten
     watcher = watch(page_size=3)
@@ -190,7 +206,9 @@ def test_a_server_that_hangs_is_retried(server: SimulatedApiServer, watch: MakeW
     eventually(lambda: watcher.items() == ("a",))
 
 
-def test_waiting_ends_when_access_is_rejected(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_waiting_ends_when_access_is_rejected(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
     """The timeout is an hour, so a wait that does not end early fails the test."""
     server.put("pods", pod("a"))
     server.refusal = (403, "pods is forbidden")
@@ -213,7 +231,9 @@ def test_an_object_that_cannot_be_converted_is_skipped(
     wait_watching(server, watcher)
     server.put("pods", pod("c"), pod("d", app="y"))
     eventually(lambda: watcher.items() == ("x", "y"))
-    assert [record.exc_info for record in caplog.records if "cannot be converted" in record.message] == [None, None]
+    assert [
+        record.exc_info for record in caplog.records if "cannot be converted" in record.message
+    ] == [None, None]
 
 
 def _close_in_time(watcher: Informer[Any]) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.conditions import HealthCode, conditions, health_code, words_for, xid_detail, xid_spec, xid_specs
+from podgpu.metrics.conditions import (
+    HealthCode,
+    conditions,
+    health_code,
+    words_for,
+    xid_detail,
+    xid_spec,
+    xid_specs,
+)
 
 
 def test_errors_of_applications_do_not_break_a_gpu() -> None:
-    assert [xid_spec(xid).needs_action for xid in (13, 31, 43, 45, 48, 79, 119)] == [False] * 4 + [True] * 3
+    assert [xid_spec(xid).needs_action for xid in (13, 31, 43, 45, 48, 79, 119)] == [False] * 4 + [
+        True
+    ] * 3
     assert all(spec.cause != "application" for spec in xid_specs().values() if spec.needs_action)
 
 
@@ -31,5 +41,7 @@ def test_any_detail_has_a_sentence(condition: str, detail: str) -> None:
 
 
 def test_health_codes() -> None:
-    assert health_code(4) == HealthCode("DCGM_FR_VOLATILE_DBE_DETECTED", "ISOLATE", "HARDWARE_MEMORY")
+    assert health_code(4) == HealthCode(
+        "DCGM_FR_VOLATILE_DBE_DETECTED", "ISOLATE", "HARDWARE_MEMORY"
+    )
     assert health_code(9999) == HealthCode("DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN")

@@ -1,4 +1,6 @@
-"""Tests the parser of counter files, the shipped files (compared with dcgm-exporter's), and `--dcgm-names`."""
+"""Tests the parser of counter files, the shipped files (compared with dcgm-exporter's), and
+`--dcgm-names`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def rows(text: str) -> list[tuple[str, str, str]]:
         (f"{TEMP},histogram,x", (TEMP, "gauge", "x")),
         (f"{VERSION},label,x", (VERSION, "label", "x")),
         (f"{XIDS},counter,x", (XIDS, "counter", "x")),
-        (f"{TEMP},gauge,one\n{TEMP},counter,two\ndcgm_gpu_temp,label,three", (TEMP, "gauge", "one")),
+        (
+            f"{TEMP},gauge,one\n{TEMP},counter,two\ndcgm_gpu_temp,label,three",
+            (TEMP, "gauge", "one"),
+        ),
     ],
 )
 def test_valid_files(text: str, row: tuple[str, str, str]) -> None:
@@ -77,7 +82,10 @@ PIECES = [TEMP, CLOCK, VERSION, "DCGM_EXP_P2P_STATUS", "gauge", "label", "heat"]
 PIECES += [",", ",", '"', '""', "#", "\n", "\r\n", "\r", " ", "\t", "\ufeff", "\x00"]
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(st.characters(), max_size=200))
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+    | st.text(st.characters(), max_size=200)
+)
 @example("\ud800,gauge,x")
 def test_any_text_gives_counters_or_a_usage_error(text: str) -> None:
     try:
@@ -99,9 +107,11 @@ def shipped(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
 
 
 def rows_of_dcgm_exporter(file_name: str, state: str) -> list[tuple[str, str]]:
-    """Returns the rows of a dcgm-exporter file that are enabled or commented out, from exporter_rows.csv.
+    """Returns the rows of a dcgm-exporter file that are enabled or commented out, from
+    exporter_rows.csv.
 
-    One row differs from dcgm-exporter: dcgm_low_util_violation is enabled, as in pod-devices-exporter.
+    One row differs from dcgm-exporter: dcgm_low_util_violation is enabled, as in
+    pod-devices-exporter.
     """
     with (HERE / "exporter_rows.csv").open(encoding="utf-8", newline="") as table:
         found = [r for r in csv.DictReader(table) if (r["file"], r["state"]) == (file_name, state)]
@@ -110,7 +120,9 @@ def rows_of_dcgm_exporter(file_name: str, state: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("short", "file_name"), SHIPPED.items())
 def test_shipped_rows_are_dcgm_exporters(short: str, file_name: str) -> None:
-    assert sorted((c.name, c.type) for c in shipped(short)) == rows_of_dcgm_exporter(file_name, "on")
+    assert sorted((c.name, c.type) for c in shipped(short)) == rows_of_dcgm_exporter(
+        file_name, "on"
+    )
     assert shipped_counters(file_name) == shipped_counters(short)
     text = files("podgpu.metrics").joinpath("counters", file_name).read_text(encoding="utf-8")
     off = [line[2:] for line in text.splitlines() if ROW_OFF.match(line)]
@@ -122,17 +134,32 @@ def test_shipped_rows_are_dcgm_exporters(short: str, file_name: str) -> None:
     ("short", "fixture", "not_printed"),
     [
         # The H200 of the recording had no value for these metrics.
-        ("default", "default.prom", {"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"}),
+        (
+            "default",
+            "default.prom",
+            {"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"},
+        ),
         ("dcp", "dcp_pod.prom", {"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"}),
-        ("1.x", "old.prom", {"dcgm_xid_errors", "dcgm_nvlink_bandwidth_total", "dcgm_low_util_violation"}),
+        (
+            "1.x",
+            "old.prom",
+            {"dcgm_xid_errors", "dcgm_nvlink_bandwidth_total", "dcgm_low_util_violation"},
+        ),
     ],
 )
-def test_help_and_type_are_those_of_dcgm_exporter(short: str, fixture: str, not_printed: set[str]) -> None:
-    ours = {c.name: (c.type, c.help) for c in shipped(short) if not c.is_label and c.name not in not_printed}
+def test_help_and_type_are_those_of_dcgm_exporter(
+    short: str, fixture: str, not_printed: set[str]
+) -> None:
+    ours = {
+        c.name: (c.type, c.help)
+        for c in shipped(short)
+        if not c.is_label and c.name not in not_printed
+    }
     text = (FIXTURES / fixture).read_text(encoding="utf-8")
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     assert ours == {
-        name: (types[name], words) for name, words in re.findall(r"^# HELP (\w+) (.*)$", text, re.MULTILINE)
+        name: (types[name], words)
+        for name, words in re.findall(r"^# HELP (\w+) (.*)$", text, re.MULTILINE)
     }
 
 
@@ -156,8 +183,14 @@ def named_rows(text: str, names: NameSet) -> list[tuple[str, int, str, str]]:
 def test_shipped_files_follow(short: str) -> None:
     old, new, both = ({c.name for c in shipped(short, names)} for names in SETS)
     assert old == {c.name for c in shipped_counters(short) or ()}
-    assert new - old == {r.new_name for r in renames() if r.old.name in old} | {"DCGM_FI_DEV_FB_CAPACITY_BYTES"}
-    assert new & old == {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES"}
+    assert new - old == {r.new_name for r in renames() if r.old.name in old} | {
+        "DCGM_FI_DEV_FB_CAPACITY_BYTES"
+    }
+    assert new & old == {
+        "DCGM_FI_DEV_VGPU_LICENSE_STATUS",
+        "DCGM_FI_PROF_PCIE_TX_BYTES",
+        "DCGM_FI_PROF_PCIE_RX_BYTES",
+    }
     assert both == old | new
 
 
@@ -169,7 +202,10 @@ def test_shipped_files_follow(short: str) -> None:
         ("GPU_UTIL_RATIO,gauge,Busy (0 to 1)", ("GPU_UTIL", 203, "gauge", "Busy")),
         ("GPU_UTIL,gauge,", ("GPU_UTIL_RATIO", 1613, "gauge", "")),
         ("GPU_TEMP,gauge,Heat", ("GPU_TEMP_CELSIUS", 150, "gauge", "Heat")),
-        ("NVLINK_THROUGHPUT_TOTAL,counter,x", ("NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1648, "gauge", "x")),
+        (
+            "NVLINK_THROUGHPUT_TOTAL,counter,x",
+            ("NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1648, "gauge", "x"),
+        ),
         ("SERIAL,label,x", ("BOARD_SERIAL", 53, "label", "x")),
     ],
 )

@@ -21,7 +21,10 @@ def test_a_real_prometheus_stores_all_series(
 ) -> None:
     node.take_turns()
     with scraped(folder, client) as server:
-        wait_until(lambda: bool(ask(server, "podgpu_allocation_info")), "Prometheus has scraped the exporter")
+        wait_until(
+            lambda: bool(ask(server, "podgpu_allocation_info")),
+            "Prometheus has scraped the exporter",
+        )
         answer = ask(server, '{job="podgpu"}')
     stored = {
         frozenset((name, text) for name, text in labels.items() if name not in ("job", "instance"))

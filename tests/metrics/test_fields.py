@@ -72,7 +72,10 @@ def test_values(name: str, raw: Any, value: Any) -> None:
     [
         ("DCGM_FI_DEV_GPU_TEMP", (4294967295, 201, None, "hot")),
         ("DCGM_FI_DEV_GPU_UTIL", (101, b"12", [1])),
-        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", (9223372036854775794, 0xFFFFFFFFFFFFFFFF, math.nan, -1)),
+        (
+            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+            (9223372036854775794, 0xFFFFFFFFFFFFFFFF, math.nan, -1),
+        ),
         ("DCGM_FI_DEV_POWER_USAGE", (0xFFFFFFFF, -1000)),
         ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", (math.nan, 110.0)),
         ("DCGM_FI_PROF_PCIE_TX_BYTES", (math.inf, math.nan)),
@@ -87,7 +90,11 @@ def test_invalid_values_are_refused(name: str, raws: tuple[Any, ...]) -> None:
             value_of(the(name), raw)
 
 
-NUMERIC = [f for f in fields().values() if f.type in ("int", "float") and f.recipe is not None and not f.convert]
+NUMERIC = [
+    f
+    for f in fields().values()
+    if f.type in ("int", "float") and f.recipe is not None and not f.convert
+]
 
 
 @given(st.sampled_from(NUMERIC), st.one_of(st.integers(0, 2**64 - 1), st.floats()))

@@ -1,4 +1,6 @@
-"""Tests gpu-manager's four metric families: values per card, totals, shared cards and unknown values."""
+"""Tests gpu-manager's four metric families: values per card, totals, shared cards and unknown
+values.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ import msgspec
 from podgpu.metrics.encode import encode
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_gpu_manager
-from podgpu.model import MIB, DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest, Workload
+from podgpu.model import (
+    MIB,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NodeState,
+    VcudaRequest,
+    Workload,
+)
 
 POLICY = Policy(hostname="n1", gpu_manager=True)
 MAIN = Workload("ml", "train", "main")
@@ -29,7 +40,11 @@ def holder(
 def node(*vcuda: VcudaRequest, hidden: str = "", **held: list[Holder]) -> NodeState:
     """Returns a node with two GPUs and a GPU with two MIG instances. `held`: device -> holders."""
     slots = {
-        name: {"holders": tuple(held.get(name, ())), "memory_total_bytes": mib * MIB, "hidden": name == hidden}
+        name: {
+            "holders": tuple(held.get(name, ())),
+            "memory_total_bytes": mib * MIB,
+            "hidden": name == hidden,
+        }
         for name, mib in MEMORY.items()
     }
     instances = (
@@ -47,11 +62,15 @@ def request(cores: int, blocks: int) -> VcudaRequest:
 
 
 def figures(state: NodeState, pod: str = "train") -> tuple[dict[str, float], ...]:
-    """Returns utilisation, memory, requested cards and requested memory of one pod, each by card."""
+    """Returns utilisation, memory, requested cards and requested memory of one pod, each by
+    card.
+    """
     found = []
     for family in render_gpu_manager(state, POLICY):
         labels = [(dict(sample.labels.pairs), sample.value) for sample in family.samples]
-        found.append({list(pairs.values())[-1]: value for pairs, value in labels if pairs["pod_name"] == pod})
+        found.append(
+            {list(pairs.values())[-1]: value for pairs, value in labels if pairs["pod_name"] == pod}
+        )
     return tuple(found)
 
 
@@ -80,7 +99,12 @@ def test_the_text_is_gpu_managers() -> None:
 
 def test_each_holder_of_a_shared_card_has_its_own_part() -> None:
     state = node(gpu0=[holder(MAIN, 0.5, 0.3, 300), holder(OTHER, 0.25, 0.1, 100)])
-    assert figures(state) == ({"gpu0": 30, "total": 30}, {"gpu0": 300, "total": 300}, {"total": 0.5}, {"total": 20480})
+    assert figures(state) == (
+        {"gpu0": 30, "total": 30},
+        {"gpu0": 300, "total": 300},
+        {"total": 0.5},
+        {"total": 20480},
+    )
     assert figures(state, "serve") == (
         {"gpu0": 10, "total": 10},
         {"gpu0": 100, "total": 100},
@@ -102,7 +126,12 @@ def test_a_container_that_only_uses_a_card_has_no_request() -> None:
 
 def test_a_hidden_card_counts_for_the_request_only() -> None:
     state = node(gpu0=[holder(MAIN, 1.0, 0.5, 1)], gpu1=[holder(MAIN, 1.0, 0.5, 1)], hidden="gpu1")
-    assert figures(state) == ({"gpu0": 50, "total": 50}, {"gpu0": 1, "total": 1}, {"total": 2.0}, {})
+    assert figures(state) == (
+        {"gpu0": 50, "total": 50},
+        {"gpu0": 1, "total": 1},
+        {"total": 2.0},
+        {},
+    )
 
 
 def test_a_vcuda_request_overrides_the_shares_for_cores_and_memory_separately() -> None:

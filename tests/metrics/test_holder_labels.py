@@ -1,4 +1,6 @@
-"""Tests that the shipped rules restore the pod labels with `--dcgm-holder-labels=false`, on a real Prometheus."""
+"""Tests that the shipped rules restore the pod labels with `--dcgm-holder-labels=false`, on a real
+Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,16 @@ def test_holders_are_only_in_podgpu_s_series(folder: Path, name: str) -> None:
     with_labels = read_metrics(folder / "on", scenario(name))
     without = read_metrics(folder / "off", scenario(name, OFF))
     holder = {"namespace", "pod", "container", "hpc_job"}
-    assert any(holder & sample.labels.keys() for sample in with_labels if sample.name.startswith("DCGM_"))
-    assert not any(holder & sample.labels.keys() for sample in without if sample.name.startswith("DCGM_"))
+    assert any(
+        holder & sample.labels.keys() for sample in with_labels if sample.name.startswith("DCGM_")
+    )
+    assert not any(
+        holder & sample.labels.keys() for sample in without if sample.name.startswith("DCGM_")
+    )
     for name in ("podgpu_allocation_info", "podgpu_container_gpu_processes"):
-        assert [s.labels for s in without if s.name == name] == [s.labels for s in with_labels if s.name == name]
+        assert [s.labels for s in without if s.name == name] == [
+            s.labels for s in with_labels if s.name == name
+        ]
 
 
 @needs("prometheus")
@@ -66,10 +74,14 @@ def test_the_rules_restore_the_labels(folder: Path, name: str) -> None:
     (folder / "off").mkdir()
     with node_of(scenario(name, OFF), folder / "off") as node:
         node.take_turns()
-        with running(node.agent) as client, scraped(folder, client, f"rule_files: ['{RULES}'], ") as server:
+        with (
+            running(node.agent) as client,
+            scraped(folder, client, f"rule_files: ['{RULES}'], ") as server,
+        ):
             query = f'{{__name__=~"{"|".join(RECORDED)}"}}'
             wait_until(lambda: len(ask(server, query)) >= len(expected), "the rules have run")
             recorded = ask(server, query)
     assert {
-        (labels["__name__"], tuple(labels.get(label, "") for label in KEY)): value for labels, value in recorded
+        (labels["__name__"], tuple(labels.get(label, "") for label in KEY)): value
+        for labels, value in recorded
     } == expected

@@ -1,4 +1,6 @@
-"""Runs OpenCost's queries on a real Prometheus that scrapes a shared GPU with `--kubernetes-virtual-gpus`."""
+"""Runs OpenCost's queries on a real Prometheus that scrapes a shared GPU with
+`--kubernetes-virtual-gpus`.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,18 @@ FIELDS = (USAGE, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_DEV_DEC_UTIL", "DCG
 
 
 def ask(server: str, query: str) -> list[tuple[dict[str, str], float]]:
-    with urllib.request.urlopen(f"{server}/api/v1/query?query={urllib.parse.quote(query)}", timeout=30) as answer:
+    with urllib.request.urlopen(
+        f"{server}/api/v1/query?query={urllib.parse.quote(query)}", timeout=30
+    ) as answer:
         found = json.load(answer)["data"]["result"]
     return [(one["metric"], float(one["value"][1])) for one in found]
 
 
 @contextmanager
 def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
-    """Runs a Prometheus that scrapes the exporter every second. `more` is added to its configuration."""
+    """Runs a Prometheus that scrapes the exporter every second. `more` is added to its
+    configuration.
+    """
     target = f"{client.address.host}:{client.address.port}"
     job = f"{{job_name: podgpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
     timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"
@@ -47,7 +53,9 @@ def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
 
 @needs("prometheus")
 def test_usage_per_container_of_a_shared_gpu(folder: Path) -> None:
-    """Two containers use 50 and 20 % of a time-sliced GPU. There are also an idle notebook and a host process."""
+    """Two containers use 50 and 20 % of a time-sliced GPU. There are also an idle notebook and a
+    host process.
+    """
     scenario = read_description(Path(__file__).parents[1] / "nodes" / "usage-virtual-gpus")
     rows = "".join(f"{name}, gauge, x\n" for name in FIELDS)
     with node_of(replace(scenario, files={"counters.csv": rows}), folder) as node:
@@ -64,7 +72,9 @@ def test_usage_per_container_of_a_shared_gpu(folder: Path) -> None:
             "sidecar": pytest.approx(0.2, abs=0.02),
             "notebook": 0,
         }, what
-    assert {(labels["pod"], labels["container"], labels["device"]) for labels, _ in answers["device"]} == {
+    assert {
+        (labels["pod"], labels["container"], labels["device"]) for labels, _ in answers["device"]
+    } == {
         ("train", "main", "nvidia0"),
         ("train", "sidecar", "nvidia0"),
         ("ada", "notebook", "nvidia0"),

@@ -13,17 +13,25 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from podgpu.metrics.encode import Family, Labels, Sample, encode, format_float
-from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, encode_parsed, parse_text
+from podgpu.metrics.parse import (
+    BadExposition,
+    ParsedFamily,
+    ParsedSample,
+    encode_parsed,
+    parse_text,
+)
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = sorted((TESTS / "nodes").glob("*/expected.prom"))
 EXPOSITIONS = sorted((*TESTS.glob("fixtures/h200/*.prom"), *TESTS.glob("fixtures/seeds/*.prom")))
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"))
 LETTERS = string.ascii_letters + "_"
-NAMES = st.builds(str.__add__, st.sampled_from(LETTERS + ":"), st.text(LETTERS + string.digits + ":", max_size=20))
-LABEL_NAMES = st.builds(str.__add__, st.sampled_from(LETTERS), st.text(LETTERS + string.digits, max_size=20)).filter(
-    lambda name: not name.startswith("__")
+NAMES = st.builds(
+    str.__add__, st.sampled_from(LETTERS + ":"), st.text(LETTERS + string.digits + ":", max_size=20)
 )
+LABEL_NAMES = st.builds(
+    str.__add__, st.sampled_from(LETTERS), st.text(LETTERS + string.digits, max_size=20)
+).filter(lambda name: not name.startswith("__"))
 LABELS = st.dictionaries(LABEL_NAMES, TEXT, max_size=4)
 VALUES = st.one_of(st.integers(-(2**53), 2**53), st.floats())
 BLANKS = st.text(" \t", max_size=3)
@@ -44,7 +52,9 @@ def same(one: float, other: float) -> bool:
 def families(draw: st.DrawFn) -> list[Family]:
     names = draw(st.lists(NAMES, unique=True, max_size=4))
     samples = st.lists(
-        st.builds(lambda pairs, v: Sample(Labels(pairs.items()), v), LABELS, VALUES), min_size=1, max_size=4
+        st.builds(lambda pairs, v: Sample(Labels(pairs.items()), v), LABELS, VALUES),
+        min_size=1,
+        max_size=4,
     )
     kinds = st.sampled_from(["gauge", "counter", "untyped"])
     return [Family(name, draw(kinds), draw(TEXT), tuple(draw(samples))) for name in names]
@@ -61,10 +71,19 @@ def test_encoded_families_are_parsed_back(printed: list[Family]) -> None:
             assert same(read.value, sample.value)
 
 
-@given(NAMES, LABELS, VALUES, st.none() | st.integers(-(2**62), 2**62), st.lists(BLANKS, min_size=12, max_size=12))
-def test_any_spacing(name: str, labels: dict[str, str], value: float, at: int | None, blanks: list[str]) -> None:
+@given(
+    NAMES,
+    LABELS,
+    VALUES,
+    st.none() | st.integers(-(2**62), 2**62),
+    st.lists(BLANKS, min_size=12, max_size=12),
+)
+def test_any_spacing(
+    name: str, labels: dict[str, str], value: float, at: int | None, blanks: list[str]
+) -> None:
     inside = f"{blanks[0]},{blanks[1]}".join(
-        f"{key}{blanks[2]}={blanks[3]}{Labels([(key, text)]).text[len(key) + 2 : -1]}" for key, text in labels.items()
+        f"{key}{blanks[2]}={blanks[3]}{Labels([(key, text)]).text[len(key) + 2 : -1]}"
+        for key, text in labels.items()
     )
     braces = f"{blanks[4]}{{{blanks[5]}{inside}{blanks[6]}}}{blanks[7]}" if labels else " "
     end = "" if at is None else f"\t{blanks[8]}{at}"
@@ -83,7 +102,11 @@ def test_the_oracle_reads_the_same(path: Path) -> None:
     assert sorted((s.name, sorted(s.labels.items()), s.value) for s in ours) == sorted(
         (s.name, sorted(s.labels.items()), float(s.value)) for s in theirs
     )
-    assert parse_text(encode_parsed(parse_text(text)).decode()) == parse_text(text) == parse_exactly(text)
+    assert (
+        parse_text(encode_parsed(parse_text(text)).decode())
+        == parse_text(text)
+        == parse_exactly(text)
+    )
 
 
 def test_escapes() -> None:
@@ -113,24 +136,72 @@ def test_histograms_and_summaries_keep_their_parts() -> None:
     }
 
 
-COMMENTS = ["", " \t ", "#", " # hello 5", ' # x{a="b"} 1', "# HELPx y", "# TYPES x gauge", "# help x y", "# EOF"]
-SAMPLES = ['x{a="b"}2', 'x {a="b"} 2', ' x{a="b"} 2', 'x\t{ a = "b" , }\t2\t', 'x{a="b"} +2.0e0', 'x{a="b"} 2 17']
+COMMENTS = [
+    "",
+    " \t ",
+    "#",
+    " # hello 5",
+    ' # x{a="b"} 1',
+    "# HELPx y",
+    "# TYPES x gauge",
+    "# help x y",
+    "# EOF",
+]
+SAMPLES = [
+    'x{a="b"}2',
+    'x {a="b"} 2',
+    ' x{a="b"} 2',
+    'x\t{ a = "b" , }\t2\t',
+    'x{a="b"} +2.0e0',
+    'x{a="b"} 2 17',
+]
 
 
 def test_a_parsed_text_is_written_completely() -> None:
     text = (
-        '# HELP h A \\\\ and a \\n.\n# TYPE h histogram\nh_bucket{le="1"} 2\nh_sum 3\nh_count 2\n# TYPE empty gauge\n'
+        '# HELP h A \\\\ and a \\n.\n# TYPE h histogram\nh_bucket{le="1"} 2\nh_sum 3\nh_count '
+        "2\n# TYPE empty gauge\n"
     )
     assert encode_parsed(parse_text(text)).decode() == text
-    lines = ["a 397.251000", 'a{b="1"} 46348437 1700000000000', 'a{b="2"} 9223372036854775794', 'a{b="3"} -0', ""]
+    lines = [
+        "a 397.251000",
+        'a{b="1"} 46348437 1700000000000',
+        'a{b="2"} 9223372036854775794',
+        'a{b="3"} -0',
+        "",
+    ]
     written = encode_parsed(parse_text("\n".join(lines))).decode().splitlines()
-    assert written == ["a 397.251", 'a{b="1"} 46348437', 'a{b="2"} 9.223372036854776e+18', 'a{b="3"} 0']
+    assert written == [
+        "a 397.251",
+        'a{b="1"} 46348437',
+        'a{b="2"} 9.223372036854776e+18',
+        'a{b="3"} 0',
+    ]
 
 
 REFUSED = [
-    *("x", 'x{a="b"}', "x 1 2 3", "x{} {} 1", "1x 1", "x-y 1", "<html>", '{"x.y"} 1', '{a="b"} 1', "\ufeffx 1"),
+    *(
+        "x",
+        'x{a="b"}',
+        "x 1 2 3",
+        "x{} {} 1",
+        "1x 1",
+        "x-y 1",
+        "<html>",
+        '{"x.y"} 1',
+        '{a="b"} 1',
+        "\ufeffx 1",
+    ),
     *("x one", "x 1_000", "x 0x1p4", "x ١", "x -NaN", "x 1\r", "x 1 2.5"),
-    *('x{a="b" 1', 'x{a="b} 1', 'x{a="b\\"} 1', "x{a} 1", "x{a=b} 1", 'x{a="1" b="2"} 1', 'x{a="1",a="2"} 1'),
+    *(
+        'x{a="b" 1',
+        'x{a="b} 1',
+        'x{a="b\\"} 1',
+        "x{a} 1",
+        "x{a=b} 1",
+        'x{a="1" b="2"} 1',
+        'x{a="1",a="2"} 1',
+    ),
     *('x{a="1",,b="2"} 1', 'x{,a="1"} 1', 'x{a:b="1"} 1', 'x{a="b"} 1 # {} 1', 'x{a="b"} #'),
     *("# TYPE y", "# TYPE y info", "# TYPE y gauge gauge"),
     *("# HELP", "# HELP wanted! x", '# HELP x{a="b"} 1', " # TYPE"),
@@ -157,11 +228,61 @@ def test_too_many_lines_are_refused() -> None:
 
 # The fast and the slow path of the parser must give the same result
 
-HEADS = st.sampled_from(["a", "a_sum", "b", "# HELP a", "# TYPE a", "# TYPE a_sum", "#", "", " a", "a ", "9", "ä"])
-LABEL_TEXTS = ["", "{}", "{", "}", "{,}", '{x="1"}', '{x="1",}', '{x="1"', '{x="1" }', '{x="{"}', '{x="1",x="1"}']
-LABEL_TEXTS += ['{x="1",y="}"}', '{x="\\""}', '{x="1"}}', '{__name__="a"}', '{x="ä"}', '{x="1"y="2"}', '{x="a b"}']
-NUMBERS = [" 1", "1", " 1 2", " 1_0", " 1e999", " NaN", " +Inf", " 0x1", " 1\r", " \t1", " 1\x0b", " ", "", "  1"]
-NUMBERS += [" histogram", " gauge", " ١", " 1 ", " -0", " .5", " 5.", "\t1", " \x1c1", " 1.5e3", ' "', " {1"]
+HEADS = st.sampled_from(
+    ["a", "a_sum", "b", "# HELP a", "# TYPE a", "# TYPE a_sum", "#", "", " a", "a ", "9", "ä"]
+)
+LABEL_TEXTS = [
+    "",
+    "{}",
+    "{",
+    "}",
+    "{,}",
+    '{x="1"}',
+    '{x="1",}',
+    '{x="1"',
+    '{x="1" }',
+    '{x="{"}',
+    '{x="1",x="1"}',
+]
+LABEL_TEXTS += [
+    '{x="1",y="}"}',
+    '{x="\\""}',
+    '{x="1"}}',
+    '{__name__="a"}',
+    '{x="ä"}',
+    '{x="1"y="2"}',
+    '{x="a b"}',
+]
+NUMBERS = [
+    " 1",
+    "1",
+    " 1 2",
+    " 1_0",
+    " 1e999",
+    " NaN",
+    " +Inf",
+    " 0x1",
+    " 1\r",
+    " \t1",
+    " 1\x0b",
+    " ",
+    "",
+    "  1",
+]
+NUMBERS += [
+    " histogram",
+    " gauge",
+    " ١",
+    " 1 ",
+    " -0",
+    " .5",
+    " 5.",
+    "\t1",
+    " \x1c1",
+    " 1.5e3",
+    ' "',
+    " {1",
+]
 LINES = st.builds("{}{}{}".format, HEADS, st.sampled_from(LABEL_TEXTS), st.sampled_from(NUMBERS))
 ODD_LINES = LINES | st.sampled_from([*COMMENTS, *SAMPLES, *REFUSED])
 

@@ -31,9 +31,13 @@ OWN_COLLECTORS = "DCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_XID_ERRORS_TOTAL,c
 NAME_SETS: list[NameSet] = ["4.8", "4.9", "both"]
 COUNTERS = (shipped_counters("dcp") or ()) + parse_counters(OWN_COLLECTORS, "test")
 POLICY = Policy(counters=COUNTERS, hostname="h")
-FIELDS = sorted({c.field.name for c in shipped_counters("dcp", "both") or () if c.field.type != "text"})
+FIELDS = sorted(
+    {c.field.name for c in shipped_counters("dcp", "both") or () if c.field.type != "text"}
+)
 
-usages = st.none() | st.builds(HolderUsage, utilization_ratio=st.just(0.5), energy_mj=st.integers(0, 9))
+usages = st.none() | st.builds(
+    HolderUsage, utilization_ratio=st.just(0.5), energy_mj=st.integers(0, 9)
+)
 holders = st.lists(
     st.builds(
         Holder,
@@ -65,11 +69,15 @@ instances = st.lists(
     max_size=2,
     unique_by=lambda instance: instance.id,
 ).map(tuple)
-devices = st.builds(DeviceState, uuid=st.just(""), model=st.just("NVIDIA H100"), instances=instances, **slot_parts)
+devices = st.builds(
+    DeviceState, uuid=st.just(""), model=st.just("NVIDIA H100"), instances=instances, **slot_parts
+)
 nodes = st.lists(devices, max_size=3).map(
     lambda gpus: NodeState(
         producer="podgpu",
-        devices=tuple(msgspec.structs.replace(gpu, index=n, uuid=f"GPU-{n}") for n, gpu in enumerate(gpus)),
+        devices=tuple(
+            msgspec.structs.replace(gpu, index=n, uuid=f"GPU-{n}") for n, gpu in enumerate(gpus)
+        ),
     )
 )
 
@@ -88,7 +96,9 @@ def series(text: str) -> list[str]:
 
 
 @given(nodes, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAME_SETS))
-def test_no_series_and_no_family_twice(state: NodeState, old: bool, copy: bool, virtual: bool, names: NameSet) -> None:
+def test_no_series_and_no_family_twice(
+    state: NodeState, old: bool, copy: bool, virtual: bool, names: NameSet
+) -> None:
     policy = Policy(
         (shipped_counters("dcp", names) or ()) + parse_counters(OWN_COLLECTORS, "test", names),
         "h",
@@ -111,11 +121,18 @@ def test_the_largest_pairs_of_waiting_pods_have_series_if_wanted() -> None:
     name = "podgpu_container_gpu_waits_for_ratio"
     assert name not in text_of(state)
     for limit, first, last in ((1, 11, 30), (25, 25, 30)):
-        found = [line for line in text_of(state, Policy(wait_pairs=limit)).splitlines() if line.startswith(name)]
+        found = [
+            line
+            for line in text_of(state, Policy(wait_pairs=limit)).splitlines()
+            if line.startswith(name)
+        ]
         assert [line.split('runner_pod="')[1] for line in found] == [
             f'r{n}"}} {n / 100}' for n in range(last, first - 1, -1)
         ]
-        assert 'container="main",namespace="ns",pod="waiter",runner_container="main",runner_namespace="ns"' in found[0]
+        assert (
+            'container="main",namespace="ns",pod="waiter",runner_container="main",runner_namespace="ns"'
+            in found[0]
+        )
 
 
 @given(nodes)
@@ -130,28 +147,46 @@ def test_pod_labels_only_if_exactly_one_workload_holds_the_device(state: NodeSta
             slot = slots[labels["UUID"], labels.get("GPU_I_ID", "")]
             held = [holder for holder in slot.holders if holder.source]
             assert not slot.hidden
-            expected = (held[0].namespace, held[0].pod, held[0].container) if len(held) == 1 else (None, None, None)
+            expected = (
+                (held[0].namespace, held[0].pod, held[0].container)
+                if len(held) == 1
+                else (None, None, None)
+            )
             assert (labels.get("namespace"), labels.get("pod"), labels.get("container")) == expected
 
 
 def test_label_type_fields_are_not_on_podgpu_families() -> None:
     text = text_of(gpu(fields={"DCGM_FI_DRIVER_VERSION": "580.1", "DCGM_FI_DEV_GPU_TEMP": 40}))
     assert 'DCGM_FI_DRIVER_VERSION="580.1"' in text
-    assert all("DCGM_FI_DRIVER_VERSION" not in line for line in text.splitlines() if line.startswith("podgpu_"))
+    assert all(
+        "DCGM_FI_DRIVER_VERSION" not in line
+        for line in text.splitlines()
+        if line.startswith("podgpu_")
+    )
 
 
 def test_holders_without_names_have_uid_and_container_id() -> None:
-    unnamed = tuple(Holder(uid=f"u-{n}", container_id=str(n) * 64, usage=HolderUsage(allocated_ns=1)) for n in range(2))
+    unnamed = tuple(
+        Holder(uid=f"u-{n}", container_id=str(n) * 64, usage=HolderUsage(allocated_ns=1))
+        for n in range(2)
+    )
     text = text_of(gpu(holders=unnamed))
     assert len(series(text)) == len(set(series(text)))
     assert f'container_id="{"1" * 64}",pod_uid="u-1"' in text
 
 
 def test_a_gpu_without_index_has_an_empty_one_in_every_family() -> None:
-    """If only the kubelet lists a GPU, its index is unknown. All families need the same label value for joins."""
-    holder = Holder("ns", "p", "c", source="kubelet", share_ratio=1.0, usage=HolderUsage(allocated_ns=1))
+    """If only the kubelet lists a GPU, its index is unknown. All families need the same label value
+    for joins.
+    """
+    holder = Holder(
+        "ns", "p", "c", source="kubelet", share_ratio=1.0, usage=HolderUsage(allocated_ns=1)
+    )
     state = gpu(
-        index=None, fields={"DCGM_FI_DEV_GPU_TEMP": 40}, holders=(holder,), unsupported=("DCGM_FI_DEV_FB_USED",)
+        index=None,
+        fields={"DCGM_FI_DEV_GPU_TEMP": 40},
+        holders=(holder,),
+        unsupported=("DCGM_FI_DEV_FB_USED",),
     )
     named = [line for line in series(text_of(state)) if 'UUID="GPU-0"' in line]
     assert len(named) > 4

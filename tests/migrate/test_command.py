@@ -1,4 +1,6 @@
-"""Tests `podgpu migrate` on dashboards and rules: it changes only what is necessary, and reports errors."""
+"""Tests `podgpu migrate` on dashboards and rules: it changes only what is necessary, and reports
+errors.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,14 @@ groups:
       DCGM_FI_DEV_GPU_TEMP > 80
 """
 CHANGES = {
-    'DCGM_FI_DEV_GPU_UTIL{Hostname!=""} > 90': 'round(DCGM_FI_DEV_GPU_UTIL_RATIO{hostname!=""} * 100, 0.0001) > 90',
+    (
+        'DCGM_FI_DEV_GPU_UTIL{Hostname!=""} > 90'
+    ): 'round(DCGM_FI_DEV_GPU_UTIL_RATIO{hostname!=""} * 100, 0.0001) > 90',
     "$labels.Hostname": "$labels.hostname",
     "by (Hostname, gpu)": "by (hostname, gpu)",
-    "rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])": "(rate(DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL[5m]) * 1000)",
+    "rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])": (
+        "(rate(DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL[5m]) * 1000)"
+    ),
     "sum by (Hostname)\n      (gpu:energy:watts)": "sum by (hostname) (gpu:energy:watts)",
     'DCGM_FI_DEV_FB_USED{pod=\\"a\\"}': '(DCGM_FI_DEV_FB_USED_BYTES{pod=\\"a\\"} / 1048576)',
     "DCGM_FI_DEV_FB_USED{pod=''a''}": "(DCGM_FI_DEV_FB_USED_BYTES{pod=''a''} / 1048576)",
@@ -62,14 +68,26 @@ DASHBOARD = {
     "title": "GPUs é",
     "templating": {
         "list": [
-            {"name": "node", "query": {"query": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)", "refId": "A"}},
-            {"name": "gpu", "query": "label_values(DCGM_FI_DEV_GPU_UTIL, gpu)", "definition": "label_values(gpu)"},
+            {
+                "name": "node",
+                "query": {"query": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)", "refId": "A"},
+            },
+            {
+                "name": "gpu",
+                "query": "label_values(DCGM_FI_DEV_GPU_UTIL, gpu)",
+                "definition": "label_values(gpu)",
+            },
         ]
     },
     "panels": [
         {
             "title": "Hostname",
-            "targets": [{"expr": 'DCGM_FI_DEV_GPU_UTIL{Hostname="$node"}', "legendFormat": "{{ Hostname }} {{gpu}}"}],
+            "targets": [
+                {
+                    "expr": 'DCGM_FI_DEV_GPU_UTIL{Hostname="$node"}',
+                    "legendFormat": "{{ Hostname }} {{gpu}}",
+                }
+            ],
             "transformations": [{"options": {"renameByName": {"Hostname": "Node"}}}],
             "links": [{"url": "/d/x?node=${__field.labels.Hostname}"}],
         }
@@ -79,7 +97,8 @@ DASHBOARD = {
 
 def test_several_documents_anchors_and_what_is_no_rule() -> None:
     text = (
-        "kind: PrometheusRule\nspec:\n  groups:\n  - rules:\n    - alert: A\n      expr: &e DCGM_FI_DEV_GPU_TEMP > 80\n"
+        "kind: PrometheusRule\nspec:\n  groups:\n  - rules:\n    - alert: A\n      expr: &e "
+        "DCGM_FI_DEV_GPU_TEMP > 80\n"
         "    - alert: B\n      expr: *e\n---\nseriesQuery: DCGM_FI_DEV_GPU_UTIL\n"
     )
     migrated = migrate_rules(text, "r.yaml")
@@ -97,7 +116,10 @@ def test_a_dashboard_keeps_its_layout(indent: int | None) -> None:
     assert there.text == json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
     (panel,) = document["panels"]
     assert panel["targets"] == [
-        {"expr": '(DCGM_FI_DEV_GPU_UTIL_RATIO{hostname="$node"} * 100)', "legendFormat": "{{ hostname }} {{gpu}}"}
+        {
+            "expr": '(DCGM_FI_DEV_GPU_UTIL_RATIO{hostname="$node"} * 100)',
+            "legendFormat": "{{ hostname }} {{gpu}}",
+        }
     ]
     assert panel["title"] == "Hostname"
     assert panel["transformations"][0]["options"]["renameByName"] == {"hostname": "Node"}
@@ -111,22 +133,44 @@ def test_a_variable_that_reads_printed_series() -> None:
     variable = {"query": "query_result(DCGM_FI_DEV_GPU_TEMP)", "regex": '/Hostname="([^"]+)"/'}
     migrated = migrate_dashboard(json.dumps({"templating": {"list": [variable]}}), "d.json")
     (found,) = json.loads(migrated.text)["templating"]["list"]
-    assert found == {"query": "query_result(DCGM_FI_DEV_GPU_TEMP_CELSIUS)", "regex": '/hostname="([^"]+)"/'}
+    assert found == {
+        "query": "query_result(DCGM_FI_DEV_GPU_TEMP_CELSIUS)",
+        "regex": '/hostname="([^"]+)"/',
+    }
 
 
 def test_columns_and_legends_of_others_are_theirs() -> None:
-    ours = {"targets": [{"expr": "podgpu_device_count", "legendFormat": "{{Hostname}}"}], "sort": {"by": "Hostname"}}
-    others = {"targets": [{"expr": "node_uname_info", "legendFormat": "{{Hostname}}"}], "sort": {"by": "Hostname"}}
+    ours = {
+        "targets": [{"expr": "podgpu_device_count", "legendFormat": "{{Hostname}}"}],
+        "sort": {"by": "Hostname"},
+    }
+    others = {
+        "targets": [{"expr": "node_uname_info", "legendFormat": "{{Hostname}}"}],
+        "sort": {"by": "Hostname"},
+    }
     document = {"panels": [ours, others, {"panels": [ours], "type": "row"}]}
-    first, second, row = json.loads(migrate_dashboard(json.dumps(document), "d.json").text)["panels"]
-    assert first["targets"][0]["legendFormat"] == row["panels"][0]["targets"][0]["legendFormat"] == "{{hostname}}"
+    first, second, row = json.loads(migrate_dashboard(json.dumps(document), "d.json").text)[
+        "panels"
+    ]
+    assert (
+        first["targets"][0]["legendFormat"]
+        == row["panels"][0]["targets"][0]["legendFormat"]
+        == "{{hostname}}"
+    )
     assert first["sort"] == {"by": "hostname"}
     assert second == others
 
 
 def test_a_variable_of_the_dashboards_called_as_a_label_keeps_its_name() -> None:
-    of_variables = {"repeat": "Hostname", "scopedVars": {"Hostname": {"text": "Hostname", "value": "Hostname"}}}
-    panel = {"targets": [{"expr": 'DCGM_FI_DEV_GPU_TEMP{Hostname="$Hostname"}'}], "sort": "Hostname", **of_variables}
+    of_variables = {
+        "repeat": "Hostname",
+        "scopedVars": {"Hostname": {"text": "Hostname", "value": "Hostname"}},
+    }
+    panel = {
+        "targets": [{"expr": 'DCGM_FI_DEV_GPU_TEMP{Hostname="$Hostname"}'}],
+        "sort": "Hostname",
+        **of_variables,
+    }
     migrated = migrate_dashboard(json.dumps({"panels": [panel]}), "d.json")
     (found,) = json.loads(migrated.text)["panels"]
     assert {key: found[key] for key in of_variables} == of_variables
@@ -142,10 +186,19 @@ def test_a_byte_order_mark_stays() -> None:
 def test_what_is_named_elsewhere_in_a_dashboard_is_said() -> None:
     document = {
         "panels": [
-            {"description": "shows DCGM_FI_DEV_GPU_UTIL", "targets": [{"expr": "DCGM_FI_DEV_GPU_UTIL ] x"}]},
-            {"fieldConfig": {"overrides": [{"matcher": {"id": "byName", "options": "DCGM_FI_DEV_GPU_UTIL"}}]}},
+            {
+                "description": "shows DCGM_FI_DEV_GPU_UTIL",
+                "targets": [{"expr": "DCGM_FI_DEV_GPU_UTIL ] x"}],
+            },
+            {
+                "fieldConfig": {
+                    "overrides": [{"matcher": {"id": "byName", "options": "DCGM_FI_DEV_GPU_UTIL"}}]
+                }
+            },
         ],
-        "templating": {"list": [{"type": "custom", "query": "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED"}]},
+        "templating": {
+            "list": [{"type": "custom", "query": "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED"}]
+        },
     }
     migrated = migrate_dashboard(json.dumps(document), "d.json")
     assert len(migrated.unconverted) == 3
@@ -191,14 +244,20 @@ def test_nothing_is_written_when_something_is_left(
     other.write_text(text, encoding="utf-8")
     assert run(["migrate", "--in-place", str(rules), str(other)]) == 1
     out, err = capsys.readouterr()
-    assert (out, rules.read_text(encoding="utf-8"), other.read_text(encoding="utf-8")) == ("", RULES, text)
+    assert (out, rules.read_text(encoding="utf-8"), other.read_text(encoding="utf-8")) == (
+        "",
+        RULES,
+        text,
+    )
     assert "line 4, alert A.expr" in err
     assert "nothing was written" in err
     assert run(["migrate", "--in-place", "--force", str(rules), str(other)]) == 0
     assert "expr: DCGM_FI_DEV_GPU_TEMP_CELSIUS" in other.read_text(encoding="utf-8")
 
 
-def test_an_expression_and_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expression_and_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(["migrate", "--expr", "avg(DCGM_FI_DEV_GPU_UTIL) > 90"]) == 0
     assert capsys.readouterr().out == "avg(round(DCGM_FI_DEV_GPU_UTIL_RATIO * 100, 0.0001)) > 90\n"
     for text in (RULES, json.dumps(DASHBOARD)):
@@ -244,6 +303,8 @@ def test_what_is_no_such_file_is_said(
         (["--expr", "sum("], "not PromQL"),
     ],
 )
-def test_wrong_calls_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_calls_are_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["migrate", *arguments]) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Tests the conversion of PromQL from the names, labels and units of dcgm-exporter 4.8 to those of 4.9."""
+"""Tests the conversion of PromQL from the names, labels and units of dcgm-exporter 4.8 to those of
+4.9.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ REWRITTEN = [
     (f'{{__name__="{TEMP}",gpu="0"}}', f'{{__name__="{CELSIUS}",gpu="0"}}'),
     # units
     (f"{UTIL} > 90", f"round({UTIL_RATIO} * 100, 0.0001) > 90"),
-    (f"max_over_time({UTIL}[5m]) >= bool 55", f"round(max_over_time({UTIL_RATIO}[5m]) * 100, 0.0001) >= bool 55"),
+    (
+        f"max_over_time({UTIL}[5m]) >= bool 55",
+        f"round(max_over_time({UTIL_RATIO}[5m]) * 100, 0.0001) >= bool 55",
+    ),
     (f"55 < avg({UTIL}) * 2", f"55 < avg(round({UTIL_RATIO} * 100, 0.0001)) * 2"),
     (f'{USED}{{gpu=~"$gpu"}}', f'({USED_BYTES}{{gpu=~"$gpu"}} / 1048576)'),
     (f"{USED} @ end() offset -1h", f"({USED_BYTES} @ end() offset -1h / 1048576)"),
@@ -37,7 +42,10 @@ REWRITTEN = [
     # labels
     (f'{TEMP}{{Hostname=~"$node"}}', f'{CELSIUS}{{hostname=~"$node"}}'),
     (f"max by (Hostname, gpu) ({TEMP})", f"max by (hostname, gpu) ({CELSIUS})"),
-    (f"max without (DCGM_FI_DRIVER_VERSION) ({TEMP})", f"max without (DCGM_FI_SYSTEM_DRIVER_VERSION) ({CELSIUS})"),
+    (
+        f"max without (DCGM_FI_DRIVER_VERSION) ({TEMP})",
+        f"max without (DCGM_FI_SYSTEM_DRIVER_VERSION) ({CELSIUS})",
+    ),
     (
         f"{TEMP} * on (Hostname) group_left (Hostname) podgpu_device_count",
         f"{CELSIUS} * on (hostname) group_left (hostname) podgpu_device_count",
@@ -48,11 +56,20 @@ REWRITTEN = [
     ),
     (
         f'{TEMP} * on (Hostname) label_replace(kube_node_info, "Hostname", "$1", "node", "(.*)")',
-        f'{CELSIUS} * on (hostname) label_replace(kube_node_info, "hostname", "$1", "node", "(.*)")',
+        (
+            f'{CELSIUS} * on (hostname) label_replace(kube_node_info, "hostname", "$1", "node", '
+            '"(.*)")'
+        ),
     ),
-    ('sum by (Hostname) (ALERTS{alertname=~"Podgpu.*"})', 'sum by (hostname) (ALERTS{alertname=~"Podgpu.*"})'),
+    (
+        'sum by (Hostname) (ALERTS{alertname=~"Podgpu.*"})',
+        'sum by (hostname) (ALERTS{alertname=~"Podgpu.*"})',
+    ),
     (f'sort_by_label({TEMP}, "Hostname", "gpu")', f'sort_by_label({CELSIUS}, "hostname", "gpu")'),
-    (f'label_join({TEMP}, "x", ",", "Hostname", "gpu")', f'label_join({CELSIUS}, "x", ",", "hostname", "gpu")'),
+    (
+        f'label_join({TEMP}, "x", ",", "Hostname", "gpu")',
+        f'label_join({CELSIUS}, "x", ",", "hostname", "gpu")',
+    ),
     # whitespace and comments are kept
     (f"{UTIL}  # busy\n  >   90", f"round({UTIL_RATIO} * 100, 0.0001)  # busy\n  >   90"),
     (f"( {TEMP}\n)", f"( {CELSIUS}\n)"),
@@ -66,7 +83,9 @@ def test_rewritten_expressions(old: str, new: str) -> None:
     assert rewrite_query(new).text == new
 
 
-@pytest.mark.parametrize("text", ["rate(x_bucket[5m])", "DCGM_FI_PROF_PCIE_TX_BYTES", "1 + 1", '"x"'])
+@pytest.mark.parametrize(
+    "text", ["rate(x_bucket[5m])", "DCGM_FI_PROF_PCIE_TX_BYTES", "1 + 1", '"x"']
+)
 def test_names_of_both_generations_stay(text: str) -> None:
     assert rewrite_query(text).text == text
 
@@ -104,8 +123,14 @@ def test_queries_of_variables() -> None:
     assert rewrite_query(f'label_values({UTIL}{{Hostname=~"$node"}}, gpu)').text == (
         f'label_values({UTIL_RATIO}{{hostname=~"$node"}}, gpu)'
     )
-    assert rewrite_query(f"label_values({TEMP}, Hostname)").text == f"label_values({CELSIUS}, hostname)"
-    assert rewrite_query(f"query_result(max({UTIL}))").text == f"query_result(max(({UTIL_RATIO} * 100)))"
+    assert (
+        rewrite_query(f"label_values({TEMP}, Hostname)").text
+        == f"label_values({CELSIUS}, hostname)"
+    )
+    assert (
+        rewrite_query(f"query_result(max({UTIL}))").text
+        == f"query_result(max(({UTIL_RATIO} * 100)))"
+    )
     for text in (
         "label_values(gpu)",
         "label_values(hostname)",
@@ -127,7 +152,20 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "sum(", "a b", "a{b}", 'a{b="c"', "a[5m", "a[x]", "a offset", "a @", ")", "a +", "a by (x)"),
+        *(
+            "",
+            "sum(",
+            "a b",
+            "a{b}",
+            'a{b="c"',
+            "a[5m",
+            "a[x]",
+            "a offset",
+            "a @",
+            ")",
+            "a +",
+            "a by (x)",
+        ),
         *('a{b="c" d="e"}', "a{b=c}", "SELECT 1 FROM t", "a ~ b", '"unclosed'),
         "(" * 2000 + "a" + ")" * 2000,
     ],

@@ -55,7 +55,9 @@ def expositions(names: NameSet) -> Iterator[Point]:
         NvmlTelemetry(driver, "nvml", lambda: 2, clock.monotonic, clock.wall),
         settings=Settings(
             policy=Policy(
-                counters=shipped_counters("default", names) or (), hostname="node-1", hostname_labels=HOST_LABELS[names]
+                counters=shipped_counters("default", names) or (),
+                hostname="node-1",
+                hostname_labels=HOST_LABELS[names],
             )
         ),
         clock=Clock(clock.monotonic, clock.wall),
@@ -68,7 +70,12 @@ def expositions(names: NameSet) -> Iterator[Point]:
         agent.read_telemetry()
         for family in parse_text(agent.published.fresh.plain.decode()):
             for sample in family.samples:
-                yield Point(sample.name, {**sample.labels, "instance": "node-1:9400"}, sample.value, clock.wall())
+                yield Point(
+                    sample.name,
+                    {**sample.labels, "instance": "node-1:9400"},
+                    sample.value,
+                    clock.wall(),
+                )
     agent.stop()
 
 
@@ -87,14 +94,20 @@ class Answers:
 
 
 def _key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    new = {renamed_labels().get(name, name): value for name, value in labels.items() if name != "__name__"}
+    new = {
+        renamed_labels().get(name, name): value
+        for name, value in labels.items()
+        if name != "__name__"
+    }
     return tuple(sorted(new.items()))
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     folder = tmp_path_factory.mktemp("prom")
-    by_time = sorted((*expositions("4.8"), *expositions("4.9")), key=lambda point: (point.name, point.at))
+    by_time = sorted(
+        (*expositions("4.8"), *expositions("4.9")), key=lambda point: (point.name, point.at)
+    )
     with prometheus(folder, _each_once(by_time)) as url:
         yield Answers(url, max(point.at for point in by_time))
 
@@ -138,10 +151,17 @@ def test_rewritten_queries_return_the_same_figures(answers: Answers, query: str)
 @needs("prometheus", "promtool")
 def test_every_whole_per_cent_compares_exactly(tmp_path: Path) -> None:
     time = 1_700_000_000.0
-    ratios = [Point("DCGM_FI_DEV_GPU_UTIL_RATIO", {"gpu": str(n)}, n / 100, time) for n in range(101)]
+    ratios = [
+        Point("DCGM_FI_DEV_GPU_UTIL_RATIO", {"gpu": str(n)}, n / 100, time) for n in range(101)
+    ]
     percents = [Point("DCGM_FI_DEV_GPU_UTIL", {"gpu": str(n)}, n, time) for n in range(101)]
     with prometheus(tmp_path, [*percents, *ratios]) as url:
         answers = Answers(url, time)
         for percent in range(101):
-            for query in (f"DCGM_FI_DEV_GPU_UTIL > {percent}", f"{percent} == avg by (gpu) (DCGM_FI_DEV_GPU_UTIL)"):
-                assert answers.ask(rewrite_query(query).text).keys() == answers.ask(query).keys(), query
+            for query in (
+                f"DCGM_FI_DEV_GPU_UTIL > {percent}",
+                f"{percent} == avg by (gpu) (DCGM_FI_DEV_GPU_UTIL)",
+            ):
+                assert answers.ask(rewrite_query(query).text).keys() == answers.ask(query).keys(), (
+                    query
+                )

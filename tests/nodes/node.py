@@ -1,5 +1,5 @@
-"""Builds the node that a `node.json` describes, and the exporter's agent for it. The driver, kubelet and API server are
-simulated. The files, log names and /proc are in a folder.
+"""Builds the node that a `node.json` describes, and the exporter's agent for it. The driver,
+kubelet and API server are simulated. The files, log names and /proc are in a folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from podgpu.node.holders.api import ApiAccess
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
-from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc, cgroup_text, container_cgroup
+from tests.simulated import (
+    OTHER_PID_NAMESPACE,
+    FaultyNvml,
+    FaultyProc,
+    cgroup_text,
+    container_cgroup,
+)
 from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, SimulatedDevice
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -41,7 +47,9 @@ _UP_FOR = 60.0
 
 @dataclass(frozen=True)
 class Description:
-    """Keys of `node.json`. The defaults are a healthy node without pods, and podgpu's default options."""
+    """Keys of `node.json`. The defaults are a healthy node without pods, and podgpu's default
+    options.
+    """
 
     about: str
     """Why this scenario exists."""
@@ -69,15 +77,21 @@ class Description:
     fixtures: Mapping[str, str] = field(default_factory=dict)
     """File name -> file below tests/fixtures to copy."""
     logs: Sequence[str] = ()
-    """Names below /var/log: `pods/<namespace>_<pod>_<uid>`, `containers/<pod>_<namespace>_<container>-<id>.log`."""
+    """Names below /var/log: `pods/<namespace>_<pod>_<uid>`,
+    `containers/<pod>_<namespace>_<container>-<id>.log`.
+    """
     processes: Mapping[str, Mapping[str, str]] | None = None
-    """Pid -> `uid` and `container_id` of its container. If None, podgpu runs in its own PID namespace."""
+    """Pid -> `uid` and `container_id` of its container. If None, podgpu runs in its own PID
+    namespace.
+    """
     host_processes: Sequence[int] = ()
     """Pids outside any container."""
     mps_servers: Sequence[int] = ()
     """Pids of MPS servers, outside any container."""
     api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """Resource -> objects of the API server in `{folder}/kubeconfig`. If None, there is no API server."""
+    """Resource -> objects of the API server in `{folder}/kubeconfig`. If None, there is no API
+    server.
+    """
     api_away: bool = False
     """Whether the API server is stopped when podgpu starts."""
     faults: Sequence[Sequence[Any]] = ()
@@ -124,7 +138,9 @@ class Node:
         _apply(self.driver, self.description.faults_later)
 
     def _xids_arrived(self) -> bool:
-        slots = [slot for gpu in self.agent.published.state.devices for slot in (gpu, *gpu.instances)]
+        slots = [
+            slot for gpu in self.agent.published.state.devices for slot in (gpu, *gpu.instances)
+        ]
         if sum(count.total for slot in slots for count in slot.xids) == self.description.xids:
             return True
         self.agent.read_allocation()
@@ -133,7 +149,9 @@ class Node:
 
 @contextmanager
 def node_of(description: Description, folder: Path) -> Iterator[Node]:
-    """Writes all files and the kubelet's socket to `folder`. Its path must be short, because socket paths are."""
+    """Writes all files and the kubelet's socket to `folder`. Its path must be short, because socket
+    paths are.
+    """
     clock = FakeClock()
     driver = _driver(description, clock)
     write_files(description, folder)
@@ -158,7 +176,9 @@ def write_files(description: Description, folder: Path) -> None:
     for name, content in description.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        path.write_text(
+            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+        )
     for name, fixture in description.fixtures.items():
         shutil.copy(FIXTURES / fixture, folder / name)
     for name in description.logs:
@@ -176,7 +196,9 @@ def write_files(description: Description, folder: Path) -> None:
 
 
 @contextmanager
-def _api_server(objects: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> Iterator[SimulatedApiServer]:
+def _api_server(
+    objects: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path
+) -> Iterator[SimulatedApiServer]:
     with SimulatedApiServer() as server:
         for resource, things in objects.items():
             server.put(resource, *(dict(thing) for thing in things))
@@ -224,20 +246,30 @@ class RecordedKubelet(FaultyKubelet):
     def service(self, call: Any) -> Any:
         self.calls.append(call.method)
         answer = self._answers.get(call.method)
-        return None if answer is None else grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
+        return (
+            None
+            if answer is None
+            else grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
+        )
 
 
 def _kubelet(description: Description, driver: FaultyNvml, socket: str) -> FaultyKubelet:
     if description.kubelet_answers:
         files = description.kubelet_answers.items()
-        return RecordedKubelet(socket, {method: (FIXTURES / file).read_bytes() for method, file in files})
+        return RecordedKubelet(
+            socket, {method: (FIXTURES / file).read_bytes() for method, file in files}
+        )
     if description.lived_in:
         return FaultyKubelet(socket, pods(tenants(driver)))
     return FaultyKubelet(socket, [_pod(**pod) for pod in description.pods])
 
 
-def _pod(claims: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **pod: Any) -> SimulatedPod:
-    held = {container: [_claim(**claim) for claim in each] for container, each in (claims or {}).items()}
+def _pod(
+    claims: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **pod: Any
+) -> SimulatedPod:
+    held = {
+        container: [_claim(**claim) for claim in each] for container, each in (claims or {}).items()
+    }
     return ClaimingPod(**pod, claims=held)
 
 
@@ -254,7 +286,9 @@ def _apply(driver: FaultyNvml, faults: Sequence[Sequence[Any]]) -> None:
 def _agent(
     description: Description, driver: FaultyNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
-    """Builds the agent like the real exporter, but independent of the machine that runs the test."""
+    """Builds the agent like the real exporter, but independent of the machine that runs the
+    test.
+    """
     on_the_bus = len(driver.gpus) if description.on_the_bus == -1 else description.on_the_bus
     telemetry = NvmlTelemetry(
         driver,
@@ -287,7 +321,9 @@ ROOTS = (
 
 @contextmanager
 def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Removes the environment variables that podgpu reads, except paths, and sets the given ones."""
+    """Removes the environment variables that podgpu reads, except paths, and sets the given
+    ones.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(HOST_VARIABLES) and name not in NODE_PATHS:

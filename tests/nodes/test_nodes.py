@@ -1,6 +1,7 @@
 """Golden scenarios: one folder each, scraped through a real server and compared byte by byte.
 
-`pytest tests/nodes --rewrite-golden` rewrites the expected texts. Read the diff before you commit it.
+`pytest tests/nodes --rewrite-golden` rewrites the expected texts. Read the diff before you commit
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def test_scenario(name: str, folder: Path, request: pytest.FixtureRequest) -> No
     expected = golden.read_bytes().decode()
     if text != expected:
         pytest.fail(
-            "".join(difflib.unified_diff(_lines(expected), _lines(text), "expected", "got", n=0)), pytrace=False
+            "".join(difflib.unified_diff(_lines(expected), _lines(text), "expected", "got", n=0)),
+            pytrace=False,
         )
 
 
@@ -50,7 +52,9 @@ def test_expected_text_is_sound(name: str) -> None:
     assert [one for one, times in series.items() if times > 1] == []
     assert len(samples) == sum(not line.startswith("#") for line in text.splitlines())
     for sample in samples:
-        assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", label) for label in sample.labels), sample
+        assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", label) for label in sample.labels), (
+            sample
+        )
     for family in families:
         if family.name.startswith("podgpu_"):
             _assert_declared(family)
@@ -65,7 +69,9 @@ def _assert_declared(family: Metric) -> None:
     assert (kind, family.documentation) == (declared.type, declared.help)
     for sample in family.samples:
         assert sample.name == name
-        assert {"Hostname" if label == "hostname" else label for label in sample.labels} <= set(declared.labels)
+        assert {"Hostname" if label == "hostname" else label for label in sample.labels} <= set(
+            declared.labels
+        )
 
 
 def exposition_of(scenario: Path, folder: Path) -> str:

@@ -15,19 +15,29 @@ SIDECAR = Charge(UsageAccount("ml", "web-0"), "sidecar")
 GONE = "gone"
 
 
-def read_pod_events(*changes: tuple[int, tuple[Charge, ...] | str], hours: int = 24) -> list[tuple[str | int, ...]]:
-    """Records rounds up to the last change. Returns the text, time and duration of each pod event."""
+def read_pod_events(
+    *changes: tuple[int, tuple[Charge, ...] | str], hours: int = 24
+) -> list[tuple[str | int, ...]]:
+    """Records rounds up to the last change. Returns the text, time and duration of each pod
+    event.
+    """
     store = HistoryStore()
     for (begin, holders), (end, _) in pairwise((*changes, (changes[-1][0] + 15, ()))):
         conditions = [("node_gone", "its node does not answer")] if holders == GONE else []
-        gpu = GpuSample("GPU-0", "", "n1", 0, None, () if isinstance(holders, str) else holders, conditions)
+        gpu = GpuSample(
+            "GPU-0", "", "n1", 0, None, () if isinstance(holders, str) else holders, conditions
+        )
         for at in range(begin, end, 300):
             store.append(START + at, [gpu])
     with store.reader() as db:
         answer = read_events(db, EventQuery(hours * HOUR), START + changes[-1][0])
     store.close()
     return [
-        (event.text, int(event.at) - START, *(() if event.seconds is None else (int(event.seconds),)))
+        (
+            event.text,
+            int(event.at) - START,
+            *(() if event.seconds is None else (int(event.seconds),)),
+        )
         for event in reversed(answer.events)
         if event.kind in ("started", "ended")
     ]
@@ -38,43 +48,66 @@ STARTED, ENDED = "ml/web-0 started on GPU 0 of n1", "ml/web-0 ended on GPU 0 of 
 
 def test_each_run_of_a_pod_name_has_its_own_duration() -> None:
     first, second = 600, 600 + 5 * HOUR
-    events = read_pod_events((0, ()), (first, (WEB,)), (first + HOUR, ()), (second, (WEB,)), (second + 1800, ()))
-    assert events == [(STARTED, first), (ENDED, first + HOUR, HOUR), (STARTED, second), (ENDED, second + 1800, 1800)]
+    events = read_pod_events(
+        (0, ()), (first, (WEB,)), (first + HOUR, ()), (second, (WEB,)), (second + 1800, ())
+    )
+    assert events == [
+        (STARTED, first),
+        (ENDED, first + HOUR, HOUR),
+        (STARTED, second),
+        (ENDED, second + 1800, 1800),
+    ]
 
 
 def test_a_pod_that_comes_back_with_its_node_did_not_start() -> None:
     lost = ((0, (WEB,)), (HOUR, GONE), (3 * HOUR, (WEB,)))
     assert read_pod_events(*lost, hours=1) == read_pod_events(*lost, hours=24) == []
-    assert read_pod_events(*lost, (4 * HOUR + 60, ()), hours=1) == [(ENDED, 4 * HOUR + 60, 4 * HOUR + 60)]
+    assert read_pod_events(*lost, (4 * HOUR + 60, ()), hours=1) == [
+        (ENDED, 4 * HOUR + 60, 4 * HOUR + 60)
+    ]
 
 
 def test_a_pod_that_does_not_come_back_with_its_node_ended() -> None:
-    assert read_pod_events((0, (WEB,)), (HOUR, GONE), (2 * HOUR, ())) == [(ENDED, 2 * HOUR, 2 * HOUR)]
+    assert read_pod_events((0, (WEB,)), (HOUR, GONE), (2 * HOUR, ())) == [
+        (ENDED, 2 * HOUR, 2 * HOUR)
+    ]
 
 
 def test_only_pods_of_the_first_round_have_no_start() -> None:
     assert read_pod_events((0, ()), (15, (WEB,))) == [(STARTED, 15)]
     assert read_pod_events((0, (WEB,)), (15, (WEB,))) == []
-    assert read_pod_events((150, (WEB,)), (4 * HOUR, (WEB,))) == [], "expired first rounds must not cause a start event"
+    assert read_pod_events((150, (WEB,)), (4 * HOUR, (WEB,))) == [], (
+        "expired first rounds must not cause a start event"
+    )
 
 
 def test_a_pod_ends_with_its_last_container() -> None:
     rounds = ((0, ()), (15, (WEB, SIDECAR)), (2 * HOUR, (WEB,)))
     assert read_pod_events(*rounds, hours=1) == []
-    assert read_pod_events(*rounds, (3 * HOUR + 15, ()), hours=1) == [(ENDED, 3 * HOUR + 15, 3 * HOUR)]
+    assert read_pod_events(*rounds, (3 * HOUR + 15, ()), hours=1) == [
+        (ENDED, 3 * HOUR + 15, 3 * HOUR)
+    ]
 
 
 def test_a_container_without_a_pod_is_named_by_its_id() -> None:
     container = Charge(UsageAccount(container_id="0123456789abcdef0123456789abcdef"))
-    assert read_pod_events((0, ()), (15, (container,))) == [("container 0123456789ab started on GPU 0 of n1", 15)]
+    assert read_pod_events((0, ()), (15, (container,))) == [
+        ("container 0123456789ab started on GPU 0 of n1", 15)
+    ]
 
 
 def test_events_of_a_past_time_are_found_if_many_pods_ended_later() -> None:
-    store, many = HistoryStore(), [Charge(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)]
+    store, many = (
+        HistoryStore(),
+        [Charge(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)],
+    )
     for at, holders in ((0, many), (300, [*many, WEB]), (315, many), (600, [])):
         store.append(START + at, [GpuSample("GPU-0", "", "n1", 0, None, holders)])
     with store.reader() as db:
         answer = read_events(db, EventQuery(60, end=START + 330.0), START + 3600)
     store.close()
-    assert [(event.text, event.at - START) for event in answer.events] == [(ENDED, 315), (STARTED, 300)]
+    assert [(event.text, event.at - START) for event in answer.events] == [
+        (ENDED, 315),
+        (STARTED, 300),
+    ]
     assert not answer.truncated

@@ -1,4 +1,6 @@
-"""Tests of the history store through its public functions, with real files, processes and mounts."""
+"""Tests of the history store through its public functions, with real files, processes and
+mounts.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def store(path: Path) -> Iterator[HistoryStore]:
     store.close()
 
 
-def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: HistoryStore) -> None:
+def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(
+    store: HistoryStore,
+) -> None:
     store.append(*make_round(START, utilization=0.0))
     store.append(*make_round(START + 15, utilization=None))
     store.append(*make_round(START + 45, utilization=0.25))
@@ -57,7 +61,12 @@ def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: 
         history = read_gpu(db, "GPU-1", START, START + 60)
         assert read_gpu(db, "GPU-2", START, START + 60) is None
     assert history is not None
-    assert (history.node, history.index, history.from_, history.step_seconds) == ("node-1", 0, START, 15)
+    assert (history.node, history.index, history.from_, history.step_seconds) == (
+        "node-1",
+        0,
+        START,
+        15,
+    )
     assert history.series["utilization_ratio"] == [0.0, None, None, 0.25]
     assert history.series["memory_used_bytes"] == [80 << 30, 80 << 30, None, 80 << 30]
 
@@ -91,13 +100,17 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
         ("jupyter", "notebook", START, START + 30),
         ("main", "llm-0", START + 15, START + 30),
     ]
-    assert [(mark.condition, mark.at, mark.until) for mark in llm.marks] == [("xid", START + 30, START + 45)]
+    assert [(mark.condition, mark.at, mark.until) for mark in llm.marks] == [
+        ("xid", START + 30, START + 45)
+    ]
 
 
 def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
     for at in range(START, START + 3 * COARSE, 15):
         held = at < START + COARSE // 2
-        store.append(*make_round(at, *([Charge(LLM)] if held else []), utilization=0.99 if held else 0.0))
+        store.append(
+            *make_round(at, *([Charge(LLM)] if held else []), utilization=0.99 if held else 0.0)
+        )
     with store.reader() as db:
         [llm] = read_pod(db, "research", "llm-0", START - DAY, START + COARSE)
         gpu = read_gpu(db, "GPU-1", START - DAY, START + COARSE)
@@ -109,7 +122,9 @@ def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: Histor
 def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
     accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
     for hour, account in enumerate(accounts):
-        store.append(*make_round(START + hour * HOUR, Charge(account, amounts=USAGE, currency="USD")))
+        store.append(
+            *make_round(START + hour * HOUR, Charge(account, amounts=USAGE, currency="USD"))
+        )
     with store.reader() as db:
         llm, notebook = usage_in(db)
         assert read_usage_start(db) == START
@@ -128,7 +143,10 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
 def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
     store = HistoryStore(path, max_bytes=400_000)
     holders = [Charge(LLM, amounts=USAGE)]
-    gpus = [GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders) for n in range(50)]
+    gpus = [
+        GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders)
+        for n in range(50)
+    ]
     for at in range(START, START + 6 * DAY, COARSE):
         store.append(at, gpus)
     with store.reader() as db:
@@ -171,12 +189,18 @@ def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
         store = HistoryStore(path)
         with store.reader() as db:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            (newest,) = db.execute("SELECT max(time) / 15 FROM round WHERE resolution = 15").fetchone()
+            (newest,) = db.execute(
+                "SELECT max(time) / 15 FROM round WHERE resolution = 15"
+            ).fetchone()
             [row] = usage_in(db)
-            assert db.execute("SELECT count(*) FROM span").fetchone() == (1,)  # the holder never changed
+            assert db.execute("SELECT count(*) FROM span").fetchone() == (
+                1,
+            )  # the holder never changed
         store.close()
         assert newest >= int(reported[-1])
-        assert row.amounts.allocated_seconds == 15.0 * (newest + 1 - first)  # each round counts exactly once
+        assert row.amounts.allocated_seconds == 15.0 * (
+            newest + 1 - first
+        )  # each round counts exactly once
         written = newest + 1
 
 
@@ -204,12 +228,16 @@ def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
         db.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
     for _ in range(2):  # the second attempt shows that the first released the lock
-        with pytest.raises(HistoryError, match=r"another version of podgpu \(schema 7; this version supports 4\)"):
+        with pytest.raises(
+            HistoryError, match=r"another version of podgpu \(schema 7; this version supports 4\)"
+        ):
             HistoryStore(path)
     assert path.read_bytes() == before
 
 
-def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_moved_aside_with_a_message(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path.write_bytes(b"not a database" * 1000)
     store = HistoryStore(path)
     store.append(*make_round(START))
@@ -218,7 +246,9 @@ def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest
     assert "is damaged (file is not a database); it was renamed to" in caplog.text
 
 
-def test_a_file_with_other_tables_is_moved_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_with_other_tables_is_moved_aside(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with sqlite3.connect(path) as db:
         db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time)")
     store = HistoryStore(path)
@@ -228,7 +258,9 @@ def test_a_file_with_other_tables_is_moved_aside(path: Path, caplog: pytest.LogC
     assert "it was renamed to" in caplog.text
 
 
-def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(path: Path, store: HistoryStore) -> None:
+def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(
+    path: Path, store: HistoryStore
+) -> None:
     store.append(*make_round(START))
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -277,7 +309,9 @@ def test_an_unexpected_error_loses_no_usage(store: HistoryStore) -> None:
     assert row.amounts.allocated_seconds == 30.0
 
 
-def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(store: HistoryStore) -> None:
+def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(
+    store: HistoryStore,
+) -> None:
     at, (gpu,) = make_round(START, Charge(LLM, amounts=Amounts(1.0, waited_seconds=0.0004)))
     store.append(at, [gpu._replace(uuid=f"GPU-{number}") for number in range(5)])
     with store.reader() as db:
@@ -310,10 +344,15 @@ def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: History
     with store.reader() as db:
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     assert history is not None
-    assert [value for value in history.series["utilization_ratio"] if value is not None] == [0.25, 0.75]
+    assert [value for value in history.series["utilization_ratio"] if value is not None] == [
+        0.25,
+        0.75,
+    ]
 
 
-def test_files_of_the_previous_release_are_named_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_the_previous_release_are_named_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("hour-00000001.history", "waste.json"):
         (tmp_path / name).write_bytes(b"0.2")
     HistoryRecorder(lambda: None, directory=str(tmp_path)).stop()

@@ -1,4 +1,5 @@
-"""Builds a release of the last commit once. Only `make check-release` runs these tests, because they need downloads.
+"""Builds a release of the last commit once. Only `make check-release` runs these tests, because
+they need downloads.
 
 `DIST=dist make check-release` tests an existing release.
 """
@@ -21,9 +22,13 @@ def build_release(folder: Path, python: Path = Path(sys.executable)) -> Path:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     command = [str(python), "-m", "release", "--arch", "amd64", "--dist", str(folder)]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if "no longer available" in result.stderr or "URLError" in result.stderr:
-        pytest.skip(f"the Debian mirror does not have the locked packages: {result.stderr.splitlines()[-1]}")
+        pytest.skip(
+            f"the Debian mirror does not have the locked packages: {result.stderr.splitlines()[-1]}"
+        )
     assert result.returncode == 0, result.stderr[-2000:]
     return folder
 

@@ -1,4 +1,6 @@
-"""Tests that a release can be installed from a registry, as a wheel, as a Debian package and with helm."""
+"""Tests that a release can be installed from a registry, as a wheel, as a Debian package and with
+helm.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ http: {{addr: "127.0.0.1:{port}"}}
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    result = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
     assert result.returncode == 0, f"{command}: {result.stdout[-1000:]} {result.stderr[-2000:]}"
     return result.stdout
 
@@ -61,7 +65,9 @@ def need(*commands: str) -> None:
 @contextmanager
 def background(*command: str | Path, url: str, text: str = "", **options: Any) -> Iterator[str]:
     """Runs a server. Yields the first answer of the URL that contains the text."""
-    with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True, **options) as process:
+    with subprocess.Popen(
+        [str(word) for word in command], stderr=subprocess.PIPE, text=True, **options
+    ) as process:
         try:
             yield _wait_for(url, text, process)
         finally:
@@ -81,7 +87,9 @@ def _wait_for(url: str, text: str, process: subprocess.Popen[str]) -> str:
             break
         time.sleep(0.2)
     process.kill()
-    raise AssertionError(f"no {text} from {url}: {body[-2000:]}\n{process.communicate()[1][-2000:]}")
+    raise AssertionError(
+        f"no {text} from {url}: {body[-2000:]}\n{process.communicate()[1][-2000:]}"
+    )
 
 
 def test_checksums(dist: Path) -> None:
@@ -89,7 +97,9 @@ def test_checksums(dist: Path) -> None:
     sums = dict(reversed(line.split("  ")) for line in lines)
     names = {path.name for path in dist.iterdir()} - {"SHA256SUMS"}
     assert sums.keys() == names
-    assert all(hashlib.sha256((dist / name).read_bytes()).hexdigest() == sums[name] for name in names)
+    assert all(
+        hashlib.sha256((dist / name).read_bytes()).hexdigest() == sums[name] for name in names
+    )
 
 
 def test_two_builds_are_identical(dist: Path, tmp_path: Path) -> None:
@@ -115,7 +125,9 @@ def test_wheel_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
     assert (without_grpc.returncode, without_grpc.stderr.count("\n")) == (1, 1)
     assert "pip install 'podgpu[demo]'" in without_grpc.stderr
     command = [podgpu, "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
-    with background(*command, url=f"http://127.0.0.1:{port}/metrics", text="DCGM_FI_DEV_GPU_TEMP{") as metrics:
+    with background(
+        *command, url=f"http://127.0.0.1:{port}/metrics", text="DCGM_FI_DEV_GPU_TEMP{"
+    ) as metrics:
         assert "DCGM_FI_DEV_FB_USED{" in metrics
 
 
@@ -124,13 +136,33 @@ def test_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / f"podgpu-{__version__}"
     assert (source / "PKG-INFO").read_text().startswith("Metadata-Version")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        tmp_path,
+        source,
+    )
     assert list(tmp_path.glob(f"podgpu-{__version__}-*.whl"))
 
 
 def test_wheel_of_a_clone_has_its_commit(tmp_path: Path) -> None:
     run("git", "clone", "--quiet", Path(__file__).parents[2], tmp_path / "clone")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, tmp_path / "clone")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        tmp_path,
+        tmp_path / "clone",
+    )
     (wheel,) = tmp_path.glob("*.whl")
     with ZipFile(wheel) as archive:
         commit = archive.read("podgpu/commit.txt").decode().strip()
@@ -145,7 +177,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = folder / "config.yml"
     config.write_text(REGISTRY_CONFIG.format(folder=folder / "data", port=port), encoding="utf-8")
     address = f"127.0.0.1:{port}"
-    with background("docker-registry", "serve", config, url=f"http://{address}/v2/", stdout=subprocess.DEVNULL):
+    with background(
+        "docker-registry", "serve", config, url=f"http://{address}/v2/", stdout=subprocess.DEVNULL
+    ):
         yield address
 
 
@@ -153,7 +187,15 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_image_from_a_registry(dist: Path, registry: str, suffix: str) -> None:
     archive = dist / f"podgpu-image-{__version__}{suffix}.tar"
     target = f"docker://{registry}/podgpu:{__version__}{suffix}"
-    run("skopeo", "copy", "--quiet", "--all", "--dest-tls-verify=false", f"oci-archive:{archive}", target)
+    run(
+        "skopeo",
+        "copy",
+        "--quiet",
+        "--all",
+        "--dest-tls-verify=false",
+        f"oci-archive:{archive}",
+        target,
+    )
     config = json.loads(run("skopeo", "inspect", "--config", "--tls-verify=false", target))
     assert config["config"]["Entrypoint"] == ["podgpu", "exporter"]
     assert config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
@@ -161,7 +203,14 @@ def test_image_from_a_registry(dist: Path, registry: str, suffix: str) -> None:
 
 def test_chart_from_a_registry(dist: Path, registry: str, tmp_path: Path) -> None:
     environment = os.environ | {"HELM_REGISTRY_CONFIG": str(tmp_path / "config.json")}
-    run(HELM, "push", "--plain-http", dist / f"podgpu-{__version__}.tgz", f"oci://{registry}/charts", env=environment)
+    run(
+        HELM,
+        "push",
+        "--plain-http",
+        dist / f"podgpu-{__version__}.tgz",
+        f"oci://{registry}/charts",
+        env=environment,
+    )
     chart = f"oci://{registry}/charts/podgpu"
     rendered = run(
         *(HELM, "template", "podgpu", chart, "--plain-http", "--version", __version__),
@@ -203,7 +252,9 @@ def write_bundle(
     mounts: Mapping[str, Path] | None = None,
     variables: Sequence[str] = (),
 ) -> None:
-    """Prepares an image for runc as the chart does: read-only root file system, no capability, no new privileges."""
+    """Prepares an image for runc as the chart does: read-only root file system, no capability, no
+    new privileges.
+    """
     need("runc")
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         pytest.skip("runc needs root here, and the image is for amd64")
@@ -222,7 +273,12 @@ def write_bundle(
     spec["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"})
     for destination, source in (mounts or {}).items():
         spec["mounts"].append(
-            {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", "rw"]}
+            {
+                "destination": destination,
+                "type": "bind",
+                "source": str(source),
+                "options": ["rbind", "rw"],
+            }
         )
     spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
     (folder / "config.json").write_text(json.dumps(spec))
@@ -241,18 +297,43 @@ def run_bundle(folder: Path, url: str, text: str) -> str:
 def test_exporter_image_runs(dist: Path, tmp_path: Path) -> None:
     port = free_port()
     counters = "/etc/dcgm-exporter/dcp-metrics-included.csv"
-    options = ["--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}", "-f", counters, "-c", "1s"]
-    write_bundle(dist / f"podgpu-image-{__version__}.tar", tmp_path, ["podgpu", "exporter", *options])
-    text = run_bundle(tmp_path, f"http://127.0.0.1:{port}/metrics", "DCGM_FI_PROF_GR_ENGINE_ACTIVE{")
+    options = [
+        "--telemetry",
+        "simulated:1xH100",
+        "-a",
+        f"127.0.0.1:{port}",
+        "-f",
+        counters,
+        "-c",
+        "1s",
+    ]
+    write_bundle(
+        dist / f"podgpu-image-{__version__}.tar", tmp_path, ["podgpu", "exporter", *options]
+    )
+    text = run_bundle(
+        tmp_path, f"http://127.0.0.1:{port}/metrics", "DCGM_FI_PROF_GR_ENGINE_ACTIVE{"
+    )
     assert "DCGM_FI_DEV_GPU_TEMP{" in text
 
 
 def test_host_engine_with_a_mounted_library(dist: Path, tmp_path: Path) -> None:
-    """Tests `-r` with libdcgm.so.4 from a mounted directory and LD_LIBRARY_PATH, as in docs/dcgm.md."""
+    """Tests `-r` with libdcgm.so.4 from a mounted directory and LD_LIBRARY_PATH, as in
+    docs/dcgm.md.
+    """
     need("cc")
     library, port = tmp_path / "dcgm", free_port()
     library.mkdir()
-    run("cc", "-shared", "-fPIC", "-o", library / "libdcgm.so.4", "-x", "c", "-", input=ENGINE_WITH_ONE_GPU)
+    run(
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-o",
+        library / "libdcgm.so.4",
+        "-x",
+        "c",
+        "-",
+        input=ENGINE_WITH_ONE_GPU,
+    )
     options = ["-r", "localhost:5555", "-a", f"127.0.0.1:{port}"]
     write_bundle(
         dist / f"podgpu-image-{__version__}.tar",
@@ -305,13 +386,28 @@ def test_debian_package(dist: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     deb = dist / f"podgpu_{__version__}_amd64.deb"
     run("dpkg-deb", "--info", deb)
-    run("debootstrap", "--variant=minbase", "--include=python3.11,man-db,procps,systemd", "bookworm", root)
+    run(
+        "debootstrap",
+        "--variant=minbase",
+        "--include=python3.11,man-db,procps,systemd",
+        "bookworm",
+        root,
+    )
     shutil.copy(deb, root / "podgpu.deb")
     run("chroot", root, "dpkg", "--install", "/podgpu.deb")
     assert __version__ in run("chroot", root, "podgpu", "--version")
     assert "podgpu exporter" in run("chroot", root, "man", "-P", "cat", "podgpu")
-    run("chroot", root, "systemd-analyze", "verify", "--man=no", "/lib/systemd/system/podgpu.service")
+    run(
+        "chroot",
+        root,
+        "systemd-analyze",
+        "verify",
+        "--man=no",
+        "/lib/systemd/system/podgpu.service",
+    )
     (root / "etc/default/podgpu").write_text("PODGPU_ARGUMENTS=--telemetry simulated:1xH100\n")
     run("chroot", root, "dpkg", "--remove", "podgpu")
-    assert (root / "etc/default/podgpu").exists()  # removing a package keeps its configuration files
+    assert (
+        root / "etc/default/podgpu"
+    ).exists()  # removing a package keeps its configuration files
     assert not (root / "usr/bin/podgpu").exists()

@@ -33,8 +33,15 @@ def pod(
 ) -> PodSeen:
     """Returns a pod that started `started` seconds after BEGIN."""
     kind, _, owner_name = owner.partition("/")
-    pairs = tuple(sorted((key, value) for key, _, value in (text.partition("=") for text in labels.split(",") if text)))
-    return PodSeen(namespace, name, node, BEGIN + started, (kind, owner_name) if owner else None, asks, pairs)
+    pairs = tuple(
+        sorted(
+            (key, value)
+            for key, _, value in (text.partition("=") for text in labels.split(",") if text)
+        )
+    )
+    return PodSeen(
+        namespace, name, node, BEGIN + started, (kind, owner_name) if owner else None, asks, pairs
+    )
 
 
 def holder(
@@ -103,7 +110,8 @@ class Stage:
     longest: float = 600.0
     now: float = 0.0
     counts: bool = True
-    """Add counters of busy and idle time to holders with a utilisation, as podgpu's exporters do."""
+    """Add counters of busy and idle time to holders with a utilisation, as podgpu's exporters do.
+    """
     begin: float = BEGIN
 
     def __post_init__(self) -> None:
@@ -114,15 +122,29 @@ class Stage:
         self._counters: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
 
     def running(self) -> RunningPods:
-        return RunningPods({} if self.trouble else {one.key: one for one in self.pods}, self.trouble)
+        return RunningPods(
+            {} if self.trouble else {one.key: one for one in self.pods}, self.trouble
+        )
 
-    def turn(self, *, exporter_id: str = "", usage_at: float | None = None, **nodes: tuple[DeviceState, ...]) -> None:
+    def turn(
+        self,
+        *,
+        exporter_id: str = "",
+        usage_at: float | None = None,
+        **nodes: tuple[DeviceState, ...],
+    ) -> None:
         """Runs one round, an interval after the last. Nodes that are not given do not answer."""
         self.now += self.settings.interval
         for name, devices in nodes.items():
             if self.counts:
                 devices = tuple(map(self._count, devices))
-            state = NodeState(node=name, producer="podgpu", devices=devices, exporter_id=exporter_id, usage_at=usage_at)
+            state = NodeState(
+                node=name,
+                producer="podgpu",
+                devices=devices,
+                exporter_id=exporter_id,
+                usage_at=usage_at,
+            )
             self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), ())
         wall = self.begin + self.now
@@ -130,7 +152,9 @@ class Stage:
         self.store.add_round(self._state)
 
     def _count(self, device: DeviceState) -> DeviceState:
-        return replace(device, holders=tuple(self._count_holder(device.uuid, of) for of in device.holders))
+        return replace(
+            device, holders=tuple(self._count_holder(device.uuid, of) for of in device.holders)
+        )
 
     def _count_holder(self, device: str, of: Holder) -> Holder:
         usage = of.usage
@@ -160,7 +184,10 @@ INFERENCE = PodSelector("serving", owner=("Deployment", "inference"))
 
 
 def figure(
-    stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
+    stage: Stage,
+    metric: str = "gpu_utilization",
+    selector: PodSelector = INFERENCE,
+    **aggregation: object,
 ) -> float:
     """Returns the value of the last round, or of the window if one is given."""
     request = MetricRequest(find_metric(metric), selector, **{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
@@ -168,7 +195,10 @@ def figure(
 
 
 def refused(
-    stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
+    stage: Stage,
+    metric: str = "gpu_utilization",
+    selector: PodSelector = INFERENCE,
+    **aggregation: object,
 ) -> Refusal:
     with pytest.raises(Refusal) as raised:
         figure(stage, metric, selector, **aggregation)

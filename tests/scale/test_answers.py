@@ -10,10 +10,23 @@ from podgpu.model import DeviceState, DeviceTotals
 from podgpu.scale.answers import compute_pod_values, compute_value, is_active
 from podgpu.scale.catalogue import METRICS, PROFILING_METRICS, UTILIZATION
 from podgpu.scale.requests import MetricRequest, PodSelector, Refusal, find_metric, parse_selector
-from tests.scale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
+from tests.scale.scenes import (
+    BEGIN,
+    INFERENCE,
+    INTERVAL,
+    Stage,
+    busy,
+    figure,
+    gpu,
+    holder,
+    pod,
+    refused,
+)
 
 
-def pod_values(stage: Stage, metric: str = "gpu_utilization", **aggregation: float) -> dict[str, float]:
+def pod_values(
+    stage: Stage, metric: str = "gpu_utilization", **aggregation: float
+) -> dict[str, float]:
     request = MetricRequest(find_metric(metric), INFERENCE, **{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
     try:
         values = compute_pod_values(stage.snapshot(), request)
@@ -31,7 +44,9 @@ def active(stage: Stage, idle_for: float) -> bool:
 
 def three_pods() -> Stage:
     """Three pods with a GPU, one without, and one that has just started."""
-    stage = Stage([pod("a"), pod("b"), pod("c"), pod("frontend", asks=False), pod("new", started=10.0)])
+    stage = Stage(
+        [pod("a"), pod("b"), pod("c"), pod("frontend", asks=False), pod("new", started=10.0)]
+    )
     stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
     return stage
 
@@ -67,7 +82,10 @@ def test_less_than_half_of_a_window_is_no_value() -> None:
 
 
 def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> None:
-    stage, selector = Stage([pod("a-0", owner="StatefulSet/a")]), PodSelector("serving", owner=("StatefulSet", "a"))
+    stage, selector = (
+        Stage([pod("a-0", owner="StatefulSet/a")]),
+        PodSelector("serving", owner=("StatefulSet", "a")),
+    )
     stage.turns(4, n1=(busy("a-0", 1.0, 0),))
     stage.pods = [pod("a-0", owner="StatefulSet/a", started=65.0)]
     stage.turns(2, n1=(busy("a-0", 0.2, 0),))
@@ -85,17 +103,40 @@ REPLICA = replace(holder("a"), usage=None, replica="1")
     ("metric", "devices", "value"),
     [
         ("gpu_utilization", (busy("a", 0.5, 0), busy("a", 1.0, 1)), 75),
-        ("gpu_utilization", (gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),), 70),
-        ("gpu_utilization", (gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),), 10),
-        ("gpu_utilization", (gpu(0, holder("a"), holder("b"), utilization=0.7),), None),
-        ("gpu_utilization", (gpu(0, holder("a", utilization=0.4), REPLICA, holder("b"), utilization=0.7),), 40),
-        ("gpu_power", (busy("a", 0.5, 0, power_watts=300.0), busy("a", 1.0, 1, power_watts=400.0)), 700),
         (
-            "gpu_memory_utilization",
-            (gpu(0, holder("a", memory=10), memory_total=100), gpu(1, holder("a", memory=30), memory_total=300)),
+            "gpu_utilization",
+            (gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),),
+            70,
+        ),
+        (
+            "gpu_utilization",
+            (gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),),
             10,
         ),
-        ("gpu_sm_activity", (gpu(0, holder("a"), values={SM: 0.3}), gpu(1, holder("a"), values={SM: 0.5})), 40),
+        ("gpu_utilization", (gpu(0, holder("a"), holder("b"), utilization=0.7),), None),
+        (
+            "gpu_utilization",
+            (gpu(0, holder("a", utilization=0.4), REPLICA, holder("b"), utilization=0.7),),
+            40,
+        ),
+        (
+            "gpu_power",
+            (busy("a", 0.5, 0, power_watts=300.0), busy("a", 1.0, 1, power_watts=400.0)),
+            700,
+        ),
+        (
+            "gpu_memory_utilization",
+            (
+                gpu(0, holder("a", memory=10), memory_total=100),
+                gpu(1, holder("a", memory=30), memory_total=300),
+            ),
+            10,
+        ),
+        (
+            "gpu_sm_activity",
+            (gpu(0, holder("a"), values={SM: 0.3}), gpu(1, holder("a"), values={SM: 0.5})),
+            40,
+        ),
         ("gpu_sm_activity", (gpu(0, holder("a"), holder("b"), values={SM: 0.3}),), None),
         ("gpu_busy", (busy("a", 0.5, 0),), None),
         ("gpu_wait", (busy("a", 0.5, 0),), 0.001),  # an active workload never has the value 0
@@ -114,7 +155,11 @@ def test_a_pods_value(metric: str, devices: tuple[DeviceState, ...], value: floa
 def test_busy_time_waiting_and_energy_are_rates_of_counters() -> None:
     stage = Stage([pod("a"), pod("b")])
     for step in range(3):
-        a = {"busy_seconds": 100 + 3.0 * step, "energy_joules": 1500.0 * step, "wait_seconds": 100 + 9.0 * step}
+        a = {
+            "busy_seconds": 100 + 3.0 * step,
+            "energy_joules": 1500.0 * step,
+            "wait_seconds": 100 + 9.0 * step,
+        }
         b = {"busy_seconds": 7.5 * step, "energy_joules": 3000.0 * step, "wait_seconds": 1.5 * step}
         holders = holder("a", utilization=0.2, **a), holder("b", utilization=0.5, **b)
         stage.turn(n1=(gpu(0, *holders, power_watts=300.0),))
@@ -135,7 +180,13 @@ def test_a_counter_that_was_reset_or_jumps_has_no_rate(seconds: tuple[float, ...
 
 def document(stage: Stage, seconds: float, *, at: float, busy_seconds: float = 50.0) -> None:
     """Adds a round from a podgpu exporter whose counters were read at `at`."""
-    idle = holder("a", utilization=0.0, busy_seconds=busy_seconds, idle_seconds=seconds, idle_since=at - seconds)
+    idle = holder(
+        "a",
+        utilization=0.0,
+        busy_seconds=busy_seconds,
+        idle_seconds=seconds,
+        idle_since=at - seconds,
+    )
     stage.turn(n1=(gpu(0, idle, utilization=0.0),), exporter_id="e1", usage_at=at)
 
 
@@ -188,7 +239,9 @@ def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])
-def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_stale(namespace: str) -> None:
+def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_stale(
+    namespace: str,
+) -> None:
     stage, selector = Stage([pod("a"), pod("b", node="n2")]), PodSelector(namespace)
     idle = gpu(0, holder("a"), measured=0.0)
     stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
@@ -213,8 +266,18 @@ def test_a_ratio_as_the_used_field_becomes_per_cent() -> None:
 
 def test_a_selector_is_of_one_namespace() -> None:
     stage = Stage([pod("a"), pod("a", namespace="other"), pod("web", labels="app=web", asks=False)])
-    stage.turn(n1=(busy("a", 0.2, 0), gpu(1, holder("a", namespace="other", utilization=0.8), utilization=0.8)))
-    assert figure(stage, selector=PodSelector("serving", labels=parse_selector("app in (inference,x)"))) == 20
+    stage.turn(
+        n1=(
+            busy("a", 0.2, 0),
+            gpu(1, holder("a", namespace="other", utilization=0.8), utilization=0.8),
+        )
+    )
+    assert (
+        figure(
+            stage, selector=PodSelector("serving", labels=parse_selector("app in (inference,x)"))
+        )
+        == 20
+    )
     for labels in ("app=nobody", "app=web"):
         error = refused(stage, selector=PodSelector("serving", labels=parse_selector(labels)))
         assert error.status == 404
@@ -236,13 +299,20 @@ def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
 
 @pytest.mark.fault(
     "the former node of a pod still reports it",
-    "autoscale uses only the values of the node that the API server names, and logs the other one once",
+    (
+        "autoscale uses only the values of the node that the API server names, and logs the other "
+        "one "
+        "once"
+    ),
 )
 def test_values_of_a_pods_former_node_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage([pod("a", node="n2")])  # n1 is no longer in Kubernetes
     stage.turns(3, n1=(busy("a", 0.0, 0),), n2=(busy("a", 0.6, 0, uuid="GPU-b"),))
     assert figure(stage) == pytest.approx(60)
-    assert caplog.text.count("the exporter on n1 reports the pod serving/a, but that pod runs on n2") == 1
+    assert (
+        caplog.text.count("the exporter on n1 reports the pod serving/a, but that pod runs on n2")
+        == 1
+    )
     stage.turns(4, n1=(busy("a", 0.0, 0),))
     assert "a on n2" in str(refused(stage))
 
@@ -258,7 +328,9 @@ def test_an_exporter_that_names_its_node_differently_is_used_if_it_is_the_only_o
 # Idleness
 
 
-def counted(busy_seconds: float, idle_seconds: float, utilization: float | None = 0.0) -> DeviceState:
+def counted(
+    busy_seconds: float, idle_seconds: float, utilization: float | None = 0.0
+) -> DeviceState:
     own = holder("a", utilization=utilization, busy_seconds=busy_seconds, idle_seconds=idle_seconds)
     return gpu(0, own, utilization=0.0)
 

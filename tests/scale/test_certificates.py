@@ -19,7 +19,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.scale.metrics_api import MAX_CERTIFICATES, CaBundleUpdater, issue, merge_bundle, parse_bundle
+from podgpu.scale.metrics_api import (
+    MAX_CERTIFICATES,
+    CaBundleUpdater,
+    issue,
+    merge_bundle,
+    parse_bundle,
+)
 from podgpu.tls import load_pair
 
 SERVED, HOST = "podgpu/podgpu-autoscale", "podgpu-autoscale.podgpu.svc"
@@ -53,7 +59,10 @@ def test_a_client_with_the_bundle_accepts_the_certificate() -> None:
 
 @pytest.mark.fault(
     "a replica of podgpu autoscale crashes repeatedly",
-    "its previous certificate is removed from the APIServices' bundles; the healthy replica's stays",
+    (
+        "its previous certificate is removed from the APIServices' bundles; the healthy replica's "
+        "stays"
+    ),
 )
 def test_a_restarted_replica_replaces_its_own_certificate_only() -> None:
     healthy, bundle = issued("healthy"), ""
@@ -118,7 +127,9 @@ class ApiDouble:
         self.patches.append((name, patch))
         version = patch["metadata"]["resourceVersion"]
         if version != found["metadata"]["resourceVersion"]:
-            return web.json_response({"message": "the object has been modified", "code": 409}, status=409)
+            return web.json_response(
+                {"message": "the object has been modified", "code": 409}, status=409
+            )
         found["spec"] |= patch["spec"]
         found["metadata"]["resourceVersion"] = str(int(version) + 1)
         return web.json_response(found)
@@ -152,7 +163,9 @@ def make_api() -> ApiDouble:
 
 
 def bundle_of(api: ApiDouble) -> set[x509.Certificate]:
-    return {*parse_bundle(base64.b64decode(api.services[NAMES[0]]["spec"].get("caBundle", "")).decode())}
+    return {
+        *parse_bundle(base64.b64decode(api.services[NAMES[0]]["spec"].get("caBundle", "")).decode())
+    }
 
 
 def test_the_certificate_is_added_to_the_apiservices_and_nothing_else_is_changed() -> None:

@@ -40,12 +40,18 @@ CERTIFICATE = ["--api-cert-file", "/nowhere.crt", "--api-key-file", "/nowhere.ke
         ([*SCRAPE, "--keda-address", "none"], "there is nothing to serve"),
         ([*SCRAPE, "--api-address", ":6443"], "needs a certificate"),
         ([*SCRAPE, "--api-address", ":6443", "--api-cert-file", "/x"], "needs a certificate"),
-        ([*SCRAPE, "--api-address", ":6443", "--api-service", "a/b", *CERTIFICATE], "needs a certificate"),
+        (
+            [*SCRAPE, "--api-address", ":6443", "--api-service", "a/b", *CERTIFICATE],
+            "needs a certificate",
+        ),
         (
             [*SCRAPE, "--api-address", ":6443", "--api-service", "b", "--kubeconfig", "KUBECONFIG"],
             "must be NAMESPACE/NAME",
         ),
-        ([*SCRAPE, "--api-address", ":6443", *CERTIFICATE, "--kubeconfig", "KUBECONFIG"], "/nowhere.crt"),
+        (
+            [*SCRAPE, "--api-address", ":6443", *CERTIFICATE, "--kubeconfig", "KUBECONFIG"],
+            "/nowhere.crt",
+        ),
         ([*SCRAPE, "--api-service", "a/b"], "have no effect if --api-address is none"),
         ([*SCRAPE, "--longest-window", "24h", "--interval", "1s"], "--longest-window"),
         ([*SCRAPE, "--kubeconfig", "/nowhere"], "/nowhere"),
@@ -56,7 +62,10 @@ def test_wrong_options_are_refused(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kubeconfig = written_kubeconfig(tmp_path, "http://127.0.0.1:9")
-    assert run(["autoscale", *(kubeconfig if word == "KUBECONFIG" else word for word in arguments)]) == 2
+    assert (
+        run(["autoscale", *(kubeconfig if word == "KUBECONFIG" else word for word in arguments)])
+        == 2
+    )
     text = capsys.readouterr().err
     assert complaint in text
     assert text.splitlines()[-1].startswith("podgpu: ")
@@ -75,7 +84,9 @@ def written_kubeconfig(folder: Path, url: str) -> str:
 @contextmanager
 def exporter(folder: Path, node: str = "n1", percent: int = 60) -> Iterator[ThreadingHTTPServer]:
     """Serves one GPU that is held by the pod `a`."""
-    labels = f'gpu="0",UUID="GPU-{node}",Hostname="{node}",namespace="serving",pod="a",container="main"'
+    labels = (
+        f'gpu="0",UUID="GPU-{node}",Hostname="{node}",namespace="serving",pod="a",container="main"'
+    )
     folder.mkdir(exist_ok=True)
     (folder / "metrics").write_text(
         f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {percent}\n"
@@ -99,7 +110,11 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
         exporter(tmp_path / "n1") as scraped,
         exporter(tmp_path / "n0", "n0", 0) as old,
     ):
-        server.put("pods", pod_object("a"), pod_object("web") | {"spec": {"nodeName": "n0", "containers": []}})
+        server.put(
+            "pods",
+            pod_object("a"),
+            pod_object("web") | {"spec": {"nodeName": "n0", "containers": []}},
+        )
         proxy = {
             "requestheader-client-ca-file": certificates.text("ca.crt"),
             "requestheader-allowed-names": '["client"]',
@@ -108,15 +123,39 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
         server.put("configmaps", {"metadata": metadata, "data": proxy})
         command = [sys.executable, "-m", "podgpu", "autoscale", "--interval", "250ms"]
         command += ["--api-address", "127.0.0.1:0", "--api-service", "podgpu/podgpu-autoscale"]
-        command += ["--scrape", ",".join(f"http://127.0.0.1:{each.server_port}/metrics" for each in (scraped, old))]
-        command += ["--kubeconfig", written_kubeconfig(tmp_path, server.url), "--probe-address", "127.0.0.1:0"]
-        command += ["--keda-address", "127.0.0.1:0", "--stale-after", "1s", "--longest-window", "1m"]
+        command += [
+            "--scrape",
+            ",".join(f"http://127.0.0.1:{each.server_port}/metrics" for each in (scraped, old)),
+        ]
+        command += [
+            "--kubeconfig",
+            written_kubeconfig(tmp_path, server.url),
+            "--probe-address",
+            "127.0.0.1:0",
+        ]
+        command += [
+            "--keda-address",
+            "127.0.0.1:0",
+            "--stale-after",
+            "1s",
+            "--longest-window",
+            "1m",
+        ]
         log = tmp_path / "log"
-        with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        with (
+            log.open("w") as output,
+            subprocess.Popen(command, stdout=output, stderr=output) as process,
+        ):
             try:
-                eventually(lambda: process.poll() is not None or "metrics API on" in log.read_text(), 30)
-                (keda,) = re.findall(r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text())
-                (plain,) = re.findall(r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text())
+                eventually(
+                    lambda: process.poll() is not None or "metrics API on" in log.read_text(), 30
+                )
+                (keda,) = re.findall(
+                    r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text()
+                )
+                (plain,) = re.findall(
+                    r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text()
+                )
                 (api,) = re.findall(r"metrics API on (https://127\.0\.0\.1:\d+)", log.read_text())
                 eventually(lambda: get_pod_values(api, certificates) == {"a": "60"}, 20)
                 check_answers(keda, plain, scraped)
@@ -125,18 +164,31 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(30) == 0
     assert "Traceback" not in log.read_text()
-    assert log.read_text().count("the exporter on n0 reports the pod serving/a, but that pod runs on n1") == 1
+    assert (
+        log.read_text().count(
+            "the exporter on n0 reports the pod serving/a, but that pod runs on n1"
+        )
+        == 1
+    )
 
 
 def get_pod_values(api: str, certificates: Certificates) -> dict[str, str]:
-    """Returns the values that the HPA would get through the API server. Empty until there are values."""
+    """Returns the values that the HPA would get through the API server. Empty until there are
+    values.
+    """
     context = certificates.client("client")
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # podgpu created the certificate
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # podgpu created the certificate
     selector = "metricLabelSelector=window%3D1s"
     url = f"{api}/apis/custom.metrics.k8s.io/v1beta2/namespaces/serving/pods/*/gpu_utilization?{selector}"
     try:
         with urlopen(url, context=context) as answer:
-            return {item["describedObject"]["name"]: item["value"] for item in json.load(answer)["items"]}
+            return {
+                item["describedObject"]["name"]: item["value"]
+                for item in json.load(answer)["items"]
+            }
     except OSError:
         return {}
 
@@ -159,7 +211,10 @@ def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:
             return round(answer.metricValues[0].metricValueFloat), ""
 
         eventually(lambda: outcome()[0] == 60, 20)
-        assert b'podgpu_autoscale_requests_total{api="keda GetMetrics",code="OK"}' in urlopen(f"{plain}/metrics").read()
+        assert (
+            b'podgpu_autoscale_requests_total{api="keda GetMetrics",code="OK"}'
+            in urlopen(f"{plain}/metrics").read()
+        )
         assert urlopen(f"{plain}/ready").read() == b"OK\n"
         scraped.shutdown()
         scraped.server_close()

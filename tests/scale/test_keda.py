@@ -24,7 +24,13 @@ from podgpu.web.app import Address
 from tests.certificates import Certificates
 from tests.scale.scenes import Stage, busy, pod
 
-TRIGGER = {"scalerAddress": "x:1", "owner": "Deployment/inference", "target": "60", "window": "60s", "idleFor": "60s"}
+TRIGGER = {
+    "scalerAddress": "x:1",
+    "owner": "Deployment/inference",
+    "target": "60",
+    "window": "60s",
+    "idleFor": "60s",
+}
 
 
 class Client:
@@ -33,7 +39,9 @@ class Client:
     def __init__(self, channel: Any) -> None:
         def unary(method: str, answer: Any) -> Any:
             path = f"/externalscaler.ExternalScaler/{method}"
-            return channel.unary_unary(path, lambda message: message.SerializeToString(), answer.FromString)
+            return channel.unary_unary(
+                path, lambda message: message.SerializeToString(), answer.FromString
+            )
 
         self.is_active = unary("IsActive", pb.IsActiveResponse)
         self.metric_spec = unary("GetMetricSpec", pb.GetMetricSpecResponse)
@@ -43,7 +51,9 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(stage: Stage, tls: Any = None, names: frozenset[str] = frozenset()) -> AsyncIterator[int]:
+async def serving(
+    stage: Stage, tls: Any = None, names: frozenset[str] = frozenset()
+) -> AsyncIterator[int]:
     """Yields the port."""
     scaler = ExternalScaler(stage.store, LOCAL, tls, names)
     bound = await scaler.start()
@@ -58,7 +68,10 @@ LOCAL = Address("127.0.0.1", 0)
 
 def call(stage: Stage, use: Callable[[Client], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        async with serving(stage) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with (
+            serving(stage) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
             return await use(Client(channel))
 
     return asyncio.run(run())
@@ -71,7 +84,9 @@ def refused(stage: Stage, use: Callable[[Client], Awaitable[Any]]) -> tuple[grpc
 
 
 def ref(namespace: str = "serving", **changes: str) -> Any:
-    return pb.ScaledObjectRef(name="inference", namespace=namespace, scalerMetadata={**TRIGGER, **changes})
+    return pb.ScaledObjectRef(
+        name="inference", namespace=namespace, scalerMetadata={**TRIGGER, **changes}
+    )
 
 
 def request(metric: str = "") -> Any:
@@ -99,7 +114,9 @@ def test_the_calls_of_a_polling_interval() -> None:
 
 
 def test_a_small_value_is_never_zero_for_an_old_keda() -> None:
-    value = call(make_stage(0.002), lambda client: client.metrics(request("gpu_utilization"))).metricValues[0]
+    value = call(
+        make_stage(0.002), lambda client: client.metrics(request("gpu_utilization"))
+    ).metricValues[0]
     assert value.metricValue == 1
     assert value.metricValueFloat == pytest.approx(0.2)
 
@@ -110,13 +127,18 @@ def test_an_idle_workload_is_inactive() -> None:
 
 
 def test_the_spec_needs_no_values() -> None:
-    assert call(Stage(), lambda client: client.metric_spec(ref())).metricSpecs[0].targetSizeFloat == 60
+    assert (
+        call(Stage(), lambda client: client.metric_spec(ref())).metricSpecs[0].targetSizeFloat == 60
+    )
 
 
 @pytest.mark.fault(
-    "no exporter answers (KEDA polls)", "UNAVAILABLE with the reason: never 0, never inactive; nothing is scaled"
+    "no exporter answers (KEDA polls)",
+    "UNAVAILABLE with the reason: never 0, never inactive; nothing is scaled",
 )
-@pytest.mark.parametrize("use", [lambda client: client.is_active(ref()), lambda client: client.metrics(request())])
+@pytest.mark.parametrize(
+    "use", [lambda client: client.is_active(ref()), lambda client: client.metrics(request())]
+)
 def test_no_data_is_an_error(use: Callable[[Client], Awaitable[Any]]) -> None:
     stage = make_stage()
     stage.now -= 6.0
@@ -130,9 +152,21 @@ def test_no_data_is_an_error(use: Callable[[Client], Awaitable[Any]]) -> None:
 @pytest.mark.parametrize(
     ("use", "code", "text"),
     [
-        (lambda client: client.is_active(ref(metric="gpu_utilisation")), "NOT_FOUND", "must be one of gpu_utilization"),
-        (lambda client: client.is_active(ref(owner="Deployment/none")), "NOT_FOUND", "Deployment serving/none"),
-        (lambda client: client.is_active(ref(targt="1")), "INVALID_ARGUMENT", "must be one of metric, target"),
+        (
+            lambda client: client.is_active(ref(metric="gpu_utilisation")),
+            "NOT_FOUND",
+            "must be one of gpu_utilization",
+        ),
+        (
+            lambda client: client.is_active(ref(owner="Deployment/none")),
+            "NOT_FOUND",
+            "Deployment serving/none",
+        ),
+        (
+            lambda client: client.is_active(ref(targt="1")),
+            "INVALID_ARGUMENT",
+            "must be one of metric, target",
+        ),
         (lambda client: client.unknown(ref()), "UNIMPLEMENTED", ""),
     ],
 )
@@ -163,7 +197,9 @@ async def test_an_address_in_use_is_named() -> None:
 def make_tls(certificates: Certificates, folder: Path) -> Any:
     certificates.put("server", folder)
     shutil.copy(certificates.path("ca.crt"), folder / "ca.crt")
-    return load_credentials(*(Pem(file=str(folder / name)) for name in ("tls.crt", "tls.key", "ca.crt")))
+    return load_credentials(
+        *(Pem(file=str(folder / name)) for name in ("tls.crt", "tls.key", "ca.crt"))
+    )
 
 
 async def call_over_tls(port: int, certificates: Certificates, shows: str) -> bool:
@@ -198,7 +234,9 @@ async def test_only_certificates_with_an_accepted_ca_and_name_are_answered(
         assert await call_over_tls(port, certificates, "client")
 
 
-async def test_replaced_certificates_are_used_for_new_connections(certificates: Certificates, tmp_path: Path) -> None:
+async def test_replaced_certificates_are_used_for_new_connections(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     tls = make_tls(certificates, tmp_path)
     async with serving(Stage(), tls) as port:
         assert await call_over_tls(port, certificates, "client")
@@ -215,7 +253,9 @@ async def test_replaced_certificates_are_used_for_new_connections(certificates: 
     "300 clients connect to KEDA's listener and do not start the TLS handshake",
     "KEDA is answered, and their connections are closed after 3 seconds",
 )
-async def test_keda_is_answered_beside_silent_connections(certificates: Certificates, tmp_path: Path) -> None:
+async def test_keda_is_answered_beside_silent_connections(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     tls = make_tls(certificates, tmp_path)
     async with serving(Stage(), tls) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
@@ -226,8 +266,12 @@ async def test_keda_is_answered_beside_silent_connections(certificates: Certific
             writer.transport.abort()
 
 
-async def test_streams_and_headers_of_a_connection_are_limited(certificates: Certificates, tmp_path: Path) -> None:
-    """A small compressed header can become large: 20 connections with 100 streams each needed 900 MB."""
+async def test_streams_and_headers_of_a_connection_are_limited(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """A small compressed header can become large: 20 connections with 100 streams each needed 900
+    MB.
+    """
     own_tls = make_tls(certificates, tmp_path)
     tls = certificates.client("client")
     tls.set_alpn_protocols(["h2"])
@@ -239,8 +283,14 @@ async def test_streams_and_headers_of_a_connection_are_limited(certificates: Cer
         settings: dict[int, int] = {}
         while not settings:
             events = client.receive_data(await reader.read(65536))
-            changed = (event.changed_settings for event in events if isinstance(event, RemoteSettingsChanged))
-            settings = {code: each.new_value for settings in changed for code, each in settings.items()}
+            changed = (
+                event.changed_settings
+                for event in events
+                if isinstance(event, RemoteSettingsChanged)
+            )
+            settings = {
+                code: each.new_value for settings in changed for code, each in settings.items()
+            }
         writer.transport.abort()
     assert settings[SettingCodes.MAX_CONCURRENT_STREAMS] == 10
     assert settings[SettingCodes.MAX_HEADER_LIST_SIZE] <= 8192

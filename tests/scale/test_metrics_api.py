@@ -1,4 +1,6 @@
-"""Responses of the custom metrics API over real HTTPS, to the API server's front proxy and to other clients."""
+"""Responses of the custom metrics API over real HTTPS, to the API server's front proxy and to other
+clients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from podgpu.scale.metrics_api import FrontProxy, MetricsApi, format_quantity, issue, parse_front_proxy
+from podgpu.scale.metrics_api import (
+    FrontProxy,
+    MetricsApi,
+    format_quantity,
+    issue,
+    parse_front_proxy,
+)
 from podgpu.tls import Pem
 from podgpu.web.app import Address, Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -45,16 +53,33 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
 
 
 def cluster() -> Stage:
-    """serving/a and b run on n1 and n2 (half and fully busy). serving/web has no GPU. other/x runs on n2."""
+    """serving/a and b run on n1 and n2 (half and fully busy). serving/web has no GPU. other/x runs
+    on n2.
+    """
     stage = Stage(
-        [pod("a"), pod("b", node="n2"), pod("web", asks=False), pod("x", namespace="other", owner="", node="n2")]
+        [
+            pod("a"),
+            pod("b", node="n2"),
+            pod("web", asks=False),
+            pod("x", namespace="other", owner="", node="n2"),
+        ]
     )
     stage.turns(
         4,
-        n1=(gpu(0, holder("a", utilization=0.5), utilization=0.5, power_watts=400.25, measured=50.0),),
+        n1=(
+            gpu(
+                0, holder("a", utilization=0.5), utilization=0.5, power_watts=400.25, measured=50.0
+            ),
+        ),
         n2=(
             gpu(0, holder("b", utilization=1.0), uuid="GPU-b", utilization=1.0, measured=100.0),
-            gpu(1, holder("x", namespace="other", utilization=0.1), uuid="GPU-x", utilization=0.1, measured=10.0),
+            gpu(
+                1,
+                holder("x", namespace="other", utilization=0.1),
+                uuid="GPU-x",
+                utilization=0.1,
+                measured=10.0,
+            ),
         ),
     )
     stage.now += 6.0
@@ -66,7 +91,10 @@ WORKLOAD = "namespaces/serving/deployments.apps/inference/gpu_utilization?metric
 
 def test_values() -> None:
     values = {
-        "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference": {"a": "50", "b": "100"},
+        "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference": {
+            "a": "50",
+            "b": "100",
+        },
         "namespaces/serving/pods/%2A/gpu_utilization": {"a": "50", "b": "100"},
         "namespaces/serving/pods/a/gpu_power": {"a": "400250m"},
         "namespaces/serving/metrics/gpu_utilization": {"serving": "75"},
@@ -75,7 +103,10 @@ def test_values() -> None:
         f"{WORKLOAD}aggregate%3Dp50,window%3D30s": {"inference": "75"},
     }
     answers = get(cluster(), *(f"{V2}/{path}" for path in values))
-    found = [{item["describedObject"]["name"]: item["value"] for item in body["items"]} for _, body in answers]
+    found = [
+        {item["describedObject"]["name"]: item["value"] for item in body["items"]}
+        for _, body in answers
+    ]
     assert found == list(values.values())
 
 
@@ -84,17 +115,29 @@ def test_both_versions_with_the_metrics_selector() -> None:
     (_, old), (_, new) = get(cluster(), f"{CUSTOM}/v1beta1/{path}", f"{V2}/{path}")
     selector = {"matchLabels": {"window": "30s", "missing": "leave-out"}}
     common = {
-        "describedObject": {"kind": "Pod", "namespace": "serving", "name": "a", "apiVersion": "/v1"},
+        "describedObject": {
+            "kind": "Pod",
+            "namespace": "serving",
+            "name": "a",
+            "apiVersion": "/v1",
+        },
         **{"timestamp": "2023-11-14T22:16:00Z", "value": "50"},
     }
     (item,) = old["items"]
     assert item == {**common, "metricName": "gpu_utilization", "window": 30, "selector": selector}
     (item,) = new["items"]
-    assert item == {**common, "metric": {"name": "gpu_utilization", "selector": selector}, "windowSeconds": 30}
+    assert item == {
+        **common,
+        "metric": {"name": "gpu_utilization", "selector": selector},
+        "windowSeconds": 30,
+    }
 
 
-REFERENCE = json.loads((Path(__file__).parents[1] / "data/custom-metrics-apiserver.json").read_text())
-"""Responses of custom-metrics-apiserver 1.35 by path, with invented values and one item per list."""
+REFERENCE = json.loads(
+    (Path(__file__).parents[1] / "data/custom-metrics-apiserver.json").read_text()
+)
+"""Responses of custom-metrics-apiserver 1.35 by path, with invented values and one item per list.
+"""
 
 
 @pytest.mark.parametrize("path", REFERENCE)
@@ -119,7 +162,14 @@ def test_answers_have_the_shape_of_the_reference_adapter(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (73.5, "73500m"), (42.0, "42"), (0.0001, "1m"), (33.333333, "33333m"), (1e6, "1000000")],
+    [
+        (0.0, "0"),
+        (73.5, "73500m"),
+        (42.0, "42"),
+        (0.0001, "1m"),
+        (33.333333, "33333m"),
+        (1e6, "1000000"),
+    ],
 )
 def test_quantities_are_in_thousandths_if_needed(value: float, text: str) -> None:
     assert format_quantity(value) == text
@@ -142,9 +192,18 @@ def test_discovery() -> None:
 def test_a_wrong_request_has_its_status_and_a_reason() -> None:
     wrong = {
         "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody": (404, "app=nobody"),
-        "namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m": (400, "must be one of window"),
-        "namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=!window": (400, "window=VALUE"),
-        "namespaces/serving/pods/web/gpu_utilization": (404, "none of its 1 running pods holds a GPU"),
+        "namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m": (
+            400,
+            "must be one of window",
+        ),
+        "namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=!window": (
+            400,
+            "window=VALUE",
+        ),
+        "namespaces/serving/pods/web/gpu_utilization": (
+            404,
+            "none of its 1 running pods holds a GPU",
+        ),
         "namespaces/serving/pods/gone/gpu_utilization": (404, "serving/gone has no running pod"),
         "namespaces/serving/pods/a/gpu_sm_activity": (503, "DCGM_FI_PROF_SM_ACTIVE"),
         "namespaces/serving/ingresses.networking.k8s.io/main/gpu_power": (404, "of this API"),
@@ -155,12 +214,18 @@ def test_a_wrong_request_has_its_status_and_a_reason() -> None:
     }
     answers = get(cluster(), *(f"{V2}/{path}" for path in wrong))
     for (path, (status, text)), (code, body) in zip(wrong.items(), answers, strict=True):
-        assert (code, body["kind"], body["code"], body["status"]) == (status, "Status", status, "Failure"), path
+        assert (code, body["kind"], body["code"], body["status"]) == (
+            status,
+            "Status",
+            status,
+            "Failure",
+        ), path
         assert text in body["message"]
 
 
 @pytest.mark.fault(
-    "no exporter answers (the HPA polls)", "503 with the reason for each metric; discovery and probes are not affected"
+    "no exporter answers (the HPA polls)",
+    "503 with the reason for each metric; discovery and probes are not affected",
 )
 def test_missing_values_do_not_affect_discovery() -> None:
     stage = cluster()
@@ -183,7 +248,10 @@ METRIC = f"{V2}/namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Din
 
 
 def configmap(certificates: Certificates, ca: str = "ca", names: str = '["client"]') -> FrontProxy:
-    data = {"requestheader-client-ca-file": certificates.text(f"{ca}.crt"), "requestheader-allowed-names": names}
+    data = {
+        "requestheader-client-ca-file": certificates.text(f"{ca}.crt"),
+        "requestheader-allowed-names": names,
+    }
     proxy = parse_front_proxy({"data": data})
     assert proxy is not None
     return proxy
@@ -191,7 +259,9 @@ def configmap(certificates: Certificates, ca: str = "ca", names: str = '["client
 
 @dataclass
 class Site:
-    """The metrics API with TLS. `ca` is the CA of the front proxy, and `client` is the proxy's name."""
+    """The metrics API with TLS. `ca` is the CA of the front proxy, and `client` is the proxy's
+    name.
+    """
 
     certificates: Certificates
     folder: Path
@@ -202,7 +272,9 @@ class Site:
         async def run() -> Any:
             stage = Stage([pod("a")])
             stage.turns(4, n1=(busy("a", 0.735, 0),))
-            certificate, key = (Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key"))
+            certificate, key = (
+                Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key")
+            )
             api = MetricsApi(stage.store, certificate, key, lambda: self.proxy)
             listener = Listener(api.application(), Address("127.0.0.1", 0), tls=api.tls)
             async with listening(listener, ConnectionLimits()) as bound:
@@ -213,7 +285,10 @@ class Site:
 
     async def get(self, shows: str = "client") -> tuple[int, Any]:
         context = self.certificates.client(shows)
-        async with aiohttp.ClientSession() as session, session.get(self.url + METRIC, ssl=context) as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(self.url + METRIC, ssl=context) as answer,
+        ):
             return answer.status, json.loads(await answer.read())
 
     async def fails(self, shows: str) -> bool:
@@ -234,7 +309,11 @@ def test_the_front_proxy_is_answered(site: Site) -> None:
     status, body = site.run(site.get)
     assert status == 200
     (item,) = body["items"]
-    assert (item["value"], item["describedObject"]["name"], item["windowSeconds"]) == ("73500m", "a", 60)
+    assert (item["value"], item["describedObject"]["name"], item["windowSeconds"]) == (
+        "73500m",
+        "a",
+        60,
+    )
 
 
 @pytest.mark.parametrize("shows", ["", "outsider", "expired"])

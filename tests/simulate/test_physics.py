@@ -31,7 +31,9 @@ def test_samples_and_utilisation() -> None:
     assert driver.nvmlDeviceGetUtilizationRates(handle).gpu == 100
     driver.remove(13)
     assert driver.nvmlDeviceGetUtilizationRates(handle).gpu == 50
-    _, samples = driver.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 50_000_000)
+    _, samples = driver.nvmlDeviceGetSamples(
+        handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 50_000_000
+    )
     assert [sample.sampleValue.uiVal for sample in samples] == [0] * 10 + [50] * 10
     entries = driver.nvmlDeviceGetProcessUtilization(handle, 50_000_000)
     assert [(entry.pid, entry.smUtil) for entry in entries] == [(11, 15), (12, 10)]

@@ -93,7 +93,11 @@ def test_every_layout_that_fits_has_its_pods(key: str) -> None:
 
 
 def test_every_node_has_gpus_of_its_own() -> None:
-    nodes = [SimulatedNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")]
-    uuids = [[g.uuid for g in n.gpus] + [i.uuid for g in n.gpus for i in g.instances] for n in nodes]
+    nodes = [
+        SimulatedNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")
+    ]
+    uuids = [
+        [g.uuid for g in n.gpus] + [i.uuid for g in n.gpus for i in g.instances] for n in nodes
+    ]
     assert uuids[1] == uuids[3], "a node must always have the same UUIDs"
     assert len({uuid for of_node in uuids[:3] for uuid in of_node}) == 3 * 6

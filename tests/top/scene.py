@@ -18,7 +18,10 @@ TRAINER = Workload("research", "train", "main")
 SERVER = Workload("serving", "chat", "engine")
 BATCH = Workload("batch", "embed", "worker")
 LOST = ConditionView(
-    condition="lost", since=NOW - 100, says="GPU 1 has fallen off the bus", do="Drain the node and reset the GPU."
+    condition="lost",
+    since=NOW - 100,
+    says="GPU 1 has fallen off the bus",
+    do="Drain the node and reset the GPU.",
 )
 
 
@@ -33,7 +36,9 @@ def gpu(index: int | None, *holders: HolderView, model: str = H100, **more: Any)
 def busy_gpu(index: int, who: Workload = TRAINER) -> GpuView:
     memory = {"memory_used_bytes": 61 * GIB, "memory_total_bytes": 80 * GIB}
     own = holder(who, processes=1, use="used")
-    return gpu(index, own, utilization_ratio=0.93, power_watts=600.0, temperature_celsius=67.0, **memory)
+    return gpu(
+        index, own, utilization_ratio=0.93, power_watts=600.0, temperature_celsius=67.0, **memory
+    )
 
 
 def instance(number: int, *holders: HolderView, **more: Any) -> InstanceView:
@@ -46,9 +51,17 @@ def node(*gpus: GpuView, name: str = "n", **more: Any) -> NodeView:
 
 def view(*nodes: NodeView, taken_at: float | None = NOW, **more: Any) -> View:
     gpus = sum(len(node.gpus) for node in nodes)
-    given: dict[str, Any] = {"notes": [], "alerts": [], "namespaces": [], "interval_seconds": 15.0} | more
+    given: dict[str, Any] = {
+        "notes": [],
+        "alerts": [],
+        "namespaces": [],
+        "interval_seconds": 15.0,
+    } | more
     totals = given.pop(
-        "totals", Totals(gpus=gpus, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=float(gpus), broken=0)
+        "totals",
+        Totals(
+            gpus=gpus, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=float(gpus), broken=0
+        ),
     )
     return View(scope="cluster", taken_at=taken_at, totals=totals, nodes=list(nodes), **given)
 

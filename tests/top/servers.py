@@ -1,4 +1,6 @@
-"""HTTP servers for the tests of `podgpu top`: one that sends raw bytes, one that answers like podgpu."""
+"""HTTP servers for the tests of `podgpu top`: one that sends raw bytes, one that answers like
+podgpu.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class RawServer:
 
     def close(self) -> None:
         self._closing.set()
-        socket.create_connection(self._listener.getsockname()).close()  # an empty request ends the server thread
+        socket.create_connection(
+            self._listener.getsockname()
+        ).close()  # an empty request ends the server thread
         self._thread.join()
         self._listener.close()
 
@@ -82,7 +86,9 @@ def podgpu_server(answers: Mapping[str, Any]) -> Iterator[RawServer]:
         for prefix, content in answers.items():
             if path.startswith(prefix):
                 is_text = isinstance(content, bytes)
-                return answer(content) if is_text else answer(msgspec.json.encode(content), JSON_HEAD)
+                return (
+                    answer(content) if is_text else answer(msgspec.json.encode(content), JSON_HEAD)
+                )
         return answer(b'{"error":"no such path"}', NOT_FOUND)
 
     with serving(reply) as server:
@@ -90,8 +96,16 @@ def podgpu_server(answers: Mapping[str, Any]) -> Iterator[RawServer]:
 
 
 def history(**points: list[int]) -> dict[str, Any]:
-    devices = {name.replace("_", "-"): b64encode(bytes(values)).decode() for name, values in points.items()}
-    return {"api": "podgpu/v1", "from": 1_799_999_000.0, "step_seconds": 15, "points": 60, "devices": devices}
+    devices = {
+        name.replace("_", "-"): b64encode(bytes(values)).decode() for name, values in points.items()
+    }
+    return {
+        "api": "podgpu/v1",
+        "from": 1_799_999_000.0,
+        "step_seconds": 15,
+        "points": 60,
+        "devices": devices,
+    }
 
 
 def unused_url() -> str:

@@ -52,10 +52,14 @@ def line_of(lines: list[str], holder: str) -> str:
 def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = once(capsys, *node)
     assert lines[0].split() == HEADER
-    assert len(lines) == 1 + 8 + 2 + 1 + 7  # header, 8 GPUs, 2 holders of a shared GPU, MIG GPU, 7 instances
+    assert (
+        len(lines) == 1 + 8 + 2 + 1 + 7
+    )  # header, 8 GPUs, 2 holders of a shared GPU, MIG GPU, 7 instances
     assert re.match(r"4    H100 80GB HBM3 2 holders +\d+% 14.0/79.6 +\d+W +\d+C    2$", lines[5])
     assert re.search(r"^ {22}batch/embed-0/worker +\d+%  9.0 +\d+W {9}1     0s$", lines[6])
-    assert re.search(r"chat-0/engine +\d+% 39.8/79.6 +\d+W +\d+C    1     0s$", line_of(lines, "engine"))
+    assert re.search(
+        r"chat-0/engine +\d+% 39.8/79.6 +\d+W +\d+C    1     0s$", line_of(lines, "engine")
+    )
     assert re.search(r"^7 .* - +0%  0.0/79.6 +\d+W +\d+C    –$", lines[10])
     assert re.search(r"^8 .* 5 of 7 instances held +\d+% 15.0/79.6", lines[11])
     assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +1[3-7]% +1.0/9.8", lines[12])
@@ -76,7 +80,10 @@ def test_json(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--json", *node]) == 0
     shown = decode_view(capsys.readouterr().out.encode())
     assert shown.totals.gpus == 9
-    assert {holder.pod for gpu in shown.nodes[0].gpus for holder in gpu.holders} >= {"embed-0", "ocr-0"}
+    assert {holder.pod for gpu in shown.nodes[0].gpus for holder in gpu.holders} >= {
+        "embed-0",
+        "ocr-0",
+    }
 
 
 def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +99,9 @@ def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"pid 4004 +3\d%  9.0$", lines[3])
 
 
-def test_failing_sources_are_noted(node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_sources_are_noted(
+    node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["top", "--once", *node, "--path-proc", str(tmp_path)]) == 0
     output = capsys.readouterr()
     assert "embed-0" in output.out
@@ -125,7 +134,9 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--no-such-option"], "--no-such-option"),
     ],
 )
-def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["top", *arguments]) == 2
     output = capsys.readouterr()
     assert message in output.err
@@ -133,17 +144,41 @@ def test_wrong_options(arguments: list[str], message: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_top_has_the_options_of_every_allocation_source(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_has_the_options_of_every_allocation_source(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     argument = f"{source}:/nowhere" if source in ("hpc", "podlist", "checkpoint") else source
-    run(["top", "--once", "--telemetry", "simulated:1xH100", "--allocation", argument, "--interval", "100ms"])
+    run(
+        [
+            "top",
+            "--once",
+            "--telemetry",
+            "simulated:1xH100",
+            "--allocation",
+            argument,
+            "--interval",
+            "100ms",
+        ]
+    )
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_of_containers_without_a_pod(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     proc = FaultyProc(tmp_path / "proc")
     for pid in range(4000, 4010):
-        proc.run(pid, 0, "/usr/bin/python3", "train.py", cgroup=f"/system.slice/docker-{'ab' * 32}.scope")
-    options = ("--telemetry", "simulated:1xH100", "--path-proc", str(proc.root), "--path-varlog", str(tmp_path))
+        proc.run(
+            pid, 0, "/usr/bin/python3", "train.py", cgroup=f"/system.slice/docker-{'ab' * 32}.scope"
+        )
+    options = (
+        "--telemetry",
+        "simulated:1xH100",
+        "--path-proc",
+        str(proc.root),
+        "--path-varlog",
+        str(tmp_path),
+    )
     lines = once(capsys, "--processes", "--interval", "100ms", *options)
     assert "container abababababab" in lines[1]
     assert "pid 4000 python3 " in lines[2]
@@ -151,5 +186,19 @@ def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.reads_host("the processes of simulated GPUs are not in the real /proc")
 def test_simulated_processes_have_no_user(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["top", "--json", "--telemetry", "simulated:1xH100", "--path-proc", "/proc", "--interval", "100ms"]) == 0
+    assert (
+        run(
+            [
+                "top",
+                "--json",
+                "--telemetry",
+                "simulated:1xH100",
+                "--path-proc",
+                "/proc",
+                "--interval",
+                "100ms",
+            ]
+        )
+        == 0
+    )
     assert "unknown" not in capsys.readouterr().out.partition("nodes")[2]

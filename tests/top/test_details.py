@@ -39,15 +39,23 @@ HEALTHY = gpu(
     price_per_hour=2.5,
 )
 DETAILS = GpuDetails(
-    fields=[FieldView(name="sm_clock", value=1980, unit="MHz"), FieldView(name="pcie_gen", value=5.0)],
+    fields=[
+        FieldView(name="sm_clock", value=1980, unit="MHz"),
+        FieldView(name="pcie_gen", value=5.0),
+    ],
     xids=[XidView(xid=79, says="GPU has fallen off the bus", class_="hardware"), XidView(xid=13)],
-    sources=[SourceView(source="nvml", ok=True), SourceView(source="gpu7", ok=False, error="gpu_lost")],
+    sources=[
+        SourceView(source="nvml", ok=True),
+        SourceView(source="gpu7", ok=False, error="gpu_lost"),
+    ],
     method="samples",
 )
 
 
 def shown(device: GpuView, width: int = 80, **more: Any) -> list[str]:
-    seen = replace(scene.seen(device, currency="EUR"), **{"fetched": FetchedDetails("GPU-7"), **more})
+    seen = replace(
+        scene.seen(device, currency="EUR"), **{"fetched": FetchedDetails("GPU-7"), **more}
+    )
     return [as_text(spans) for spans in render_details(seen.lines[0], seen, width)]
 
 
@@ -66,7 +74,9 @@ def test_a_healthy_gpu() -> None:
 
 def test_a_lost_gpu() -> None:
     hot = ConditionView(condition="thermal", says="it is throttled by heat", do="")
-    lines = shown(gpu(7, utilization_ratio=0.5, conditions=[LOST, hot], absent=True, last_holders=[BATCH]))
+    lines = shown(
+        gpu(7, utilization_ratio=0.5, conditions=[LOST, hot], absent=True, last_holders=[BATCH])
+    )
     assert lines[1].startswith("lost for 1m40s: GPU 1 has fallen off the bus (since 20")
     assert lines[2:] == [
         "  do: Drain the node and reset the GPU.",
@@ -85,7 +95,10 @@ def test_an_instance_with_several_holders() -> None:
 
 
 def test_a_holder_that_waits() -> None:
-    waits_for = (WaitPart(*parts_of(BATCH), seconds=0.13, ratio=0.128), WaitPart(seconds=0.12, ratio=0.117))
+    waits_for = (
+        WaitPart(*parts_of(BATCH), seconds=0.13, ratio=0.128),
+        WaitPart(seconds=0.12, ratio=0.117),
+    )
     waiter = holder(TRAINER, wait_ratio=0.268, waits_for=waits_for)
     assert "waited 27% (13% for batch/embed/worker)" in shown(gpu(7, waiter), 120)[-1]
     lines = shown(gpu(7, waiter, holder(BATCH, wait_ratio=0.0)), 120)
@@ -99,13 +112,32 @@ def test_a_holder_that_waits() -> None:
 
 def test_what_a_job_used_since_it_started() -> None:
     job = JobSummary(
-        **{"namespace": "research", "pod": "train", "from_": NOW - 7260, "duration_seconds": 7260.0, "gpu_hours": 2.02},
-        **{"mean_use": 0.07, "peak_use": 0.31, "peak_memory_bytes": 5.0 * 1024**3, "energy_kwh": 0.4, "cost": 5.0},
-        **{"currency": "EUR", "wait_seconds": 90.0, "errors": 1, "hint": "10 % of a GPU would be enough.", "gpus": 2},
+        **{
+            "namespace": "research",
+            "pod": "train",
+            "from_": NOW - 7260,
+            "duration_seconds": 7260.0,
+            "gpu_hours": 2.02,
+        },
+        **{
+            "mean_use": 0.07,
+            "peak_use": 0.31,
+            "peak_memory_bytes": 5.0 * 1024**3,
+            "energy_kwh": 0.4,
+            "cost": 5.0,
+        },
+        **{
+            "currency": "EUR",
+            "wait_seconds": 90.0,
+            "errors": 1,
+            "hint": "10 % of a GPU would be enough.",
+            "gpus": 2,
+        },
     )
     lines = shown(HEALTHY, 200, fetched=FetchedDetails("GPU-7", jobs=[job]))
     assert lines[-2:] == [
-        "  ran for 2h01m   2.02 GPU-hours   mean 7%   peak 31%   peak memory of one GPU 5.0 GiB   0.40 kWh   5.00 EUR"
+        "  ran for 2h01m   2.02 GPU-hours   mean 7%   peak 31%   peak memory of one GPU 5.0 GiB   "
+        "0.40 kWh   5.00 EUR"
         "   waited 1m30s   errors 1",
         "  10 % of a GPU would be enough.",
     ]
@@ -113,7 +145,11 @@ def test_what_a_job_used_since_it_started() -> None:
 
 def test_the_servers_details() -> None:
     lines = shown(HEALTHY, fetched=FetchedDetails("GPU-7", DETAILS))
-    assert lines[1:4] == ["XID 79 (hardware): GPU has fallen off the bus", "XID 13", "source gpu7: gpu_lost"]
+    assert lines[1:4] == [
+        "XID 79 (hardware): GPU has fallen off the bus",
+        "XID 13",
+        "source gpu7: gpu_lost",
+    ]
     assert lines[-1].split() == ["sm_clock", "1980", "MHz", "pcie_gen", "5"]
 
 
@@ -122,7 +158,10 @@ def test_the_servers_details() -> None:
     [
         (FetchedDetails(), "fetching details …"),
         (FetchedDetails("GPU-1", DETAILS), "fetching details …"),
-        (FetchedDetails("GPU-7", error="no answer within 5 s"), "details are not available: no answer within 5 s"),
+        (
+            FetchedDetails("GPU-7", error="no answer within 5 s"),
+            "details are not available: no answer within 5 s",
+        ),
     ],
 )
 def test_missing_details(fetched: FetchedDetails | None, line: str) -> None:
@@ -132,8 +171,14 @@ def test_missing_details(fetched: FetchedDetails | None, line: str) -> None:
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        (FieldView(name="DCGM_FI_DEV_NAME", value="NVIDIA H100", unit="string"), "DCGM_FI_DEV_NAME NVIDIA H100"),
-        (FieldView(name="CUDA_COMPUTE_CAPABILITY", value=589824, unit="packed"), "CUDA_COMPUTE_CAPABILITY 9.0"),
+        (
+            FieldView(name="DCGM_FI_DEV_NAME", value="NVIDIA H100", unit="string"),
+            "DCGM_FI_DEV_NAME NVIDIA H100",
+        ),
+        (
+            FieldView(name="CUDA_COMPUTE_CAPABILITY", value=589824, unit="packed"),
+            "CUDA_COMPUTE_CAPABILITY 9.0",
+        ),
         (FieldView(name="ROW_REMAP_PENDING", value=0, unit="bool"), "ROW_REMAP_PENDING no"),
         (FieldView(name="RATIO", value=0.25, unit="%"), "RATIO 0.25 %"),
     ],

@@ -27,12 +27,16 @@ def bench(tmp_path: Path) -> Iterator[GpuBench]:
         yield made
 
 
-def show(capsys: pytest.CaptureFixture[str], option: str, client: Client) -> tuple[list[str], list[str]]:
+def show(
+    capsys: pytest.CaptureFixture[str], option: str, client: Client
+) -> tuple[list[str], list[str]]:
     """Returns the table and the notes of `top --once`."""
     capsys.readouterr()
     assert run(["top", "--once", option, f"{client.address.host}:{client.address.port}"]) == 0
     output = capsys.readouterr()
-    return output.out.splitlines()[1:], [line.removeprefix("podgpu: ") for line in output.err.splitlines()]
+    return output.out.splitlines()[1:], [
+        line.removeprefix("podgpu: ") for line in output.err.splitlines()
+    ]
 
 
 def read_alerts(client: Client) -> list[str]:
@@ -49,7 +53,9 @@ def test_a_lost_gpu_and_an_xid(bench: GpuBench, capsys: pytest.CaptureFixture[st
     bench.faults.lose(2)
     bench.faults.raise_xid(1, 79)
     counted = ("podgpu_xid_errors_total", 1, 'xid="79"')
-    wait_until(lambda: bench.turn(0, 3, seconds=0.5) and bench.value(*counted) == 1, "the XID is counted")
+    wait_until(
+        lambda: bench.turn(0, 3, seconds=0.5) and bench.value(*counted) == 1, "the XID is counted"
+    )
     bench.turn(0, 3)
     alerts = read_alerts(bench.client)
     table, notes = show(capsys, "--url", bench.client)
@@ -63,7 +69,11 @@ def test_a_lost_gpu_and_an_xid(bench: GpuBench, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.fault(
     "The driver is unloaded while podgpu top runs",
-    "Every GPU is still shown with its holder, without figures; the reason is shown in the words of /health",
+    (
+        "Every GPU is still shown with its holder, without figures; the reason is shown in the "
+        "words "
+        "of /health"
+    ),
 )
 def test_a_driver_that_is_away(bench: GpuBench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.faults.unload_driver()
@@ -72,14 +82,24 @@ def test_a_driver_that_is_away(bench: GpuBench, capsys: pytest.CaptureFixture[st
     alerts = read_alerts(bench.client)
     table, notes = show(capsys, "--url", bench.client)
     assert any("no driver answers" in alert and alert in notes for alert in alerts)
-    assert ["no driver answers for it" in line for line in table] == [False, True, False, False, False]
+    assert ["no driver answers for it" in line for line in table] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
     for number in range(4):
         assert any(f"ns/p{number}/main" in line and "%" not in line for line in table)
 
 
 @pytest.mark.fault(
     "A node's exporter stops answering while podgpu top shows the cluster",
-    "Its GPUs are shown first, in red, without figures; the reason is shown in the words of the cluster's /health",
+    (
+        "Its GPUs are shown first, in red, without figures; the reason is shown in the words of "
+        "the "
+        "cluster's /health"
+    ),
 )
 def test_a_node_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
     time = Time()
@@ -98,7 +118,10 @@ def test_a_node_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         alerts = read_alerts(client)
         table, notes = show(capsys, "--cluster", client)
-    assert any("n-2" in alert and "does not answer, with its" in alert and alert in notes for alert in alerts)
+    assert any(
+        "n-2" in alert and "does not answer, with its" in alert and alert in notes
+        for alert in alerts
+    )
     assert re.search(r"^n-2 .*notebook/main +– +–/– +– +– +– +–$", table[0]), table[0]
     assert "its node does not answer" in table[1]
     assert re.search(r"^n-1 .* 0% .* 1m00s$", table[2]), table[2]

@@ -33,7 +33,10 @@ def test_sparklines_are_the_servers_history() -> None:
 
 
 def test_stale_nodes_are_noted() -> None:
-    shown = view(node(gpu(0), name="a", old=True, age_seconds=61.0, notes=["its clock is 9 s ahead"]), notes=["first"])
+    shown = view(
+        node(gpu(0), name="a", old=True, age_seconds=61.0, notes=["its clock is 9 s ahead"]),
+        notes=["first"],
+    )
     with podgpu_server({"/api/v1/view": shown}) as server:
         feed = Feed(ClusterSource(server.address), 1.0)
         assert feed.read().notes == ["first", "a is stale: 61 s", "a: its clock is 9 s ahead"]
@@ -64,14 +67,18 @@ def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
         feed.select("GPU-1")
         assert feed.read().fetched == FetchedDetails("GPU-1", samples, "", [job])
         feed.read()
-        assert server.paths.count("/api/v1/gpus/GPU-1") == 1, "details must be cached for some seconds"
+        assert server.paths.count("/api/v1/gpus/GPU-1") == 1, (
+            "details must be cached for some seconds"
+        )
         answers["/api/v1/gpus/GPU-0"] = b"up 1\n"
         feed.select("GPU-0")
         fetched = feed.read().fetched
         assert fetched is not None
         assert "not a valid response" in fetched.error
         feed.select("GPU-2")
-        assert feed.read().fetched == FetchedDetails("GPU-2", jobs=[]), "a GPU without details is no error"
+        assert feed.read().fetched == FetchedDetails("GPU-2", jobs=[]), (
+            "a GPU without details is no error"
+        )
 
 
 def test_usage_that_changes_between_two_telemetry_turns_is_shown() -> None:

@@ -51,14 +51,23 @@ PARTED = gpu(
     temperature_celsius=40.0,
     instances=[
         instance(11, utilization_ratio=0.0, memory_used_bytes=2 * GIB, memory_total_bytes=10 * GIB),
-        instance(7, holder(BATCH), utilization_ratio=0.6, memory_used_bytes=2 * GIB, memory_total_bytes=10 * GIB),
+        instance(
+            7,
+            holder(BATCH),
+            utilization_ratio=0.6,
+            memory_used_bytes=2 * GIB,
+            memory_total_bytes=10 * GIB,
+        ),
     ],
 )
 ALL = lines_of(EXCLUSIVE, SHARED, FREE, PARTED)
 
 
 def shape(lines: list[Line]) -> list[str]:
-    return ["  " * depth + f"{line.number * line.is_slot} {line.label}".strip() for depth, line in flatten(lines)]
+    return [
+        "  " * depth + f"{line.number * line.is_slot} {line.label}".strip()
+        for depth, line in flatten(lines)
+    ]
 
 
 def test_one_holder_is_one_line_with_the_figures_of_the_device() -> None:
@@ -92,15 +101,19 @@ def test_processes_are_beneath_their_holder_and_others_beneath_the_device() -> N
     ]
 
 
-@pytest.mark.parametrize("name", ["lost", "unreadable", "driver_away", "node_gone", "stale", "thermal"])
+@pytest.mark.parametrize(
+    "name", ["lost", "unreadable", "driver_away", "node_gone", "stale", "thermal"]
+)
 def test_figures_that_are_not_current_are_not_shown(name: str) -> None:
     condition = ConditionView(condition=name, since=NOW - 60, says="wrong", do="repair it")
     broken = replace(SHARED, conditions=[] if name == "stale" else [condition])
     (line,) = make_lines(view(node(broken, old=name == "stale")), NOW)
     is_current = name == "thermal"
-    assert [line.utilization is not None, line.power is not None, line.slot.memory_total_bytes is not None] == (
-        [is_current] * 3
-    )
+    assert [
+        line.utilization is not None,
+        line.power is not None,
+        line.slot.memory_total_bytes is not None,
+    ] == ([is_current] * 3)
     holders = [inner for inner in line.beneath if inner.kind == "holder"]
     assert [inner.name for inner in holders] == ["batch/embed/worker", "serving/chat/engine"]
     assert [inner.idle is not None for inner in holders] == [False, is_current]
@@ -108,7 +121,9 @@ def test_figures_that_are_not_current_are_not_shown(name: str) -> None:
 
 
 def test_a_holder_of_a_shared_gpu_is_busy_only_if_its_own_use_is_known() -> None:
-    unmeasured, measured = (holder(who, use="used", utilization_ratio=r) for who, r in ((TRAINER, None), (SERVER, 0.5)))
+    unmeasured, measured = (
+        holder(who, use="used", utilization_ratio=r) for who, r in ((TRAINER, None), (SERVER, 0.5))
+    )
     (shared,) = lines_of(gpu(0, unmeasured, measured, utilization_ratio=0.5))
     assert [inner.use for inner in shared.beneath] == [None, "used"]
     (alone,) = lines_of(gpu(0, unmeasured, utilization_ratio=0.5))
@@ -120,7 +135,10 @@ def test_holders_never_show_more_than_their_gpu() -> None:
         (line,) = lines_of(
             gpu(
                 0,
-                *(holder(who, utilization_ratio=r) for who, r in zip(ALL_PODS, ratios, strict=False)),
+                *(
+                    holder(who, utilization_ratio=r)
+                    for who, r in zip(ALL_PODS, ratios, strict=False)
+                ),
                 utilization_ratio=sum(ratios),
             )
         )
@@ -145,7 +163,11 @@ def test_a_tree_is_sorted_by_its_largest_value() -> None:
         "  serving/chat/engine",
         "2 -",
     ]
-    assert shape(arrange(ALL, "idle"))[:3] == ["1 2 holders", "  serving/chat/engine", "  batch/embed/worker"]
+    assert shape(arrange(ALL, "idle"))[:3] == [
+        "1 2 holders",
+        "  serving/chat/engine",
+        "  batch/embed/worker",
+    ]
 
 
 def test_a_condition_of_the_whole_node_is_shown_once() -> None:
@@ -158,7 +180,15 @@ def test_a_condition_of_the_whole_node_is_shown_once() -> None:
 @pytest.mark.parametrize(
     ("wanted", "left"),
     [
-        ("EMBED", ["1 2 holders", "  batch/embed/worker", "3 1 of 2 instances held", "  3/7 batch/embed/worker"]),
+        (
+            "EMBED",
+            [
+                "1 2 holders",
+                "  batch/embed/worker",
+                "3 1 of 2 instances held",
+                "  3/7 batch/embed/worker",
+            ],
+        ),
         ("l4", ["2 -"]),
         ("holders", []),
         ("1g.10", ["3 1 of 2 instances held", "  3/7 batch/embed/worker", "  3/11 -"]),

@@ -37,7 +37,9 @@ def test_keys(data: bytes, keys: list[str]) -> None:
     assert decode_keys(data) == keys
 
 
-def seen(count: int = 30, error: SourceError | None = None, notes: tuple[str, ...] = (), **more: Any) -> Seen:
+def seen(
+    count: int = 30, error: SourceError | None = None, notes: tuple[str, ...] = (), **more: Any
+) -> Seen:
     gpus = [gpu(number, holder(), model="NVIDIA L4", **more) for number in range(count)]
     return replace(scene.seen(*gpus, notes=list(notes)), error=error)
 
@@ -67,7 +69,11 @@ class Terminal:
     @property
     def cursor(self) -> int | None:
         """Number of the GPU at the cursor."""
-        rows = [as_text(line) for line in self.lines if any(style.startswith("cursor") for _, style in line)]
+        rows = [
+            as_text(line)
+            for line in self.lines
+            if any(style.startswith("cursor") for _, style in line)
+        ]
         return int(rows[0].split()[0]) if rows else None
 
 
@@ -108,7 +114,9 @@ def test_the_cursor_follows_its_row() -> None:
     assert terminal.cursor == 1, "must move to the last row if its GPU is gone"
 
 
-@pytest.mark.parametrize(("key", "title"), [("u", "utilisation"), ("m", "memory"), ("p", "power"), ("i", "idle time")])
+@pytest.mark.parametrize(
+    ("key", "title"), [("u", "utilisation"), ("m", "memory"), ("p", "power"), ("i", "idle time")]
+)
 def test_sorting_moves_to_the_top(key: str, title: str) -> None:
     terminal = Terminal(seen()).press("down", key)
     assert terminal.texts[0].endswith(f"by {title}")
@@ -142,7 +150,9 @@ def test_details_of_the_selected_gpu() -> None:
     terminal.press("enter")
     assert terminal.screen.detailed_uuid == "GPU-2"
     assert terminal.body[0].startswith("GPU 2  L4  on n  GPU-2")
-    assert {"held by research/train/main", "XID 79: GPU has fallen off the bus"} <= set(terminal.body)
+    assert {"held by research/train/main", "XID 79: GPU has fallen off the bus"} <= set(
+        terminal.body
+    )
     for key in ("escape", "enter"):
         assert terminal.press(key, "enter", key).cursor == 2
         assert terminal.screen.detailed_uuid == ""
@@ -169,7 +179,11 @@ def test_an_error_is_shown_with_the_age_of_the_figures() -> None:
     shown = Terminal(seen(3, SourceError("x", "http://n: nothing listens there"))).texts
     assert shown[-2] == "http://n: nothing listens there; the figures are 12s old"
     assert shown[3].startswith("0 ")
-    assert Terminal(seen(3, SourceError("x", "long " * 50))).texts[-2].endswith("the figures are 12s old")
+    assert (
+        Terminal(seen(3, SourceError("x", "long " * 50)))
+        .texts[-2]
+        .endswith("the figures are 12s old")
+    )
 
 
 def test_notes() -> None:
@@ -183,7 +197,11 @@ def test_notes() -> None:
 KEYS = ["up", "down", "/", "a", "escape", "enter", "h", "end", " ", "i", "page_up", "home", "j"]
 
 
-@given(st.lists(st.sampled_from(KEYS)), st.integers(0, 12), st.sampled_from([(1, 1), (5, 3), (20, 5), (80, 24)]))
+@given(
+    st.lists(st.sampled_from(KEYS)),
+    st.integers(0, 12),
+    st.sampled_from([(1, 1), (5, 3), (20, 5), (80, 24)]),
+)
 def test_any_keys_and_size(keys: list[str], gpus: int, size: tuple[int, int]) -> None:
     terminal = Terminal(seen(gpus, SourceError("x", "wrong"), conditions=[LOST]), size).press(*keys)
     assert len(terminal.lines) == max(size[1], 5)

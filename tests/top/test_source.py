@@ -11,7 +11,10 @@ from podgpu.top.feed import ClusterSource, ExporterSource
 from tests.top.scene import LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, podgpu_server, serving
 
-DCGM = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n",namespace="a",pod="p",container="c"} %d\n'
+DCGM = (
+    b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n",namespace="a",pod="p",container="c"} '
+    b"%d\n"
+)
 
 
 def gpus_of(shown: View) -> list[GpuView]:
@@ -28,7 +31,10 @@ def test_a_podgpu_exporter_is_read_by_its_view() -> None:
 
 
 def test_a_cluster_without_podgpus_view_is_an_error() -> None:
-    with serving(answer(b"{}")) as server, pytest.raises(SourceError, match="is it the address of podgpu cluster"):
+    with (
+        serving(answer(b"{}")) as server,
+        pytest.raises(SourceError, match="is it the address of podgpu cluster"),
+    ):
         ClusterSource(server.address).read()
 
 
@@ -42,7 +48,9 @@ def test_a_cluster_without_podgpus_view_is_an_error() -> None:
     ],
 )
 def test_bad_histories(body: bytes) -> None:
-    with podgpu_server({"/api/v1/view": view(node(gpu(0))), "/api/v1/history": msgspec.Raw(body)}) as server:
+    with podgpu_server(
+        {"/api/v1/view": view(node(gpu(0))), "/api/v1/history": msgspec.Raw(body)}
+    ) as server:
         assert ClusterSource(server.address).read().history is None
 
 

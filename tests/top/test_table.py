@@ -10,7 +10,14 @@ from podgpu.model import Workload
 from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import Sparklines
 from podgpu.top.lines import make_lines
-from podgpu.top.table import Table, as_text, draw_sparkline, fit_holder, format_duration, render_totals
+from podgpu.top.table import (
+    Table,
+    as_text,
+    draw_sparkline,
+    fit_holder,
+    format_duration,
+    render_totals,
+)
 from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
@@ -23,7 +30,9 @@ PODS = (
 
 def table(width: int | None, nodes: int = 1, live: bool = True) -> Table:
     gpus = [busy_gpu(number, who) for number, who in enumerate(PODS)]
-    lines = make_lines(view(*(node(*gpus, name=f"gpu-node-{number}") for number in range(nodes))), NOW)
+    lines = make_lines(
+        view(*(node(*gpus, name=f"gpu-node-{number}") for number in range(nodes))), NOW
+    )
     points = {line.row[1:3]: bytes([200, 100, 0] * 20) for line in lines}
     return Table(lines, "gpu", width, Sparklines(points, 3600.0) if live else None)
 
@@ -62,7 +71,11 @@ def test_pod_names_are_complete(width: int, live: bool, nodes: int) -> None:
         (60, ["GPU", "HOLDER", "LAST 1h", "UTIL"], ["MODEL", "TEMP", "PROC"]),
         (80, ["GPU", "HOLDER", "LAST 1h", "UTIL", "MEM GiB", "POWER", "IDLE"], ["MODEL"]),
         (100, ["GPU", "HOLDER", "LAST 1h", "UTIL", "MEM GiB", "POWER", "TEMP", "PROC", "IDLE"], []),
-        (132, ["MODEL", "HOLDER", "LAST 1h", "UTIL", "MEM GiB", "POWER", "TEMP", "PROC", "IDLE"], []),
+        (
+            132,
+            ["MODEL", "HOLDER", "LAST 1h", "UTIL", "MEM GiB", "POWER", "TEMP", "PROC", "IDLE"],
+            [],
+        ),
     ],
 )
 def test_columns_by_width(width: int, shown: list[str], left_out: list[str]) -> None:
@@ -113,7 +126,15 @@ def test_sparklines(points: bytes, width: int, text: str) -> None:
 
 def test_times() -> None:
     durations = (0, 59.9, 60, 3599, 3600, 86399, 90000)
-    assert [format_duration(s) for s in durations] == ["0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d01h"]
+    assert [format_duration(s) for s in durations] == [
+        "0s",
+        "59s",
+        "1m00s",
+        "59m59s",
+        "1h00m",
+        "23h59m",
+        "1d01h",
+    ]
 
 
 TOTALS = Totals(
@@ -133,7 +154,9 @@ TOTALS = Totals(
 
 def test_totals() -> None:
     line = as_text(render_totals(TOTALS, "EUR", 200))
-    assert line.startswith("3/4 allocated  1.5 used  1 idle  0.5 use unknown  0.5 free  0.5 holder unknown  1 broken")
+    assert line.startswith(
+        "3/4 allocated  1.5 used  1 idle  0.5 use unknown  0.5 free  0.5 holder unknown  1 broken"
+    )
     assert line.endswith("1 broken  110 W  1.60 EUR/h, 0.80 wasted")
     free = Totals(gpus=1, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=1.0, broken=0)
     line = as_text(render_totals(free, "", 200))

@@ -19,7 +19,15 @@ import pytest
 
 from podgpu.fleet.view import GpuDetails, XidView
 from tests.top.scene import LOST, gpu, holder, node, view
-from tests.top.servers import EXPOSITION, RawServer, answer, history, podgpu_server, serving, unused_url
+from tests.top.servers import (
+    EXPOSITION,
+    RawServer,
+    answer,
+    history,
+    podgpu_server,
+    serving,
+    unused_url,
+)
 
 PATIENCE = 90.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -33,8 +41,12 @@ class Session:
         self.keyboard, terminal = pty.openpty()
         self.resize(100, 20)
         self.before = termios.tcgetattr(terminal)
-        self._terminal = terminal  # stays open, so that its modes can be read after the command has ended
-        environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
+        self._terminal = (
+            terminal  # stays open, so that its modes can be read after the command has ended
+        )
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "podgpu", "top", *arguments],
             stdin=terminal,
@@ -73,7 +85,9 @@ class Session:
         return bool(data)
 
     def wait(self) -> int:
-        """Waits for the exit code. Reads the output, because a full terminal would block the command."""
+        """Waits for the exit code. Reads the output, because a full terminal would block the
+        command.
+        """
         give_up_at = time.monotonic() + PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < give_up_at, self.output
@@ -141,7 +155,9 @@ def test_another_size(session: Session) -> None:
     assert b"MODEL" in session.output
     session.output = b""
     session.resize(40, 10)
-    session.until(lambda output: b"HOLDER" in output and b"MODEL" not in output.rpartition(b"podgpu top")[2])
+    session.until(
+        lambda output: b"HOLDER" in output and b"MODEL" not in output.rpartition(b"podgpu top")[2]
+    )
     session.press("q")
     assert session.wait() == 0
     session.assert_restored()
@@ -175,7 +191,9 @@ def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
         assert b"\x1b[" in live.output
         assert ALTERNATE not in live.output
         last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", live.output).split(b"\r\n")[-2]
-        assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the line of totals is missing"
+        assert re.search(rb"/\d+ allocated .* free  0 broken", last), (
+            "the line of totals is missing"
+        )
     with Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1") as live:
         assert live.wait() == 0
         assert b"\x1b" not in live.output
@@ -184,11 +202,16 @@ def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
 def test_history_and_details_of_a_podgpu_server() -> None:
     xid = XidView(xid=79, says="GPU has fallen off the bus", class_="hardware")
     answers = {
-        "/api/v1/view": view(node(gpu(0, holder()), gpu(1, holder(), conditions=[LOST], absent=True))),
+        "/api/v1/view": view(
+            node(gpu(0, holder()), gpu(1, holder(), conditions=[LOST], absent=True))
+        ),
         "/api/v1/history": history(GPU_0=[200] * 60),
         "/api/v1/gpus/GPU-1": GpuDetails(xids=[xid]),
     }
-    with podgpu_server(answers) as server, Session("--cluster", server.address, "--interval", "100ms") as live:
+    with (
+        podgpu_server(answers) as server,
+        Session("--cluster", server.address, "--interval", "100ms") as live,
+    ):
         live.until(b"LAST 15m")
         live.until(b"! lost for 1m40s: GPU 1 has fallen off the bus")
         live.press("\r")

@@ -21,7 +21,9 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """Yields a folder that all users may read, because some tests change the user. tmp_path is private."""
+    """Yields a folder that all users may read, because some tests change the user. tmp_path is
+    private.
+    """
     path = Path(tempfile.mkdtemp(prefix="podgpu-proc-"))
     path.chmod(0o755)
     yield path

@@ -22,10 +22,16 @@ OTHER_ID = "fedcba9876543210" * 4
 IN_POD = {
     "cgroupfs": f"/kubepods/burstable/pod{UID}/{ID}",
     "systemd, guaranteed, CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope",
-    "CRI-O, in a cgroup inside the container": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
-    "a cgroup in the container": f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
+    (
+        "CRI-O, in a cgroup inside the container"
+    ): f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
+    (
+        "a cgroup in the container"
+    ): f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
     "docker in a container": f"/kubepods/burstable/pod{UID}/{ID}/docker/{OTHER_ID}",
-    "a cluster in a container": f"/kubepods/pod{UID}/{ID}/kubelet/kubepods/pod{OTHER_UID}/{OTHER_ID}",
+    (
+        "a cluster in a container"
+    ): f"/kubepods/pod{UID}/{ID}/kubelet/kubepods/pod{OTHER_UID}/{OTHER_ID}",
     "containerd with systemd, runc without": (
         f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}"
     ),
@@ -82,8 +88,18 @@ container_ids = st.text(HEX, min_size=64, max_size=64)
     st.sampled_from(["systemd", "cgroupfs"]),
     st.sampled_from(["guaranteed", "burstable", "besteffort"]),
     st.sampled_from(["containerd", "crio", "docker"]),
-    st.sampled_from(["", "/docker/" + OTHER_ID, "/kubelet.slice", "/../..", "/system.slice/containerd.service"]),
-    st.sampled_from(["", "/sub/child", "/init.scope", "/docker/" + OTHER_ID, f"/kubepods/pod{OTHER_UID}/{OTHER_ID}"]),
+    st.sampled_from(
+        ["", "/docker/" + OTHER_ID, "/kubelet.slice", "/../..", "/system.slice/containerd.service"]
+    ),
+    st.sampled_from(
+        [
+            "",
+            "/sub/child",
+            "/init.scope",
+            "/docker/" + OTHER_ID,
+            f"/kubepods/pod{OTHER_UID}/{OTHER_ID}",
+        ]
+    ),
 )
 def test_every_combination(
     uid: str,
@@ -95,12 +111,27 @@ def test_every_combination(
     around: str,
     inside: str,
 ) -> None:
-    text = container_cgroup(uid, container_id, version=version, driver=driver, qos=qos, runtime=runtime)
+    text = container_cgroup(
+        uid, container_id, version=version, driver=driver, qos=qos, runtime=runtime
+    )
     text = text.replace(":/kubepods", f":{around}/kubepods").replace("\n", f"{inside}\n")
     assert parse_cgroup(text) == Workload(uid=uid, container_id=container_id)
 
 
-PIECES = ("0::", "4:memory:", "/", ":", "..", "\n", "pod", "kubepods", "docker", "cri-containerd-", "crio-", "conmon")
+PIECES = (
+    "0::",
+    "4:memory:",
+    "/",
+    ":",
+    "..",
+    "\n",
+    "pod",
+    "kubepods",
+    "docker",
+    "cri-containerd-",
+    "crio-",
+    "conmon",
+)
 ENDS = (".scope", ".slice", " (deleted)", "\0", "é", UID, UID_, HASH, ID)
 
 

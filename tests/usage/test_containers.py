@@ -60,7 +60,9 @@ def test_a_reused_pid_is_another_process(proc: FaultyProc, finder: ContainerFind
     assert finder.find(41) == FOUND_B
 
 
-def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: ContainerFinder, clock: FakeClock) -> None:
+def test_the_cgroup_is_read_once_while_fresh(
+    proc: FaultyProc, finder: ContainerFinder, clock: FakeClock
+) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.move(41, IN_B)
@@ -70,7 +72,9 @@ def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: Container
     assert finder.find(41) == FOUND_B, "must be read again, because a process may change its cgroup"
 
 
-def test_a_lookup_that_is_not_permitted_is_repeated(proc: FaultyProc, finder: ContainerFinder) -> None:
+def test_a_lookup_that_is_not_permitted_is_repeated(
+    proc: FaultyProc, finder: ContainerFinder
+) -> None:
     proc.add(41, IN_A)
     proc.forbid(41)
     with without_privilege():
@@ -111,7 +115,11 @@ class Names:
 
     def complete(self, workload: Workload) -> Workload:
         pod = self.known.get(workload.uid)
-        return workload if pod is None else Workload("ns", pod, "main", workload.uid, workload.container_id)
+        return (
+            workload
+            if pod is None
+            else Workload("ns", pod, "main", workload.uid, workload.container_id)
+        )
 
     def read_identities(self) -> None:
         self.read += 1
@@ -136,21 +144,29 @@ def train() -> Workload:
     return Workload("ns", "train", "main", UIDS[0], IDS[0])
 
 
-def test_names_are_read_for_a_new_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
+def test_names_are_read_for_a_new_pod(
+    proc: FaultyProc, owners: ProcessOwners, names: Names
+) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
     assert owners.find({7}) == {7: ProcessOwner(train())}
     assert names.read == 1
 
 
-def test_names_are_read_once_for_each_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
+def test_names_are_read_once_for_each_pod(
+    proc: FaultyProc, owners: ProcessOwners, names: Names
+) -> None:
     start(proc, 7, 0)
     start(proc, 8, 1)
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
         found = owners.find({7, 8})
         assert found[7] == ProcessOwner(train())
-        assert (found[8].workload, found[8].problem, found[8].container is None) == (None, "no_pod_name", False)
+        assert (found[8].workload, found[8].problem, found[8].container is None) == (
+            None,
+            "no_pod_name",
+            False,
+        )
     assert names.read == 1, "must not be read again for the pod without a name"
     start(proc, 9, 2)
     owners.find({7, 8, 9})
@@ -158,7 +174,9 @@ def test_names_are_read_once_for_each_pod(proc: FaultyProc, owners: ProcessOwner
     owners.require_permission()
 
 
-@pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
+@pytest.mark.parametrize(
+    "cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"]
+)
 def test_processes_outside_pods_have_no_owner(
     proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
@@ -175,6 +193,8 @@ def test_a_process_that_ended_after_it_was_listed_keeps_its_owner(
     names.pods[UIDS[0]] = "train"
     owners.find({7})
     proc.remove(7)
-    assert owners.find({7, 8}) == {7: ProcessOwner(train()), 8: NOT_IN_POD}, "8 was never found in /proc"
+    assert owners.find({7, 8}) == {7: ProcessOwner(train()), 8: NOT_IN_POD}, (
+        "8 was never found in /proc"
+    )
     assert owners.find(set()) == {}
     assert owners.find({7}) == {7: NOT_IN_POD}

@@ -53,8 +53,12 @@ class Turn:
 
     def enter(self, ledger: Ledger) -> Snapshot:
         owned = add_owners(self.devices, self.usages, self.assignments, self.owners)
-        ledger.charge(owned, {u.device.uuid: u for u in self.usages if not u.device.is_instance}, SECOND)
-        return Snapshot(ledger.list_holders(1000.0), ledger.list_devices(), ledger.list_namespaces())
+        ledger.charge(
+            owned, {u.device.uuid: u for u in self.usages if not u.device.is_instance}, SECOND
+        )
+        return Snapshot(
+            ledger.list_holders(1000.0), ledger.list_devices(), ledger.list_namespaces()
+        )
 
 
 # Properties
@@ -62,7 +66,9 @@ class Turn:
 PIDS = st.integers(1, 5)
 AMOUNTS = st.sampled_from([0, 0, 1, SECOND]) | st.integers(0, 2 * SECOND)
 MAYBE = st.none() | AMOUNTS
-WORKLOADS = st.sampled_from([A, B, C, structs.replace(A, uid="uid-new"), structs.replace(B, uid=""), Workload(job="7")])
+WORKLOADS = st.sampled_from(
+    [A, B, C, structs.replace(A, uid="uid-new"), structs.replace(B, uid=""), Workload(job="7")]
+)
 
 
 WAITS = st.builds(
@@ -74,7 +80,9 @@ WAITS = st.builds(
 
 
 def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
-    processes = st.lists(st.builds(ProcessUsage, st.just(device.key), PIDS, MAYBE, st.booleans()), max_size=4)
+    processes = st.lists(
+        st.builds(ProcessUsage, st.just(device.key), PIDS, MAYBE, st.booleans()), max_size=4
+    )
     return st.builds(
         DeviceUsage,
         st.just(device),
@@ -82,7 +90,8 @@ def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
         busy_ns=MAYBE,
         energy_mj=st.none() if device.is_instance else MAYBE,
         memory_used=MAYBE,
-        processes=st.none() | processes.map(lambda those: tuple({p.pid: p for p in those}.values())),
+        processes=st.none()
+        | processes.map(lambda those: tuple({p.pid: p for p in those}.values())),
         process_busy_ns=st.none() | st.dictionaries(PIDS, MAYBE, max_size=4),
         method=st.sampled_from(["samples", "exact"]),
         resident_ns=st.none() | st.dictionaries(PIDS, AMOUNTS, max_size=4),
@@ -114,12 +123,15 @@ OWNERS = st.dictionaries(
     ),
 )
 HISTORIES = st.lists(
-    st.builds(Turn, optional(GPU, CUT, *INSTANCES), st.lists(ASSIGNMENTS, max_size=5), OWNERS), max_size=6
+    st.builds(Turn, optional(GPU, CUT, *INSTANCES), st.lists(ASSIGNMENTS, max_size=5), OWNERS),
+    max_size=6,
 )
 
 
 @given(HISTORIES)
-def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(history: list[Turn]) -> None:
+def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(
+    history: list[Turn],
+) -> None:
     ledger, devices, energy = Ledger(), dict[str, DeviceTotals](), 0
     highest: dict[object, Mapping[str, int]] = {}
     for turn in history:
@@ -129,26 +141,43 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(hi
         assert sum(one.energy_mj or 0 for one in devices.values()) == energy
         for key, device in snapshot.devices.items():
             if device.unattributed_memory_bytes is not None:
-                parts = sum(h.usage.memory_used_bytes or 0 for h in snapshot.holders.get(key, {}).values())
+                parts = sum(
+                    h.usage.memory_used_bytes or 0 for h in snapshot.holders.get(key, {}).values()
+                )
                 assert parts + device.unattributed_memory_bytes == device.memory_used_bytes
         for _, usage in all_holders(snapshot):
             assert (usage.utilization_ratio or 0) <= 1
             assert (usage.power_ratio or 0) <= 1
             if usage.busy_min_ns is not None and usage.busy_max_ns is not None:
                 assert usage.busy_min_ns <= usage.busy_max_ns
-            if usage.wait_ns is not None and usage.wait_min_ns is not None and usage.wait_max_ns is not None:
+            if (
+                usage.wait_ns is not None
+                and usage.wait_min_ns is not None
+                and usage.wait_max_ns is not None
+            ):
                 assert usage.wait_min_ns <= usage.wait_ns <= usage.wait_max_ns
                 assert (usage.wait_ratio or 0) + (usage.utilization_ratio or 0) <= 1
-            assert sum(part.ratio for part in usage.waits_for) == pytest.approx(usage.wait_ratio or 0)
+            assert sum(part.ratio for part in usage.waits_for) == pytest.approx(
+                usage.wait_ratio or 0
+            )
         for key, counters in read_counters(snapshot).items():
-            assert all(value >= highest.get(key, {}).get(name, 0) for name, value in counters.items())
+            assert all(
+                value >= highest.get(key, {}).get(name, 0) for name, value in counters.items()
+            )
             highest[key] = {**highest.get(key, {}), **counters}
 
 
 def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
-    """Returns the counters of namespaces and of C. Other pods change their UID, which resets counters."""
+    """Returns the counters of namespaces and of C. Other pods change their UID, which resets
+    counters.
+    """
     usages: dict[object, Any] = {(n.namespace, n.model, n.profile): n for n in snapshot.namespaces}
-    usages |= {(key, h.key): h.usage for key, own in snapshot.holders.items() for h in own.values() if h.uid == C.uid}
+    usages |= {
+        (key, h.key): h.usage
+        for key, own in snapshot.holders.items()
+        for h in own.values()
+        if h.uid == C.uid
+    }
     return {
         key: {name: value for name in COUNTERS if (value := getattr(usage, name, None)) is not None}
         for key, usage in usages.items()
@@ -161,7 +190,11 @@ def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: lis
     ledger, devices = Ledger(), dict[str, DeviceTotals]()
     for turn in history:
         held = [one for one in turn.assignments if not one.holder.job]
-        owners = {pid: owner for pid, owner in turn.owners.items() if not (owner.workload and owner.workload.job)}
+        owners = {
+            pid: owner
+            for pid, owner in turn.owners.items()
+            if not (owner.workload and owner.workload.job)
+        }
         snapshot = replace(turn, assignments=held, owners=owners).enter(ledger)
         devices |= snapshot.devices
     for name in ("busy_ns", "energy_mj"):
@@ -169,7 +202,9 @@ def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: lis
         whole = [one for one in devices.values() if getattr(one, name) is not None]
         unseen = [one for one in whole if getattr(one, f"unattributed_{name}") is None]
         rest = sum(getattr(one, f"unattributed_{name}") or 0 for one in whole)
-        assert charged + rest + sum(getattr(one, name) for one in unseen) == sum(getattr(one, name) for one in whole)
+        assert charged + rest + sum(getattr(one, name) for one in unseen) == sum(
+            getattr(one, name) for one in whole
+        )
         assert rest >= 0
 
 
@@ -178,11 +213,21 @@ def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: lis
 OF_PID = {1: A, 2: B, 3: C}
 
 
-def second(busy: Mapping[int, int | None], device_busy: int | None = None, **figures: Any) -> DeviceUsage:
-    """Returns the usage of the GPU in one second. Pids 1, 2 and 3 belong to A, B and C, pid 9 to the host."""
+def second(
+    busy: Mapping[int, int | None], device_busy: int | None = None, **figures: Any
+) -> DeviceUsage:
+    """Returns the usage of the GPU in one second. Pids 1, 2 and 3 belong to A, B and C, pid 9 to
+    the host.
+    """
     total = sum(ns or 0 for ns in busy.values()) if device_busy is None else device_busy
     processes = tuple(ProcessUsage(GPU.key, pid, 10) for pid in busy)
-    figures = {"memory_used": 100, "processes": processes, "process_busy_ns": busy, "power_mw": 100, **figures}
+    figures = {
+        "memory_used": 100,
+        "processes": processes,
+        "process_busy_ns": busy,
+        "power_mw": 100,
+        **figures,
+    }
     return DeviceUsage(GPU, SECOND, total, **figures)
 
 
@@ -195,12 +240,18 @@ def charge(*turns: Turn) -> Snapshot:
     return [turn.enter(ledger) for turn in turns][-1]
 
 
-def turn(usage: DeviceUsage, *assignments: Assignment, owners: Mapping[int, Workload] = OF_PID) -> Turn:
+def turn(
+    usage: DeviceUsage, *assignments: Assignment, owners: Mapping[int, Workload] = OF_PID
+) -> Turn:
     return Turn([usage], assignments, {pid: ProcessOwner(owner) for pid, owner in owners.items()})
 
 
 def all_holders(snapshot: Snapshot) -> list[tuple[Workload, HolderUsage]]:
-    return [(holder, holder.usage) for holders in snapshot.holders.values() for holder in holders.values()]
+    return [
+        (holder, holder.usage)
+        for holders in snapshot.holders.values()
+        for holder in holders.values()
+    ]
 
 
 def usage_of(snapshot: Snapshot, workload: Workload) -> HolderUsage:
@@ -209,14 +260,24 @@ def usage_of(snapshot: Snapshot, workload: Workload) -> HolderUsage:
 
 def test_a_holder_without_a_process_has_all_counters_from_the_first_turn() -> None:
     usage = usage_of(charge(turn(second({}, energy_mj=7)), turn(second({}), *held(A))), A)
-    assert (usage.allocated_ns, usage.busy_ns, usage.idle_ns, usage.energy_mj) == (SECOND // 2, 0, SECOND, 0)
+    assert (usage.allocated_ns, usage.busy_ns, usage.idle_ns, usage.energy_mj) == (
+        SECOND // 2,
+        0,
+        SECOND,
+        0,
+    )
     assert (usage.memory_used_bytes, usage.processes, usage.utilization_ratio) == (0, 0, 0.0)
     assert usage.idle_since == 999.0
 
 
 def test_a_user_that_holds_nothing_has_no_allocated_or_idle_time() -> None:
     usage = usage_of(charge(turn(second({1: 500}), *held(B))), A)
-    assert (usage.allocated_ns, usage.busy_ns, usage.idle_ns, usage.processes) == (None, 500, None, 1)
+    assert (usage.allocated_ns, usage.busy_ns, usage.idle_ns, usage.processes) == (
+        None,
+        500,
+        None,
+        1,
+    )
 
 
 def test_an_unknown_share_allocates_nothing() -> None:
@@ -225,10 +286,16 @@ def test_an_unknown_share_allocates_nothing() -> None:
 
 def test_the_last_busy_time_of_an_ended_process_belongs_to_its_holder() -> None:
     both = held(A, B)
-    snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({2: 100}, device_busy=300), *both))
+    snapshot = charge(
+        turn(second({1: 500, 2: 100}), *both), turn(second({2: 100}, device_busy=300), *both)
+    )
     assert usage_of(snapshot, A).busy_ns == 700
-    snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({}, device_busy=300), *both))
-    assert usage_of(snapshot, A).busy_ns == 500, "not attributed if processes of two containers ended"
+    snapshot = charge(
+        turn(second({1: 500, 2: 100}), *both), turn(second({}, device_busy=300), *both)
+    )
+    assert usage_of(snapshot, A).busy_ns == 500, (
+        "not attributed if processes of two containers ended"
+    )
 
 
 def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> None:
@@ -238,19 +305,30 @@ def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> Non
 
 
 @pytest.mark.parametrize(
-    ("busy", "part"), [({}, 250), ({1: 50, 9: 50}, 375), ({9: 50}, 125)], ids=["idle", "both", "other"]
+    ("busy", "part"),
+    [({}, 250), ({1: 50, 9: 50}, 375), ({9: 50}, 125)],
+    ids=["idle", "both", "other"],
 )
-def test_energy_of_an_idle_turn_goes_by_share_and_of_a_busy_one_by_use(busy: dict[int, int], part: int) -> None:
+def test_energy_of_an_idle_turn_goes_by_share_and_of_a_busy_one_by_use(
+    busy: dict[int, int], part: int
+) -> None:
     """The energy covers two readings with the same power. The GPU is idle in the second."""
     holder = held(A, share=0.25)
-    turns = turn(second({}, energy_mj=0)), turn(second(busy), *holder), turn(second({}, energy_mj=1000), *holder)
+    turns = (
+        turn(second({}, energy_mj=0)),
+        turn(second(busy), *holder),
+        turn(second({}, energy_mj=1000), *holder),
+    )
     snapshot = charge(*turns)
     assert usage_of(snapshot, A).energy_mj == part
     assert snapshot.devices[GPU.key].unattributed_energy_mj == 1000 - part
 
 
 def test_turns_of_an_energy_window_are_weighted_by_power() -> None:
-    turns = [second({1: SECOND}, power_mw=300_000), second({2: SECOND}, power_mw=100_000, energy_mj=800)]
+    turns = [
+        second({1: SECOND}, power_mw=300_000),
+        second({2: SECOND}, power_mw=100_000, energy_mj=800),
+    ]
     snapshot = charge(turn(second({}, energy_mj=0)), *(turn(usage, *held(A, B)) for usage in turns))
     assert (usage_of(snapshot, A).energy_mj, usage_of(snapshot, B).energy_mj) == (600, 200)
     assert (usage_of(snapshot, A).power_ratio, usage_of(snapshot, B).power_ratio) == (0.75, 0.25)
@@ -258,25 +336,43 @@ def test_turns_of_an_energy_window_are_weighted_by_power() -> None:
 
 def test_energy_of_a_container_that_ended_before_the_reading_belongs_to_its_namespace() -> None:
     full = {"share": 1.0}
-    turns = turn(second({1: 100}), *held(A, **full)), turn(second({3: 300}, energy_mj=1000), *held(C, **full))
+    turns = (
+        turn(second({1: 100}), *held(A, **full)),
+        turn(second({3: 300}, energy_mj=1000), *held(C, **full)),
+    )
     snapshot = charge(turn(second({}, energy_mj=0)), *turns)
-    assert {n.namespace: n.energy_mj for n in snapshot.namespaces} == {"research": 500, "serving": 500}
+    assert {n.namespace: n.energy_mj for n in snapshot.namespaces} == {
+        "research": 500,
+        "serving": 500,
+    }
 
 
 def mig_turn(
-    instances: Mapping[Device, tuple[int, list[Assignment]]], energy: int | None, device: Device = CUT
+    instances: Mapping[Device, tuple[int, list[Assignment]]],
+    energy: int | None,
+    device: Device = CUT,
 ) -> Turn:
-    usages = [DeviceUsage(i, SECOND, busy, processes=(), memory_used=5) for i, (busy, _) in instances.items()]
+    usages = [
+        DeviceUsage(i, SECOND, busy, processes=(), memory_used=5)
+        for i, (busy, _) in instances.items()
+    ]
     whole = DeviceUsage(CUT, 0, energy_mj=energy, power_mw=100, processes=())
-    return Turn([whole, *usages], [one for _, those in instances.values() for one in those], devices=[CUT])
+    return Turn(
+        [whole, *usages], [one for _, those in instances.values() for one in those], devices=[CUT]
+    )
 
 
 def test_energy_of_a_mig_gpu_goes_by_busy_time_and_slices() -> None:
     large, small = INSTANCES
-    devices = {large: (200, held(A, share=1.0, device=large)), small: (400, held(C, share=1.0, device=small))}
+    devices = {
+        large: (200, held(A, share=1.0, device=large)),
+        small: (400, held(C, share=1.0, device=small)),
+    }
     snapshot = charge(mig_turn(devices, 0), mig_turn(devices, 1000))
     assert (usage_of(snapshot, A).energy_mj, usage_of(snapshot, C).energy_mj) == (600, 400)
-    assert {(n.model, n.profile) for n in snapshot.namespaces} == {(CUT.model, i.profile) for i in INSTANCES}
+    assert {(n.model, n.profile) for n in snapshot.namespaces} == {
+        (CUT.model, i.profile) for i in INSTANCES
+    }
     idle = {large: (0, held(A, share=1.0, device=large)), small: (0, [])}
     snapshot = charge(mig_turn(idle, 0), mig_turn(idle, 700))
     assert usage_of(snapshot, A).energy_mj == 300, "idle energy is split by slices: 3 of 7"
@@ -285,7 +381,10 @@ def test_energy_of_a_mig_gpu_goes_by_busy_time_and_slices() -> None:
 
 def test_the_only_holder_of_an_instance_has_its_values() -> None:
     large, small = INSTANCES
-    devices = {large: (300, held(A, share=1.0, device=large)), small: (100, held(B, C, device=small))}
+    devices = {
+        large: (300, held(A, share=1.0, device=large)),
+        small: (100, held(B, C, device=small)),
+    }
     snapshot = charge(mig_turn(devices, None))
     assert usage_of(snapshot, A).busy_ns == 300
     assert usage_of(snapshot, B).busy_ns is None, "the driver has no values per process"
@@ -293,7 +392,11 @@ def test_the_only_holder_of_an_instance_has_its_values() -> None:
 
 
 def test_a_pod_of_the_same_name_starts_at_0_and_the_same_pod_continues() -> None:
-    again, first, nothing = structs.replace(A, uid="uid-new"), turn(second({1: 100}), *held(A)), turn(second({}))
+    again, first, nothing = (
+        structs.replace(A, uid="uid-new"),
+        turn(second({1: 100}), *held(A)),
+        turn(second({})),
+    )
     assert usage_of(charge(first, turn(second({}), *held(again))), A).busy_ns == 0
     assert usage_of(charge(first, nothing, turn(second({}), *held(A))), A).busy_ns == 100
     without_uid = structs.replace(A, uid="")
@@ -314,7 +417,12 @@ def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_value
     owners = {1: ProcessOwner(A), 8: ProcessOwner(problem="unreadable")}
     snapshot = charge(Turn([second({1: 100, 8: 200})], held(A, B), owners))
     first, other = usage_of(snapshot, A), usage_of(snapshot, B)
-    assert (first.busy_ns, other.busy_ns, other.idle_ns, other.memory_used_bytes) == (100, None, None, None)
+    assert (first.busy_ns, other.busy_ns, other.idle_ns, other.memory_used_bytes) == (
+        100,
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_gpu_that_does_not_answer_stays_held() -> None:
@@ -329,15 +437,22 @@ def test_a_gpu_that_does_not_answer_stays_held() -> None:
 def mps(owners: Mapping[int, Workload], servers: set[int]) -> Turn:
     processes = [ProcessUsage(GPU.key, pid, 10, mps=pid != 9) for pid in (*owners, 9)]
     usage = second({9: 500}, processes=tuple(processes))
-    found = {pid: ProcessOwner(owners.get(pid), is_mps_server=pid in servers) for pid in owners.keys() | servers}
+    found = {
+        pid: ProcessOwner(owners.get(pid), is_mps_server=pid in servers)
+        for pid in owners.keys() | servers
+    }
     return Turn([usage], held(*set(owners.values())), found)
 
 
 def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None:
     for snapshot in (charge(mps({1: A, 2: B}, {9})), charge(mps({1: A}, set()))):
         usage = usage_of(snapshot, A)
-        assert (usage.busy_ns, usage.idle_ns, usage.energy_mj, usage.utilization_ratio) == (None,) * 4
-        assert (usage.busy_min_ns, usage.busy_max_ns) == (None, 500), "the server's busy time is the upper bound"
+        assert (usage.busy_ns, usage.idle_ns, usage.energy_mj, usage.utilization_ratio) == (
+            None,
+        ) * 4
+        assert (usage.busy_min_ns, usage.busy_max_ns) == (None, 500), (
+            "the server's busy time is the upper bound"
+        )
         assert (usage.memory_used_bytes, usage.processes) == (10, 1)
         assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
         assert snapshot.devices[GPU.key].method == "mps"
@@ -375,15 +490,22 @@ def test_a_container_waits_for_other_containers_only() -> None:
     a, b = usage_of(snapshot, A), usage_of(snapshot, B)
     assert (a.wait_ns, a.wait_min_ns, a.wait_max_ns) == (300, 150, 450)
     assert [(part.pod, round(part.ratio * SECOND)) for part in a.waits_for] == [("b", 300)]
-    assert [(part.pod, round(part.ratio * SECOND)) for part in b.waits_for] == [("", 200), ("a", 100)]
+    assert [(part.pod, round(part.ratio * SECOND)) for part in b.waits_for] == [
+        ("", 200),
+        ("a", 100),
+    ]
     assert snapshot.devices[GPU.key].pressure_ratio == 600 / SECOND
 
 
 def test_waiting_is_absent_while_it_is_unknown_and_continues_later() -> None:
-    measured = second({1: 10, 2: 20}, method="exact", waits=ProcessWaits({1: (40, 0, 40)}, {(1, 2): 40}, 40))
+    measured = second(
+        {1: 10, 2: 20}, method="exact", waits=ProcessWaits({1: (40, 0, 40)}, {(1, 2): 40}, 40)
+    )
     shared, alone = second({1: 10, 2: 20}), second({1: 10})
     assert usage_of(charge(turn(shared, *held(A, B))), A).wait_ns is None
-    figures = [[turn(measured, *held(A, B)), turn(then, *held(A, B))] for then in (shared, alone, measured)]
+    figures = [
+        [turn(measured, *held(A, B)), turn(then, *held(A, B))] for then in (shared, alone, measured)
+    ]
     assert [usage_of(charge(*turns), A).wait_ns for turns in figures] == [None, 40, 80]
     assert charge(*figures[0]).devices[GPU.key].pressure_ratio is None
 
@@ -391,7 +513,9 @@ def test_waiting_is_absent_while_it_is_unknown_and_continues_later() -> None:
 def test_bounds_of_busy_time() -> None:
     """A and B were resident for 600 and 400 ms. The GPU was busy for 700 of these 1000 ms."""
     resident = {1: 600 * 10**6, 2: 400 * 10**6}
-    usage = second({1: 450 * 10**6, 2: 250 * 10**6}, method="exact", bounded=True, resident_ns=resident)
+    usage = second(
+        {1: 450 * 10**6, 2: 250 * 10**6}, method="exact", bounded=True, resident_ns=resident
+    )
     found = usage_of(charge(turn(usage, *held(A, B))), A)
     assert (found.busy_min_ns, found.busy_max_ns) == (300 * 10**6, 600 * 10**6)
     shared = second({1: 300, 2: 400}, bounded=True)

@@ -21,7 +21,10 @@ UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
 OTHER_UID = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
 A, B = "a" * 64, "b" * 64
 IN_A, IN_B = container_cgroup(UID, A), container_cgroup(OTHER_UID, B, driver="cgroupfs", version=1)
-CONTAINER_A, CONTAINER_B = Workload(uid=UID, container_id=A), Workload(uid=OTHER_UID, container_id=B)
+CONTAINER_A, CONTAINER_B = (
+    Workload(uid=UID, container_id=A),
+    Workload(uid=OTHER_UID, container_id=B),
+)
 HOST = "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
@@ -64,7 +67,10 @@ def test_the_share_that_kai_writes_into_the_environment(node: Node) -> None:
     ):
         node.run(pid, cgroup)
         (node.proc.root / str(pid) / "environ").write_text(variables)
-    assert {(a.holder, a.share) for a in node.read().assignments} == {(CONTAINER_A, 0.25), (CONTAINER_B, None)}
+    assert {(a.holder, a.share) for a in node.read().assignments} == {
+        (CONTAINER_A, 0.25),
+        (CONTAINER_B, None),
+    }
 
 
 @pytest.mark.parametrize("node", ["1xH100/2x3g.40gb"], indirect=True)

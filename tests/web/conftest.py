@@ -1,4 +1,6 @@
-"""Fixtures: a healthy node with one pod, and a real server for its agent. Tests trigger the agent's readings."""
+"""Fixtures: a healthy node with one pod, and a real server for its agent. Tests trigger the agent's
+readings.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ POD = {"namespace": "research", "name": "train", "containers": {"main": {"nvidia
 
 @pytest.fixture
 def node(folder: Path) -> Iterator[Node]:
-    described = Description(about="two GPUs, one pod", gpus="2xH100", uuids=[UUID], pods=[POD], arguments=["-k"])
+    described = Description(
+        about="two GPUs, one pod", gpus="2xH100", uuids=[UUID], pods=[POD], arguments=["-k"]
+    )
     with node_of(described, folder) as built:
         yield built
 

@@ -52,7 +52,9 @@ class Client:
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         connection = self.connect()
         try:
-            connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+            connection.putrequest(
+                method, path, skip_host="Host" in headers, skip_accept_encoding=True
+            )
             for name, value in headers.items():
                 connection.putheader(name.replace("_", "-"), value)
             connection.endheaders()

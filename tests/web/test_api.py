@@ -36,7 +36,10 @@ def view(client: Client) -> dict[str, Any]:
 def test_view(node: Node, client: Client) -> None:
     node.take_turns()
     answer = client.ask("/api/v1/view")
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    assert (answer.status, answer.headers["Content-Type"]) == (
+        200,
+        "application/json; charset=utf-8",
+    )
     said = json.loads(answer.body)
     assert (said["api"], said["scope"], said["version"]) == ("podgpu/v1", "node", __version__)
     assert said["taken_at"] == node.agent.published.state.taken_at
@@ -46,7 +49,9 @@ def test_view(node: Node, client: Client) -> None:
     assert [gpu["index"] for gpu in shown["gpus"]] == [0, 1]
     first, second = shown["gpus"]
     assert (first["uuid"], first["model"]) == (UUID, "NVIDIA H100 80GB HBM3")
-    assert [(h["namespace"], h["pod"], h["container"]) for h in first["holders"]] == [("research", "train", "main")]
+    assert [(h["namespace"], h["pod"], h["container"]) for h in first["holders"]] == [
+        ("research", "train", "main")
+    ]
     assert "holders" not in second
     assert first["memory_total_bytes"] > first["memory_used_bytes"]
     assert [n["namespace"] for n in said["namespaces"]] == ["research"]
@@ -100,9 +105,16 @@ def test_failed_source_is_in_the_notes(node: Node, client: Client) -> None:
 def test_pod(node: Node, client: Client) -> None:
     node.take_turns()
     answer = client.ask("/api/v1/pods/research/train")
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    assert (answer.status, answer.headers["Content-Type"]) == (
+        200,
+        "application/json; charset=utf-8",
+    )
     said = json.loads(answer.body)
-    assert (said["namespace"], said["pod"], said["taken_at"]) == ("research", "train", view(client)["taken_at"])
+    assert (said["namespace"], said["pod"], said["taken_at"]) == (
+        "research",
+        "train",
+        view(client)["taken_at"],
+    )
     assert [gpu["uuid"] for n in said["nodes"] for gpu in n["gpus"]] == [UUID]
 
 
@@ -114,7 +126,10 @@ def test_errors_are_json(node: Node, client: Client) -> None:
         ("/api/v2/view", "no path /api/v2/view"),
     ):
         answer = client.ask(path)
-        assert (answer.status, answer.headers["Content-Type"]) == (404, "application/json; charset=utf-8")
+        assert (answer.status, answer.headers["Content-Type"]) == (
+            404,
+            "application/json; charset=utf-8",
+        )
         assert words in json.loads(answer.body)["error"]
 
 
@@ -122,7 +137,10 @@ def test_node_document(node: Node, client: Client) -> None:
     node.take_turns()
     answer = client.ask("/api/v1/node")
     state = decode_node(answer.body)
-    assert (answer.status, answer.headers["Content-Type"].split(";")[0]) == (200, "application/json")
+    assert (answer.status, answer.headers["Content-Type"].split(";")[0]) == (
+        200,
+        "application/json",
+    )
     assert [gpu.index for gpu in state.devices] == [0, 1]
     assert (state.producer, bool(state.exporter_id)) == ("podgpu", True)
     assert encode_node(state) == answer.body
@@ -151,7 +169,9 @@ def test_sums_of_namespaces(lived_in: Node) -> None:
     allocated = {n["namespace"]: n["allocated_gpus"] for n in said["namespaces"]}
     assert allocated == {"batch": 1, "notebooks": round(1 + 5 / 7, 4), "research": 3, "serving": 2}
     instances = said["nodes"][0]["gpus"][-1]["instances"]
-    assert [(i["profile"], i["slices"], i["gpu_slices"]) for i in instances] == [("1g.10gb", 1, 7)] * 7
+    assert [(i["profile"], i["slices"], i["gpu_slices"]) for i in instances] == [
+        ("1g.10gb", 1, 7)
+    ] * 7
     idle = said["nodes"][0]["gpus"][5]["holders"][0]
     assert idle["pod"] == "jupyter-ada-0"
     assert "used_utilization_ratio" not in said, "only podgpu cluster has this value"
@@ -165,7 +185,9 @@ def test_sums_of_namespaces(lived_in: Node) -> None:
 def test_prices(lived_in: Node, tmp_path: Path) -> None:
     lived_in.take_turns()
     file = tmp_path / "prices.yml"
-    file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
+    file.write_text(
+        'currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8"
+    )
     with running(lived_in.agent, app=partial(application, prices=read_prices(str(file)))) as client:
         said = view(client)
         assert (said["currency"], said["prices"]) == ("EUR", "file")
@@ -203,7 +225,9 @@ def test_waste(lived_in: Node) -> None:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
-        known = client.ask("/api/v1/waste", If_None_Match=client.ask("/api/v1/waste").headers["ETag"])
+        known = client.ask(
+            "/api/v1/waste", If_None_Match=client.ask("/api/v1/waste").headers["ETag"]
+        )
     assert (said["currency"], said["prices"], said["by"]) == ("USD", "example", "pod")
     idle = next(row for row in said["rows"] if row["pod"] == "jupyter-ada-0")
     assert idle["idle_hours"] == idle["allocated_hours"] == round(20 / 3600, 4)
@@ -222,7 +246,9 @@ def test_waste(lived_in: Node) -> None:
 
 def test_all_members_are_documented() -> None:
     structs = [
-        kind for kind in vars(view_structs).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        kind
+        for kind in vars(view_structs).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     ]
     answers = [kind for kind in structs if kind.__module__ == view_structs.__name__]
     found = {field.encode_name for kind in answers for field in msgspec.structs.fields(kind)}
@@ -239,8 +265,12 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
         totals = []
         for number in range(41):
             if number in (0, 40):
-                families = {family.name: family for family in parse_text(client.ask("/metrics").text)}
-                totals.append(sum(s.value for s in families["podgpu_device_energy_joules_total"].samples))
+                families = {
+                    family.name: family for family in parse_text(client.ask("/metrics").text)
+                }
+                totals.append(
+                    sum(s.value for s in families["podgpu_device_energy_joules_total"].samples)
+                )
             recorder.record()
             if number < 40:
                 lived_in.clock.advance(15.0)
@@ -252,10 +282,19 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
         future = client.ask("/api/v1/range?from=9999999999")
     assert said["totals"]["energy_kwh"] == pytest.approx((totals[1] - totals[0]) / 3.6e6, abs=2e-4)
     gpus = len(lived_in.agent.published.state.devices)
-    assert said["totals"]["gpu_hours"] == pytest.approx(gpus * 600 / 3600, abs=1e-3), "GPUs times hours"
-    assert sum(row["gpu_hours"] for row in said["rows"]) == pytest.approx(said["totals"]["gpu_hours"], abs=1e-3)
-    assert sum(row["cost"] for row in said["rows"]) == pytest.approx(said["totals"]["cost"], abs=1e-3)
+    assert said["totals"]["gpu_hours"] == pytest.approx(gpus * 600 / 3600, abs=1e-3), (
+        "GPUs times hours"
+    )
+    assert sum(row["gpu_hours"] for row in said["rows"]) == pytest.approx(
+        said["totals"]["gpu_hours"], abs=1e-3
+    )
+    assert sum(row["cost"] for row in said["rows"]) == pytest.approx(
+        said["totals"]["cost"], abs=1e-3
+    )
     assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-cost.csv"'
-    assert {line["x_Namespace"] for line in csv.DictReader(table.text.splitlines())} >= {"research", "notebooks"}
+    assert {line["x_Namespace"] for line in csv.DictReader(table.text.splitlines())} >= {
+        "research",
+        "notebooks",
+    }
     assert (wrong.status, json.loads(wrong.body)["error"]) == (400, "from=1 is not before to=0")
     assert future.status == 400

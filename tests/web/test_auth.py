@@ -47,9 +47,13 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 @contextmanager
-def guarded(node: Node, path: Path, app: Any = application, clock: Any = time.monotonic) -> Iterator[Client]:
+def guarded(
+    node: Node, path: Path, app: Any = application, clock: Any = time.monotonic
+) -> Iterator[Client]:
     node.take_turns()
-    with running(node.agent, LOOPBACK, partial(app, protection=Protection(str(path), clock))) as client:
+    with running(
+        node.agent, LOOPBACK, partial(app, protection=Protection(str(path), clock))
+    ) as client:
         yield client
 
 
@@ -74,7 +78,12 @@ def test_logins(node: Node, write: Callable[..., Path]) -> None:
             assert client.ask(url).status == 401
         assert client.ask("/-/release", "POST").status == 401
         assert node.driver.calls["nvmlShutdown"] == 0
-        assert client.ask("/-/release", "POST", Authorization=basic("alice", "wonderland"), **RELEASE).status == 200
+        assert (
+            client.ask(
+                "/-/release", "POST", Authorization=basic("alice", "wonderland"), **RELEASE
+            ).status
+            == 200
+        )
     with guarded(node, path, gpu_manager_application) as client:
         assert client.ask("/metric").status == 401
         assert client.ask("/metric", Authorization=basic("alice", "wonderland")).status == 200
@@ -96,7 +105,11 @@ def test_users_and_headers_change_without_a_restart(node: Node, write: Callable[
 def test_an_invalid_file_changes_nothing_until_it_is_fixed(
     node: Node, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, login, guess = write(basic_auth_users={"alice": ALICE}), basic("alice", "wonderland"), basic("alice", "x")
+    path, login, guess = (
+        write(basic_auth_users={"alice": ALICE}),
+        basic("alice", "wonderland"),
+        basic("alice", "x"),
+    )
     with guarded(node, path) as client:
         path.write_text("basic_auth_users: {alice: hunter2}\n")
         assert [client.ask("/livez", Authorization=login).status for _ in range(3)] == [200] * 3
@@ -105,7 +118,9 @@ def test_an_invalid_file_changes_nothing_until_it_is_fixed(
         assert client.ask("/livez").status == 401
         write(basic_auth_users={"alice": hash_of("x")})
         assert client.ask("/livez", Authorization=guess).status == 200
-    assert [record.levelno for record in caplog.records if record.levelno >= logging.ERROR] == [logging.ERROR] * 2
+    assert [record.levelno for record in caplog.records if record.levelno >= logging.ERROR] == [
+        logging.ERROR
+    ] * 2
     assert "hunter2" not in caplog.text
 
 
@@ -147,14 +162,18 @@ def test_unknown_user_takes_as_much_time_as_a_known_one() -> None:
 
 
 @pytest.mark.fault(
-    "300 wrong passwords at once", "The scraper's login stays cached and does not wait for their comparison"
+    "300 wrong passwords at once",
+    "The scraper's login stays cached and does not wait for their comparison",
 )
 async def test_wrong_logins_do_not_delay_a_known_one() -> None:
     compare = FakeBcrypt(b"right")
     logins = LoginChecker(compare)
     assert await logins.is_valid(USERS, "alice", b"right")
     compare.go.clear()
-    guesses = [asyncio.create_task(logins.is_valid(USERS, "alice", b"%d" % number)) for number in range(300)]
+    guesses = [
+        asyncio.create_task(logins.is_valid(USERS, "alice", b"%d" % number))
+        for number in range(300)
+    ]
     await asyncio.sleep(0)
     assert await logins.is_valid(USERS, "alice", b"right")
     assert not any(guess.done() for guess in guesses)
@@ -163,5 +182,7 @@ async def test_wrong_logins_do_not_delay_a_known_one() -> None:
     assert await logins.is_valid(USERS, "alice", b"right")
     assert sum(password == b"right" for password, _ in compare.calls) == 1
     assert await logins.is_valid(USERS | {"alice": ALICE}, "alice", b"right")
-    assert sum(password == b"right" for password, _ in compare.calls) == 2, "a changed hash must be compared"
+    assert sum(password == b"right" for password, _ in compare.calls) == 2, (
+        "a changed hash must be compared"
+    )
     assert threading.get_ident() not in compare.threads

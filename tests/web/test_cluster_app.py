@@ -33,7 +33,8 @@ def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Clie
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
     app: Any = partial(
-        cluster_application, usage=RecordedUsage(cluster_recorder(cluster), lambda: cluster.published.state)
+        cluster_application,
+        usage=RecordedUsage(cluster_recorder(cluster), lambda: cluster.published.state),
     )
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
@@ -64,10 +65,13 @@ def test_page_and_view() -> None:
 
 
 @pytest.mark.fault(
-    "No exporter answers", "The cluster view stays ready, so that its Service still serves the page with the reasons"
+    "No exporter answers",
+    "The cluster view stays ready, so that its Service still serves the page with the reasons",
 )
 def test_probes() -> None:
-    failed = TargetOutcome("http://n-1/metrics", 1.0, "timeout", "http://n-1/metrics: no whole answer within 5 s")
+    failed = TargetOutcome(
+        "http://n-1/metrics", 1.0, "timeout", "http://n-1/metrics: no whole answer within 5 s"
+    )
     time = Time()
     with serving(reading(), time) as (client, cluster):
         assert (client.ask("/ready").status, client.ask("/health").text) == (200, "OK\n")
@@ -81,7 +85,9 @@ def test_probes() -> None:
             assert "no whole answer within 5 s" in client.ask("/api/v1/view").text
         time.now += cluster.late_after + 1
         assert client.ask("/ready").status == 503
-    with running(Cluster(Script, ViewSettings(), clock=Time().clock), app=cluster_application) as client:  # type: ignore[arg-type]
+    with running(
+        Cluster(Script, ViewSettings(), clock=Time().clock), app=cluster_application
+    ) as client:  # type: ignore[arg-type]
         assert client.ask("/ready").status == 503, "not ready before the first reading"
 
 
@@ -89,7 +95,11 @@ def test_stopped_loop_serves_self_metrics_only() -> None:
     time = Time()
     with serving(reading(), time) as (client, cluster):
         time.now += cluster.late_after + 1
-        answer, nodes, live = client.ask("/metrics"), client.ask("/metrics/nodes"), client.ask("/livez")
+        answer, nodes, live = (
+            client.ask("/metrics"),
+            client.ask("/metrics/nodes"),
+            client.ask("/livez"),
+        )
     assert "pod_and_gpu_map_info" not in answer.text
     assert "podgpu_cluster_round_timestamp_seconds" in answer.text
     assert nodes.body == b""

@@ -57,7 +57,12 @@ def is_closed(opened: socket.socket) -> bool:
 
 @pytest.mark.parametrize(
     "first",
-    [b"", REQUEST[:20], b"POST /-/release HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc", REQUEST],
+    [
+        b"",
+        REQUEST[:20],
+        b"POST /-/release HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc",
+        REQUEST,
+    ],
     ids=["silence", "half of the headers", "half of a body", "idle"],
 )
 @pytest.mark.fault(
@@ -71,7 +76,10 @@ def test_unfinished_connections_are_closed(node: Node, first: bytes) -> None:
 
 @pytest.mark.fault(
     "Thousands of clients hold connections and send no request",
-    "The oldest are closed; a scraper keeps its connection, new ones are answered, and descriptors are limited",
+    (
+        "The oldest are closed; a scraper keeps its connection, new ones are answered, and "
+        "descriptors are limited"
+    ),
 )
 def test_many_silent_clients(folder: Path) -> None:
     with podgpu(EXPORTER, folder) as process, ExitStack() as stack:
@@ -93,7 +101,8 @@ async def large(_request: web.Request) -> web.Response:
 
 
 @pytest.mark.fault(
-    "Clients request the metrics and do not read them", "Each is closed after 60 s; scrapers are answered meanwhile"
+    "Clients request the metrics and do not read them",
+    "Each is closed after 60 s; scrapers are answered meanwhile",
 )
 def test_slow_readers_are_closed(node: Node) -> None:
     def app(_agent: object) -> web.Application:
@@ -122,7 +131,11 @@ def test_scrapes_are_limited_until_they_are_sent(node: Node) -> None:
 
 @pytest.mark.fault(
     "The process runs out of descriptors",
-    "Idle connections are closed for new ones; the log has one line a minute; it recovers without a restart",
+    (
+        "Idle connections are closed for new ones; the log has one line a minute; it recovers "
+        "without "
+        "a restart"
+    ),
 )
 def test_no_descriptors_left(folder: Path) -> None:
     def few() -> None:
@@ -131,5 +144,7 @@ def test_no_descriptors_left(folder: Path) -> None:
     with podgpu(EXPORTER, folder, before=few) as process:
         with connections(process.client, 100), suppress(OSError, http.client.HTTPException):
             process.client.ask("/metrics")
-        wait_until(lambda: process.client.ask("/metrics").status == 200, "scrapes are answered again")
+        wait_until(
+            lambda: process.client.ask("/metrics").status == 200, "scrapes are answered again"
+        )
         assert process.log.count("cannot accept connections") <= 1

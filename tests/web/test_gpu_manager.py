@@ -1,4 +1,6 @@
-"""Tests gpu-manager's metrics over real HTTP on both addresses. The kubelet lists vcuda ids over real gRPC."""
+"""Tests gpu-manager's metrics over real HTTP on both addresses. The kubelet lists vcuda ids over
+real gRPC.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ THEIRS = {
     "container_request_gpu_utilization",
     "container_request_gpu_memory",
 }
-UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
+UIDS = {
+    name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}"
+    for n, name in enumerate(("train", "serve", "idle"))
+}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
 
 
@@ -35,7 +40,9 @@ def vcuda(name: str, cores: range, blocks: range) -> dict[str, object]:
 
 
 SHARED = Description(
-    about="Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none.",
+    about=(
+        "Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none."
+    ),
     gpus="2xH100",
     pods=[
         vcuda("train", range(200), range(0)),
@@ -51,7 +58,11 @@ SHARED = Description(
         pid: {"uid": UIDS[name], "container_id": IDS[name]}
         for pid, name in (("41", "train"), ("42", "train"), ("43", "serve"))
     },
-    logs=[name for pod in UIDS for name in (f"pods/ml_{pod}_{UIDS[pod]}", f"containers/{pod}_ml_main-{IDS[pod]}.log")],
+    logs=[
+        name
+        for pod in UIDS
+        for name in (f"pods/ml_{pod}_{UIDS[pod]}", f"containers/{pod}_ml_main-{IDS[pod]}.log")
+    ],
     usage_turns=2,
     arguments=["-k", "--gpu-manager-metrics"],
 )
@@ -77,7 +88,9 @@ def second(shared: Node) -> Iterator[Client]:
 
 def values(text: str) -> dict[tuple[str, str, str], float]:
     """Returns (family, pod, card) -> value."""
-    found = re.findall(r'^(container_\w+)\{pod_name="(\w+)".*,\w+="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    found = re.findall(
+        r'^(container_\w+)\{pod_name="(\w+)".*,\w+="(\w+)"\} (\S+)$', text, re.MULTILINE
+    )
     return {(family, pod, card): float(value) for family, pod, card, value in found}
 
 
@@ -112,7 +125,11 @@ def test_paths_of_both_addresses(shared: Node, client: Client, second: Client) -
     assert '<a href="metric">' in client.ask("/").text
     for path in ("/metric", "/metrics"):
         answer = second.ask(path)
-        assert (answer.status, answer.body, answer.headers["Content-Type"]) == (200, alone.body, CONTENT_TYPE)
+        assert (answer.status, answer.body, answer.headers["Content-Type"]) == (
+            200,
+            alone.body,
+            CONTENT_TYPE,
+        )
         assert gzip.decompress(second.ask(path, Accept_Encoding="gzip").body) == alone.body
     assert [second.ask(path).status for path in ("/", "/health", "/metric/")] == [404, 404, 404]
     assert second.ask("/-/release", "POST").status == 404
@@ -125,10 +142,14 @@ def test_absent_by_default(node: Node) -> None:
         assert not families(plain.ask("/metrics")) & THEIRS
 
 
-def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client: Client, second: Client) -> None:
+def test_no_figures_before_the_first_reading_or_if_too_old(
+    shared: Node, client: Client, second: Client
+) -> None:
     def all_of_them() -> set[tuple[int, bytes]]:
         answers = [client.ask("/metric"), second.ask("/metric"), second.ask("/metrics")]
-        assert gzip.decompress(second.ask("/metric", Accept_Encoding="gzip").body) == answers[1].body
+        assert (
+            gzip.decompress(second.ask("/metric", Accept_Encoding="gzip").body) == answers[1].body
+        )
         return {(answer.status, answer.body) for answer in answers}
 
     assert all_of_them() == {(200, b"")}

@@ -20,7 +20,10 @@ from tests.web.server import Client, running
 
 def get(client: Client, path: str, status: int = 200) -> dict[str, Any]:
     answer = client.ask(path)
-    assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json; charset=utf-8")
+    assert (answer.status, answer.headers["Content-Type"]) == (
+        status,
+        "application/json; charset=utf-8",
+    )
     found: dict[str, Any] = json.loads(answer.body)
     return found
 
@@ -42,9 +45,9 @@ def test_an_exporter_records_what_its_page_shows(node: Node) -> None:
     (held,) = said["holders"]
     assert (held["namespace"], held["pod"], held["container"]) == ("research", "train", "main")
     assert ("to" in held, said["marks"]) == (False, [])
-    assert max(byte for byte in base64.b64decode(lines["devices"][UUID]) if byte != 255) / 200 == pytest.approx(
-        shown["utilization_ratio"], abs=0.003
-    )
+    assert max(
+        byte for byte in base64.b64decode(lines["devices"][UUID]) if byte != 255
+    ) / 200 == pytest.approx(shown["utilization_ratio"], abs=0.003)
     (device,) = of_pod["devices"]
     assert (device["uuid"], device["node"], device["index"]) == (UUID, "node-1", 0)
 
@@ -62,7 +65,11 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
         ("/gpus/GPU-0?range=2y", 400, "range='2y': write a length of time, such as"),
         ("/gpus/GPU-99", 404, "no history of GPU GPU-99"),
         ("/gpus/%3Cscript%3E", 404, "<script>"),
-        ("/pods/research/nobody", 404, "there is no record that pod research/nobody held a GPU in this time range"),
+        (
+            "/pods/research/nobody",
+            404,
+            "there is no record that pod research/nobody held a GPU in this time range",
+        ),
     ],
 )
 def test_what_cannot_be_answered_says_why(node: Node, path: str, status: int, says: str) -> None:
@@ -89,7 +96,10 @@ class Away:
 def test_prometheus_has_no_events_and_the_page_no_tab_for_them(node: Node) -> None:
     with running(node.agent, app=partial(application, history=Away(), usage=Away())) as client:
         for path in ("events", "summary/a/b"):
-            assert "no events and no summaries with --prometheus" in get(client, f"/api/v1/{path}", 404)["error"]
+            assert (
+                "no events and no summaries with --prometheus"
+                in get(client, f"/api/v1/{path}", 404)["error"]
+            )
         assert 'id="tab-events" hidden' in client.ask("/").text
     with running(node.agent) as client:
         assert 'id="tab-events">' in client.ask("/").text

@@ -20,7 +20,9 @@ def test_addresses() -> None:
     assert parse_address("gpu-node.example:80") == Address("gpu-node.example", 80)
 
 
-@pytest.mark.parametrize("text", ["", "9400", "localhost:", ":65536", "::1:9400", "[::1]", "http://localhost:9400"])
+@pytest.mark.parametrize(
+    "text", ["", "9400", "localhost:", ":65536", "::1:9400", "[::1]", "http://localhost:9400"]
+)
 def test_texts_that_are_not_addresses(text: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT, :PORT or"):
         parse_address(text)

@@ -38,7 +38,9 @@ def test_scrapes_do_not_call_the_driver_or_the_kubelet(node: Node, client: Clien
 
 def driver_calls(node: Node) -> Counter[str]:
     """Returns the number of calls per function, except those of the thread that waits for XIDs."""
-    return Counter({name: n for name, n in node.driver.calls.items() if name != "nvmlEventSetWait_v2"})
+    return Counter(
+        {name: n for name, n in node.driver.calls.items() if name != "nvmlEventSetWait_v2"}
+    )
 
 
 def test_only_self_metrics_before_the_first_reading(client: Client) -> None:

@@ -42,7 +42,10 @@ DISCOVER = (*CLUSTER, "--discover-kubernetes", "monitoring/app=podgpu")
 
 @pytest.mark.fault(
     "The API server accepts connections and never answers, from before the start",
-    "podgpu listens at once and answers /livez; answers of the API server are used when they arrive",
+    (
+        "podgpu listens at once and answers /livez; answers of the API server are used when they "
+        "arrive"
+    ),
 )
 def test_probes_do_not_wait_for_the_api_server(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_server:

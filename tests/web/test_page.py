@@ -60,7 +60,9 @@ def test_page_and_files(client: Client) -> None:
     assert f"podgpu {__version__}" in page.text
     assert "<!--" not in page.text
     wanted = {link for link in Markup(page.text).links() if link.startswith("page/")}
-    assert wanted == {f"page/{name}" for name in ASSETS}, "the page must link all files, so that they load in parallel"
+    assert wanted == {f"page/{name}" for name in ASSETS}, (
+        "the page must link all files, so that they load in parallel"
+    )
     for name in ASSETS:
         answer = client.ask(f"/page/{name}")
         assert answer.status == 200
@@ -82,7 +84,9 @@ def test_page_complies_with_the_policy(client: Client) -> None:
     markup = Markup(client.ask("/").text)
     assert markup.inline == []
     assert [a for a in markup.attributes if a[1] == "style" or a[1].startswith("on")] == []
-    assert [link for link in markup.links() if re.match(r"(https?:)?//|/", link)] == [], "no absolute links"
+    assert [link for link in markup.links() if re.match(r"(https?:)?//|/", link)] == [], (
+        "no absolute links"
+    )
     for file in FOLDER.iterdir():
         text = file.read_text(encoding="utf-8")
         outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)
@@ -91,14 +95,20 @@ def test_page_complies_with_the_policy(client: Client) -> None:
 
 
 def test_texts_never_become_markup() -> None:
-    forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
+    forbidden = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function"
+    )
     for file in FOLDER.glob("*.js"):
         assert not forbidden.search(file.read_text(encoding="utf-8")), file.name
 
 
 def test_links(node: Node, client: Client) -> None:
     node.take_turns()
-    links = [link for link in Markup(client.ask("/").text).links() if not link.startswith(("page/", "#", "data:"))]
+    links = [
+        link
+        for link in Markup(client.ask("/").text).links()
+        if not link.startswith(("page/", "#", "data:"))
+    ]
     assert sorted(set(links)) == ["api/v1/view", "health", "metrics", "ready"]
     assert [client.ask(f"/{link}").status for link in links] == [200] * len(links)
 

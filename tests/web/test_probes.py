@@ -39,7 +39,9 @@ def test_live_with_a_lost_gpu(node: Node, client: Client) -> None:
 
 
 def test_live_but_not_ready_without_a_driver(folder: Path) -> None:
-    described = Description(about="no driver", gpus="1xT4", on_the_bus=None, faults=[["unload_driver"]])
+    described = Description(
+        about="no driver", gpus="1xT4", on_the_bus=None, faults=[["unload_driver"]]
+    )
     with node_of(described, folder) as node, running(node.agent) as client:
         node.take_turns()
         ready, health = client.ask("/ready"), client.ask("/health")

@@ -1,4 +1,6 @@
-"""Tests POST /-/release, which closes the driver for some time. Only local requests are accepted."""
+"""Tests POST /-/release, which closes the driver for some time. Only local requests are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def test_driver_that_hangs_at_its_start_is_not_released(folder: Path) -> None:
 
 @pytest.mark.fault(
     "A web page, a sidecar or a proxy requests the release of the driver",
-    "403: only requests from this machine with X-Podgpu-Request: release are allowed; all GPUs are still read",
+    (
+        "403: only requests from this machine with X-Podgpu-Request: release are allowed; all GPUs "
+        "are still read"
+    ),
 )
 def test_refused_requests(node: Node, client: Client) -> None:
     node.take_turns()

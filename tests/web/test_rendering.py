@@ -23,7 +23,9 @@ GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 
 
 class WatchedCounters(tuple[CounterSpec, ...]):
-    """Counters that record how often and in which threads they are rendered. They can block the rendering."""
+    """Counters that record how often and in which threads they are rendered. They can block the
+    rendering.
+    """
 
     def __init__(self, _: Iterable[CounterSpec]) -> None:
         self.uses = 0
@@ -61,7 +63,9 @@ def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
     """Serves the metrics of 500 GPUs. Rendering them blocks until the test sets `counters.go`."""
     counters = WatchedCounters(COUNTERS)
     counters.go.clear()
-    node.agent.published = Published(lambda: node_with(500), Policy(counters), node.clock.monotonic())
+    node.agent.published = Published(
+        lambda: node_with(500), Policy(counters), node.clock.monotonic()
+    )
     with running(node.agent) as client:
         try:
             yield counters, client

@@ -39,7 +39,9 @@ run([agent], [listener], release=lambda: agent.release(60.0))
 @contextmanager
 def exporter(*hanging: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
     command = [sys.executable, "-W", "error", "-c", SCRIPT, *hanging]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             address = re.search(r"http://(\S+)/metrics", process.stdout.readline())

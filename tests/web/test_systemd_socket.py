@@ -15,7 +15,15 @@ from podgpu.web.app import Address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
 
-COMMAND = (sys.executable, "-m", "podgpu", "exporter", "--telemetry", "simulated:1xT4", "--web-systemd-socket")
+COMMAND = (
+    sys.executable,
+    "-m",
+    "podgpu",
+    "exporter",
+    "--telemetry",
+    "simulated:1xT4",
+    "--web-systemd-socket",
+)
 
 _AS_SYSTEMD = """
 import os, sys
@@ -31,12 +39,16 @@ os.execv(command[0], command)
 def started(
     passed: Sequence[socket.socket], *arguments: str, log: Path, pid: str = "its own"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the exporter like systemd: with sockets from descriptor 3 on, LISTEN_PID and LISTEN_FDS."""
+    """Starts the exporter like systemd: with sockets from descriptor 3 on, LISTEN_PID and
+    LISTEN_FDS.
+    """
     descriptors = [str(one.fileno()) for one in passed]
     command = [sys.executable, "-c", _AS_SYSTEMD, pid, ",".join(descriptors), *COMMAND, *arguments]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, pass_fds=[s.fileno() for s in passed]) as process,
+        subprocess.Popen(
+            command, stdout=output, stderr=output, pass_fds=[s.fileno() for s in passed]
+        ) as process,
     ):
         try:
             yield process
@@ -68,9 +80,12 @@ def test_all_sockets_are_served(folder: Path) -> None:
         # No wait is needed: the sockets are bound, so early connections are queued.
         for one in sockets:
             assert client_of(one).ask("/livez").status == 200
-            wait_until(lambda one=one: client_of(one).ask("/ready").status == 200, "it is ready")  # type: ignore[misc]
+            wait_until(lambda one=one: client_of(one).ask("/ready").status == 200, ("it is ready"))  # type: ignore[misc]
             assert "DCGM_FI_DEV_GPU_UTIL" in client_of(one).ask("/metrics").text
-        assert f"listening on http://127.0.0.1:{sockets[0].getsockname()[1]}/metrics" in log.read_text()
+        assert (
+            f"listening on http://127.0.0.1:{sockets[0].getsockname()[1]}/metrics"
+            in log.read_text()
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert "Traceback" not in log.read_text()

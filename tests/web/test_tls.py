@@ -91,7 +91,9 @@ def test_unfinished_handshakes(
     with secured(node, write(PAIR), soon) as client, ExitStack() as held:
         scraper = client(certificates.client())
         address = (scraper.address.host, scraper.address.port)
-        visitors = [held.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(100)]
+        visitors = [
+            held.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(100)
+        ]
         for visitor in visitors:
             with suppress(OSError):
                 visitor.sendall(first)
@@ -106,7 +108,9 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
     with secured(node, write(PAIR)) as client:
         assert client(certificates.client()).address.scheme == "https"
         assert client(certificates.client()).ask("/metrics").status == 200
-        assert not is_allowed(client(ssl.create_default_context())), "this client does not trust the authority"
+        assert not is_allowed(client(ssl.create_default_context())), (
+            "this client does not trust the authority"
+        )
         with pytest.raises((*REFUSED, http.client.HTTPException)):
             Client(client(certificates.client()).address).ask("/metrics")
 
@@ -120,16 +124,24 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
     ],
 )
 def test_client_policies(
-    node: Node, write: Callable[..., Path], certificates: Certificates, policy: str, expected: list[bool]
+    node: Node,
+    write: Callable[..., Path],
+    certificates: Certificates,
+    policy: str,
+    expected: list[bool],
 ) -> None:
     authority = {} if policy == "NoClientCert" else {"client_ca_file": "ca.crt"}
     with secured(node, write(PAIR | authority | {"client_auth_type": policy})) as client:
-        allowed = [is_allowed(client(certificates.client(shows))) for shows in ("", "scraper", "outsider")]
+        allowed = [
+            is_allowed(client(certificates.client(shows))) for shows in ("", "scraper", "outsider")
+        ]
     assert allowed == expected
 
 
 def test_allowed_names(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
-    """An allowed name must equal one of the certificate's SANs. The common name (`scraper`) does not count."""
+    """An allowed name must equal one of the certificate's SANs. The common name (`scraper`) does
+    not count.
+    """
     context, names = certificates.client("scraper"), ("prometheus.test", "::1", "*.test", "scraper")
     with secured(node, write(MUTUAL | {"client_allowed_sans": ["other.test"]})) as client:
         allowed = []
@@ -144,10 +156,15 @@ def negotiated(client: Client) -> tuple[str, str]:
         return str(sock.version()), str((sock.cipher() or ("",))[0])
 
 
-def test_versions_and_ciphers(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
+def test_versions_and_ciphers(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
     only = {"cipher_suites": ["TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"], "max_version": "TLS12"}
     with secured(node, write(PAIR | only)) as client:
-        assert negotiated(client(certificates.client())) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
+        assert negotiated(client(certificates.client())) == (
+            "TLSv1.2",
+            "ECDHE-ECDSA-AES256-GCM-SHA384",
+        )
     with secured(node, write(PAIR | {"min_version": "TLS13"})) as client:
         assert negotiated(client(certificates.client()))[0] == "TLSv1.3"
         older = certificates.client()
@@ -192,7 +209,9 @@ def test_the_previous_certificate_stays_until_a_problem_is_fixed(
     assert levels == ["ERROR"]
 
 
-def make_trouble(what: str, write: Callable[..., Path], certificates: Certificates, folder: Path) -> None:
+def make_trouble(
+    what: str, write: Callable[..., Path], certificates: Certificates, folder: Path
+) -> None:
     if what == "config":
         write(PAIR | {"cert_flie": "x"})
     elif what == "no TLS":
@@ -213,10 +232,24 @@ def make_trouble(what: str, write: Callable[..., Path], certificates: Certificat
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_errors_at_the_start(
-    write: Callable[..., Path], certificates: Certificates, tmp_path: Path, tls: dict[str, Any], words: str
+    write: Callable[..., Path],
+    certificates: Certificates,
+    tmp_path: Path,
+    tls: dict[str, Any],
+    words: str,
 ) -> None:
     (tmp_path / "other.key").write_text(certificates.text("renewed.key"))
-    lock = ["openssl", "ec", "-aes256", "-passout", "pass:hunter2", "-in", "tls.key", "-out", "locked.key"]
+    lock = [
+        "openssl",
+        "ec",
+        "-aes256",
+        "-passout",
+        "pass:hunter2",
+        "-in",
+        "tls.key",
+        "-out",
+        "locked.key",
+    ]
     subprocess.run(lock, cwd=tmp_path, capture_output=True, check=True)
     with pytest.raises(UsageError) as caught:
         Protection(str(write(tls)))
@@ -229,11 +262,22 @@ def test_probe_address_needs_no_certificate(
     write: Callable[..., Path], certificates: Certificates, folder: Path
 ) -> None:
     anywhere = "127.0.0.1:0"
-    others = ("--probe-address", anywhere, "--gpu-manager-metrics", "--gpu-manager-address", anywhere)
-    with podgpu((*EXPORTER, *others, "--web-config-file", str(write(MUTUAL))), folder, is_listening) as process:
+    others = (
+        "--probe-address",
+        anywhere,
+        "--gpu-manager-metrics",
+        "--gpu-manager-address",
+        anywhere,
+    )
+    with podgpu(
+        (*EXPORTER, *others, "--web-config-file", str(write(MUTUAL))), folder, is_listening
+    ) as process:
         pattern = re.compile(r" on (https?)://([\d.]+):(\d+)(/\w+)$", re.MULTILINE)
         wait_until(lambda: len(pattern.findall(process.log)) == 3, "it listens on three addresses")
-        addresses = {path: Address(host, int(port), kind) for kind, host, port, path in pattern.findall(process.log)}
+        addresses = {
+            path: Address(host, int(port), kind)
+            for kind, host, port, path in pattern.findall(process.log)
+        }
         assert {path: address.scheme for path, address in addresses.items()} == {
             "/metrics": "https",
             "/metric": "https",

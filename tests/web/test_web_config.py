@@ -49,12 +49,17 @@ basic_auth_users: {{alice: {HASH}, 0123: {HASH}, on: {HASH}}}
 rate_limit: {{interval: 1m30s, burst: 20}}
 """)
     assert whole.tls is not None
-    assert config(tls_server_config={"min_version": "TLS13"}).tls is None, "HTTP, like exporter-toolkit"
+    assert config(tls_server_config={"min_version": "TLS13"}).tls is None, (
+        "HTTP, like exporter-toolkit"
+    )
     assert whole.tls.verify_mode is ssl.CERT_REQUIRED
     assert whole.tls.client_allowed_sans == ["prometheus.test", "10.0.0.7"]
     assert whole.tls.versions == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
     assert whole.tls.ciphers == ["ECDHE-RSA-AES128-GCM-SHA256"]
-    assert whole.headers == {"X-Frame-Options": "deny", "Strict-Transport-Security": "max-age=31536000"}
+    assert whole.headers == {
+        "X-Frame-Options": "deny",
+        "Strict-Transport-Security": "max-age=31536000",
+    }
     assert set(whole.users) == {"alice", "0123", "on"}
     assert whole.rate_limit is not None
     assert (whole.rate_limit.seconds, whole.rate_limit.burst) == (90.0, 20)
@@ -63,7 +68,11 @@ rate_limit: {{interval: 1m30s, burst: 20}}
 def test_certificates_are_files_beside_the_config_or_text(tmp_path: Path) -> None:
     (tmp_path / "tls.crt").write_text("certificate")
     mixed = TlsConfig(
-        cert_file="tls.crt", cert="unused", key="key", client_ca="ca", client_auth_type="VerifyClientCertIfGiven"
+        cert_file="tls.crt",
+        cert="unused",
+        key="key",
+        client_ca="ca",
+        client_auth_type="VerifyClientCertIfGiven",
     )
     assert mixed.read_pems(str(tmp_path / "web.yml")) == (b"certificate", b"key", b"ca")
 
@@ -79,17 +88,35 @@ HTTP = "http_server_config"
         ({TLS: {"cert_flie": "x"}}, [TLS, "cert_flie", "unknown field"]),
         ({TLS: {"cert_file": "tls.crt"}}, [TLS, "key_file"]),
         ({TLS: PAIR | {"client_ca_file": "ca.crt"}}, [TLS, "client_ca", "client_auth_type"]),
-        ({TLS: PAIR | {"client_allowed_sans": ["x"]}}, [TLS, "client_allowed_sans", "client_auth_type"]),
+        (
+            {TLS: PAIR | {"client_allowed_sans": ["x"]}},
+            [TLS, "client_allowed_sans", "client_auth_type"],
+        ),
         ({TLS: PAIR | {"client_auth_type": "require"}}, [TLS, "client_auth_type", "'require'"]),
-        ({TLS: PAIR | {"min_version": "TLS13", "max_version": "TLS12"}}, [TLS, "max_version", "min_version"]),
+        (
+            {TLS: PAIR | {"min_version": "TLS13", "max_version": "TLS12"}},
+            [TLS, "max_version", "min_version"],
+        ),
         ({TLS: {"curve_preferences": ["P256"]}}, [TLS, "curve_preferences", "'P256'", "CurveP256"]),
-        ({TLS: PAIR | {"cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}}, [TLS, "cipher_suites", "RC4"]),
-        ({TLS: PAIR | {"cipher_suites": [TLS13_CIPHERS[0]], "max_version": "TLS12"}}, ["cipher_suites"]),
+        (
+            {TLS: PAIR | {"cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}},
+            [TLS, "cipher_suites", "RC4"],
+        ),
+        (
+            {TLS: PAIR | {"cipher_suites": [TLS13_CIPHERS[0]], "max_version": "TLS12"}},
+            ["cipher_suites"],
+        ),
         ({HTTP: {"headers": {"Server": "x"}}}, [HTTP, "headers", "Server", "X-Frame-Options"]),
-        ({HTTP: {"headers": {"X-Frame-Options": "allow"}}}, ["X-Frame-Options", "deny or sameorigin"]),
+        (
+            {HTTP: {"headers": {"X-Frame-Options": "allow"}}},
+            ["X-Frame-Options", "deny or sameorigin"],
+        ),
         ({HTTP: {"headers": {"X-XSS-Protection": "1\r\nA: b"}}}, ["X-XSS-Protection", "character"]),
         ({"basic_auth_users": {"alice": "secret"}}, ["basic_auth_users", "alice", "bcrypt"]),
-        ({"basic_auth_users": {"alice": HASH.replace("$10$", "$03$")}}, ["basic_auth_users", "alice", "bcrypt"]),
+        (
+            {"basic_auth_users": {"alice": HASH.replace("$10$", "$03$")}},
+            ["basic_auth_users", "alice", "bcrypt"],
+        ),
         ({"rate_limit": {"interval": 5}}, ["rate_limit", "interval", "1s"]),
         ({"rate_limit": {"burst": -1}}, ["rate_limit.burst"]),
     ],
@@ -105,10 +132,14 @@ def test_messages_name_the_mistake(sections: dict[str, Any], names: list[str]) -
         assert name in message
 
 
-_keys = st.sampled_from([field for kind in (WebConfig, TlsConfig, HttpConfig) for field in kind.__struct_fields__])
+_keys = st.sampled_from(
+    [field for kind in (WebConfig, TlsConfig, HttpConfig) for field in kind.__struct_fields__]
+)
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.dates() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_keys | st.text(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(_keys | st.text(), inner, max_size=4)
+    ),
 )
 
 

@@ -25,7 +25,14 @@ from podgpu.kube.reflector import Informer
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, make_families
 from podgpu.scale.catalogue import PROFILING_METRICS
 from podgpu.scale.keda import KEDA_OPTION, ExternalScaler, load_credentials
-from podgpu.scale.metrics_api import API_OPTION, CaBundleUpdater, FrontProxy, MetricsApi, issue, parse_front_proxy
+from podgpu.scale.metrics_api import (
+    API_OPTION,
+    CaBundleUpdater,
+    FrontProxy,
+    MetricsApi,
+    issue,
+    parse_front_proxy,
+)
 from podgpu.scale.pods import PodWatcher
 from podgpu.scale.requests import API_GROUP, API_VERSIONS, Refusal
 from podgpu.scale.samples import SampleStore
@@ -46,32 +53,50 @@ _log = logging.getLogger("podgpu")
         "serve KEDA on this machine, with metrics read from the exporters",
     ),
     (
-        "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
-        "serve the custom metrics API of the Service podgpu-autoscale, with a certificate created by podgpu",
+        (
+            "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service "
+            "podgpu/podgpu-autoscale"
+        ),
+        (
+            "serve the custom metrics API of the Service podgpu-autoscale, with a certificate "
+            "created "
+            "by podgpu"
+        ),
     ),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Provide GPU metrics to KEDA (external scaler) and to the HPA (custom metrics API).
 
-    Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from the API server.
+    Give exactly one of --prometheus, --scrape or --discover-kubernetes. Running pods are read from
+    the API server.
     """
     interval = options["interval"]
     check_window("--longest-window", options["longest_window"], interval)
     extra_fields = tuple(metric.field for metric in PROFILING_METRICS)
-    settings = make_settings(ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True)
+    settings = make_settings(
+        ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True
+    )
     with ExitStack() as stack:
         server = _make_server(options, settings, stack)
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def _make_server(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> AutoscaleServer:
+def _make_server(
+    options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack
+) -> AutoscaleServer:
     make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
     keda_address, api_address = options["keda_address"], options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
-    if api_address is None and any(options[name] for name in ("api_cert_file", "api_key_file", "api_service")):
-        raise UsageError(f"--api-cert-file, --api-key-file and --api-service have no effect if {API_OPTION} is none")
+    if api_address is None and any(
+        options[name] for name in ("api_cert_file", "api_key_file", "api_service")
+    ):
+        raise UsageError(
+            "--api-cert-file, --api-key-file and --api-service have no effect if "
+            f"{API_OPTION} is "
+            "none"
+        )
     keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
     if api_address is not None:
         _check_api_certificate(options)
@@ -98,23 +123,31 @@ def _make_server(options: Mapping[str, Any], settings: ViewSettings, stack: Exit
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
-    """Returns the TLS credentials, or None for plain gRPC. Plain gRPC is allowed only on a loopback address."""
+    """Returns the TLS credentials, or None for plain gRPC. Plain gRPC is allowed only on a loopback
+    address.
+    """
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         return load_credentials(*(Pem(file=file) for file in files))
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
-            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "
-            f"--keda-key-file and --keda-client-ca-file. Without certificates, use 127.0.0.1:{address.port} or none"
+            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of "
+            "--keda-cert-file, "
+            "--keda-key-file and --keda-client-ca-file. Without certificates, use "
+            f"127.0.0.1:{address.port} or none"
         )
     return None
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    files, service = [options[name] for name in ("api_cert_file", "api_key_file")], options["api_service"]
+    files, service = (
+        [options[name] for name in ("api_cert_file", "api_key_file")],
+        options["api_service"],
+    )
     if any(files) if service else not all(files):
         raise UsageError(
-            f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or --api-service "
+            f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or "
+            "--api-service "
             "NAMESPACE/NAME for podgpu's own certificate"
         )
     if service and not re.fullmatch("[^/]+/[^/]+", service):
@@ -130,7 +163,9 @@ class AutoscaleServer:
     cluster: Cluster
     scaler: ExternalScaler | None = None
     api: MetricsApi | None = None
-    updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API comes from files
+    updater: CaBundleUpdater | None = (
+        None  # None if the certificate of the metrics API comes from files
+    )
 
     def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
         routes = [metrics_route(self.families), *probe_routes(self._check_live, self._check_ready)]
@@ -165,11 +200,17 @@ class AutoscaleServer:
         return True, "OK\n"
 
     def families(self) -> list[Family]:
-        calls = sorted(call for part in (self.api, self.scaler) if part is not None for call in part.calls.items())
+        calls = sorted(
+            call
+            for part in (self.api, self.scaler)
+            if part is not None
+            for call in part.calls.items()
+        )
         samples = {
             "podgpu_autoscale_build_info": [Sample(VERSIONS, 1.0)],
             "podgpu_autoscale_requests_total": [
-                Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in calls
+                Sample(Labels((("api", api), ("code", code))), float(count))
+                for (api, code), count in calls
             ],
         }
         with suppress(Refusal):  # there is no snapshot yet

@@ -38,22 +38,31 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = 12_500  # for more GPUs, --prometheus reads only totals; queries for each GPU take too long
+_MAX_GPUS = (
+    12_500  # for more GPUs, --prometheus reads only totals; queries for each GPU take too long
+)
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
 @make_command(
     "cluster",
-    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "read two nodes; open http://localhost:9401/"),
+    (
+        "podgpu cluster --scrape gpu-1:9400,gpu-2:9400",
+        "read two nodes; open http://localhost:9401/",
+    ),
     (
         "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
         "read all nodes that run an exporter, found by its Service",
     ),
-    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "read from Prometheus, with prices"),
+    (
+        "podgpu cluster --prometheus prometheus:9090 --prices prices.yaml",
+        "read from Prometheus, with prices",
+    ),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Show all nodes on one page: which pod uses which GPU, which GPUs are idle or broken, and the cost.
+    """Show all nodes on one page: which pod uses which GPU, which GPUs are idle or broken, and the
+    cost.
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
@@ -81,19 +90,34 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = RecordedUsage(recorder, lambda: cluster.published.state)
             where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
-            _log.info("history of up to %d GPUs is stored in %s; for more, use --prometheus", MAX_GPUS, where)
+            _log.info(
+                "history of up to %d GPUs is stored in %s; for more, use --prometheus",
+                MAX_GPUS,
+                where,
+            )
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        app = cluster_application(cluster, protection, history, usage, options["web_enable_lifecycle"], select)
-        tls, text = protection.make_tls if protection else None, "listening on %s/metrics; the page is at /"
+        app = cluster_application(
+            cluster, protection, history, usage, options["web_enable_lifecycle"], select
+        )
+        tls, text = (
+            protection.make_tls if protection else None,
+            "listening on %s/metrics; the page is at /",
+        )
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
-    """Builds the settings of the cluster view. Raises UsageError if options contradict each other."""
+    """Builds the settings of the cluster view. Raises UsageError if options contradict each
+    other.
+    """
     _check_backend(ctx, options)
-    stale_after = options["stale_after"] if is_set(ctx, "stale_after") else _INTERVALS_FRESH * options["interval"]
+    stale_after = (
+        options["stale_after"]
+        if is_set(ctx, "stale_after")
+        else _INTERVALS_FRESH * options["interval"]
+    )
     settings = ViewSettings(
         interval=options["interval"],
         stale_after=stale_after,
@@ -107,14 +131,18 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError if not exactly one backend is chosen, or if a flag belongs to another backend.
+    """Raises UsageError if not exactly one backend is chosen, or if a flag belongs to another
+    backend.
 
-    Environment variables of other backends are ignored, because they may be meant for another command.
+    Environment variables of other backends are ignored, because they may be meant for another
+    command.
     """
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        problem = f"{flags} cannot be combined" if chosen else f"podgpu {ctx.command.name} needs a source"
+        problem = (
+            f"{flags} cannot be combined" if chosen else f"podgpu {ctx.command.name} needs a source"
+        )
         raise UsageError(
             f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or "
             "--discover-kubernetes SELECTOR"
@@ -130,12 +158,17 @@ def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
 
 
 def choose_collector(
-    options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack, prices: ReadPrices = no_prices
+    options: Mapping[str, Any],
+    settings: ViewSettings,
+    stack: ExitStack,
+    prices: ReadPrices = no_prices,
 ) -> MakeCollector:
     """Returns a function that creates the collector of the chosen backend."""
     owners = None
     if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
-        owners = ApiMap(load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods")
+        owners = ApiMap(
+            load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods"
+        )
         stack.callback(owners.close)
     read_owners = owners.read if owners else dict
     if options["prometheus"]:
@@ -152,8 +185,12 @@ def choose_collector(
     access = Access.from_options(options, "exporter")
     labels = None
     if options.get("prices") and _uses_api(options):
-        with suppress(NoApi):  # for example a pod without a token; a note then says which prices are unknown
-            labels = ApiMap(load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes")
+        with suppress(
+            NoApi
+        ):  # for example a pod without a token; a note then says which prices are unknown
+            labels = ApiMap(
+                load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes"
+            )
             stack.callback(labels.close)
     # With --owners auto, the page does not show that owners cannot be read.
     shown = [one for one in (owners if options["owners"] == "api" else None, labels) if one]
@@ -180,7 +217,9 @@ def choose_collector(
     stack.callback(targets.close)
 
     def discover_and_make() -> Collector:
-        """Waits for the API server. Called in the thread of the cluster loop, so that probes are answered meanwhile."""
+        """Waits for the API server. Called in the thread of the cluster loop, so that probes are
+        answered meanwhile.
+        """
         if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
         return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
@@ -201,12 +240,21 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:
-    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to another cluster."""
-    return bool(options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ)
+    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to
+    another cluster.
+    """
+    return bool(
+        options["discover_kubernetes"]
+        or options["kubeconfig"]
+        or "KUBERNETES_SERVICE_HOST" in os.environ
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise UsageError("--node-label is empty: give at least one label, for example Hostname,hostname,node,instance")
+        raise UsageError(
+            "--node-label is empty: give at least one label, for example "
+            "Hostname,hostname,node,instance"
+        )
     return names

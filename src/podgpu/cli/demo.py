@@ -53,9 +53,15 @@ from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, build_state, node_recorder
 
-OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")  # of all nodes but the first
+OTHER_GPUS = (
+    "6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb",
+    "4xH200",
+    "2xRTX4090",
+)  # of all nodes but the first
 _PLAIN = 3  # index of the node without Kubernetes
-CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
+CLUSTER = ViewSettings(
+    interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0
+)
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
 CYCLE_SECONDS = 150.0
@@ -86,23 +92,34 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
     ("podgpu top --cluster localhost:9401", "in a second terminal: show the demo as a table"),
 )
 def command(address: Address, cluster_address: Address, gpus: str, calm: bool, prices: str) -> None:
-    """Run exporters on SIMULATED GPUs, three with simulated kubelets and one without Kubernetes, and the cluster view.
+    """Run exporters on SIMULATED GPUs, three with simulated kubelets and one without Kubernetes,
+    and the cluster view.
 
-    Needs no GPU and no cluster. Within a minute, a job ends, a GPU reports an XID error, another falls off the bus and
-    a node goes down. After two minutes everything works again. --calm turns this off.
+    Needs no GPU and no cluster. Within a minute, a job ends, a GPU reports an XID error, another
+    falls off the bus and a node goes down. After two minutes everything works again. --calm turns
+    this off.
     """
     configure_logging("text", debug=False)
     log = logging.getLogger("podgpu")
-    log.setLevel(logging.ERROR)  # simulated GPUs without some values would fill the screen before the addresses
+    log.setLevel(
+        logging.ERROR
+    )  # simulated GPUs without some values would fill the screen before the addresses
     # The other nodes use the ports after the cluster view's, so that Prometheus can scrape them.
-    others = [Address(address.host, address.port and address.port + 2 + number) for number in range(len(OTHER_GPUS))]
+    others = [
+        Address(address.host, address.port and address.port + 2 + number)
+        for number in range(len(OTHER_GPUS))
+    ]
     read = read_prices(prices)
     with ExitStack() as stack:
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             node = stack.enter_context(make_node(number, spec, Clock()))
             nodes.append(node)
-            what = f"{len(node.kubelet.pods)} pods" if node.kubelet.pods else "a node without Kubernetes"
+            what = (
+                f"{len(node.kubelet.pods)} pods"
+                if node.kubelet.pods
+                else "a node without Kubernetes"
+            )
             click.echo(f"SIMULATED {node.name}: {spec}, {what}")
         exporters = [make_exporter(node, read) for node in nodes]
         # In parallel, because each exporter waits a second between its first two readings.
@@ -110,7 +127,11 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
-            lambda: ScrapeCollector(lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)), CLUSTER, read
+            lambda: ScrapeCollector(
+                lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)
+            ),
+            CLUSTER,
+            read,
         )
         recorder = cluster_recorder(cluster)
         write_past(exporters, recorder, read()[0], time.time())
@@ -119,19 +140,28 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         usage = RecordedUsage(recorder, lambda: cluster.published.state)
         app = cluster_application(cluster, history=recorder, usage=usage)
         listeners = [
-            *(Listener(each.application, where) for each, where in zip(exporters, [address, *others], strict=True)),
+            *(
+                Listener(each.application, where)
+                for each, where in zip(exporters, [address, *others], strict=True)
+            ),
             Listener(app, cluster_address, "--cluster-address"),
         ]
         script = [] if calm else make_script(nodes)
-        services: list[Service] = [part for each in exporters for part in (each.agent, each.recorder)]
+        services: list[Service] = [
+            part for each in exporters for part in (each.agent, each.recorder)
+        ]
         stopping = threading.Event()
         stack.callback(stopping.set)
 
         def on_listening(bound: Sequence[Address]) -> None:
-            targets.extend(f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
+            targets.extend(
+                f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1]
+            )
             _print_overview(nodes, bound, script)
             log.setLevel(logging.NOTSET)
-            threading.Thread(target=perform, args=(script, stopping), name="demo", daemon=True).start()
+            threading.Thread(
+                target=perform, args=(script, stopping), name="demo", daemon=True
+            ).start()
 
         run([*services, cluster, recorder], listeners, on_listening)
     click.echo("demo ended")
@@ -143,10 +173,15 @@ def make_node(number: int, gpus: str, clock: Clock) -> DemoNode:
     return DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
 
 
-def _print_overview(nodes: Sequence[DemoNode], bound: Sequence[Address], script: Sequence[Act]) -> None:
+def _print_overview(
+    nodes: Sequence[DemoNode], bound: Sequence[Address], script: Sequence[Act]
+) -> None:
     *addresses, cluster = bound
     click.echo("All values come from a simulated driver.\n")
-    for name, where in (("the cluster", cluster), *zip((node.name for node in nodes), addresses, strict=True)):
+    for name, where in (
+        ("the cluster", cluster),
+        *zip((node.name for node in nodes), addresses, strict=True),
+    ):
         click.echo(f"  {name:13}  {where.url}/          a page; {where.url}/metrics")
     podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
     click.echo(f"  a terminal     {podgpu} top --cluster {cluster.url}\n")
@@ -164,7 +199,9 @@ class Act(NamedTuple):
 
 
 def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
-    """Returns the events of the nodes with Kubernetes. Between 30 and 90 seconds, all faults are present."""
+    """Returns the events of the nodes with Kubernetes. Between 30 and 90 seconds, all faults are
+    present.
+    """
     first, lost, last, *_ = nodes
     ill = min(6, len(first.driver.gpus) - 1)
     job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
@@ -180,12 +217,30 @@ def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
 
     return [
         Act(10.0, f"{last.name}: a training job ends", end_job),
-        Act(15.0, f"{first.name}: GPU {ill} reports XID {_XID}", lambda: first.driver.raise_xid(ill, _XID)),
-        Act(20.0, f"{lost.name}: GPU {_LOST_GPU} falls off the bus", lambda: lost.driver.lose(_LOST_GPU)),
-        Act(30.0, f"{last.name}: the exporter stops answering", lambda: setattr(last, "answers", False)),
-        Act(90.0, f"{last.name}: the exporter answers again", lambda: setattr(last, "answers", True)),
+        Act(
+            15.0,
+            f"{first.name}: GPU {ill} reports XID {_XID}",
+            lambda: first.driver.raise_xid(ill, _XID),
+        ),
+        Act(
+            20.0,
+            f"{lost.name}: GPU {_LOST_GPU} falls off the bus",
+            lambda: lost.driver.lose(_LOST_GPU),
+        ),
+        Act(
+            30.0,
+            f"{last.name}: the exporter stops answering",
+            lambda: setattr(last, "answers", False),
+        ),
+        Act(
+            90.0, f"{last.name}: the exporter answers again", lambda: setattr(last, "answers", True)
+        ),
         Act(95.0, f"{last.name}: the next training job begins", begin_next_job),
-        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} answers again", lambda: lost.driver.recover(_LOST_GPU)),
+        Act(
+            105.0,
+            f"{lost.name}: GPU {_LOST_GPU} answers again",
+            lambda: lost.driver.recover(_LOST_GPU),
+        ),
         Act(115.0, f"{first.name}: GPU {ill} is reset", lambda: first.reset(ill)),
     ]
 
@@ -219,7 +274,9 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     ledger = Ledger()
     agent = Agent(
         read_simulated(node.driver, {"usage_from": "exact"}, node.clock),
-        HolderSources([] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read),
+        HolderSources(
+            [] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read
+        ),
         Settings(
             interval=1.0,
             allocation_interval=1.0,
@@ -228,7 +285,9 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         node.clock,
         containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
         ledger=ledger,
-        pod_labels=lambda: {(t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod},
+        pod_labels=lambda: {
+            (t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod
+        },
     )
     recorder = node_recorder(agent, prices=prices)
     usage = RecordedUsage(recorder, lambda: build_state(agent, prices))
@@ -275,13 +334,24 @@ _IDLE_ALARM = 24.0  # hours ago
 _FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
     ("node-3", None, 5.15, 4.95, "node_gone", "its node does not answer"),  # between two jobs
     ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
-    ("node-2", 3, 1.1, 0.85, "lost", "the driver no longer lists it: it fell off the bus or was removed"),
+    (
+        "node-2",
+        3,
+        1.1,
+        0.85,
+        "lost",
+        "the driver no longer lists it: it fell off the bus or was removed",
+    ),
     ("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
 )
 
 
-def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float) -> None:
-    """Writes the usage of 30 days, and samples of the last day and hour. Call it after the first two readings."""
+def write_past(
+    exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float
+) -> None:
+    """Writes the usage of 30 days, and samples of the last day and hour. Call it after the first
+    two readings.
+    """
     nodes = [exporter.node for exporter in exporters]
     recorders = {"": cluster} | {exporter.node.name: exporter.recorder for exporter in exporters}
     for exporter in exporters:
@@ -290,7 +360,8 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
             gpu.celsius = final_celsius(gpu.model, gpu.activity.watts)
     runs = {node.name: list(_list_runs(node)) for node in nodes}
     start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
-    # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the usage after `at`.
+    # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
+    # usage after `at`.
     first = start // DAY * DAY - 29 * DAY
     times = [(at, min(6 * HOUR, start - at)) for at in range(first, start, 6 * HOUR)]
     times += [(at, COARSE) for at in range(start, fine, COARSE)]
@@ -305,23 +376,36 @@ def write_past(exporters: Sequence[DemoExporter], cluster: HistoryRecorder, pric
                 for instance, size in _divide(gpu):
                     tenants = [tenant for tenant in held if tenant.gi_id == instance]
                     device = _PastDevice(node, gpu, instance, size, tenants)
-                    samples.append(device.sample(at, now, seconds, prices, held if instance is None else tenants))
+                    samples.append(
+                        device.sample(
+                            at, now, seconds, prices, held if instance is None else tenants
+                        )
+                    )
         for name, recorder in recorders.items():
             recorder.append(at, [sample for sample in samples if name in ("", sample.node)])
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
-    """Returns (instance id, fraction of the GPU) for each MIG instance, and (None, remainder) for the GPU itself."""
-    instances: list[tuple[int | None, float]] = [(one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances]
+    """Returns (instance id, fraction of the GPU) for each MIG instance, and (None, remainder) for
+    the GPU itself.
+    """
+    instances: list[tuple[int | None, float]] = [
+        (one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances
+    ]
     return [*instances, (None, 1.0 - sum(size for _, size in instances))]
 
 
 def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     """Yields each pod with its begin and end, in hours before now.
 
-    Includes earlier jobs on the GPUs of the third node's training job, and earlier notebooks on the GPUs of idle pods.
+    Includes earlier jobs on the GPUs of the third node's training job, and earlier notebooks on the
+    GPUs of idle pods.
     """
-    jobs = [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")] if node.name == "node-3" else []
+    jobs = (
+        [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")]
+        if node.name == "node-3"
+        else []
+    )
     for tenant in node.tenants:
         yield tenant, _JOB_BEGAN if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
         if not tenant.duty:
@@ -329,7 +413,9 @@ def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
     for job in range(5):
         end = _JOB_BEGAN + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
-            past = replace(tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty)
+            past = replace(
+                tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty
+            )
             yield past, end + _JOB_HOURS, end
 
 
@@ -340,7 +426,9 @@ class _PastDevice(NamedTuple):
     size: float  # fraction of the GPU
     tenants: list[Tenant]
 
-    def sample(self, at: int, now: float, seconds: int, prices: Prices, users: list[Tenant]) -> GpuSample:
+    def sample(
+        self, at: int, now: float, seconds: int, prices: Prices, users: list[Tenant]
+    ) -> GpuSample:
         """`users`: tenants of the device and, for a GPU, of its MIG instances."""
         ago = (now - at) / HOUR
         conditions = [
@@ -350,18 +438,24 @@ class _PastDevice(NamedTuple):
         ]
         for one in self.tenants:
             if not one.duty and ago <= _IDLE_ALARM:
-                conditions.append((IDLE, describe_idle(Workload(one.namespace, one.pod, one.container))))
+                conditions.append(
+                    (IDLE, describe_idle(Workload(one.namespace, one.pod, one.container)))
+                )
         gone = any(name == "node_gone" for name, _ in conditions)
         is_blind = gone or any(name == "lost" for name, _ in conditions)
         size = self.size
         hour = prices.of(self.gpu.model.name).gpu_hour
         price, currency = (0.0, "") if hour is None else (hour * size, prices.currency)
-        loads = {tenant: 0.0 if is_blind else self.load(tenant, at, now, seconds) for tenant in users}
+        loads = {
+            tenant: 0.0 if is_blind else self.load(tenant, at, now, seconds) for tenant in users
+        }
         sizes = dict(_divide(self.gpu)) if self.instance is None and self.gpu.instances else {}
         work = {tenant: load * sizes.get(tenant.gi_id, 1.0) for tenant, load in loads.items()}
         use = sum(work.values())
         activity = Activity(
-            use, sum(load * self.node.load_of(tenant).tensor for tenant, load in work.items()), DRAM * use
+            use,
+            sum(load * self.node.load_of(tenant).tensor for tenant, load in work.items()),
+            DRAM * use,
         )
         idle_watts, watts = self.gpu.model.power[0], compute_watts(self.gpu.model, activity)
         memory = float(sum(min(tenant.memory, self.gpu.model.memory // 2) for tenant in users))
@@ -376,12 +470,20 @@ class _PastDevice(NamedTuple):
                 idle = 0.0 if load else float(seconds)
                 time = HeldTime(seconds, share, *(busy_seconds,) * 3, idle, waited, joules)
             own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
-            charges.append(Charge(_account_of(tenant), tenant.container, charge(time, size, price), own, currency))
+            charges.append(
+                Charge(
+                    _account_of(tenant), tenant.container, charge(time, size, price), own, currency
+                )
+            )
         if not charges and not gone:
-            rest = charge_rest(seconds, size, 0.0, price)._replace(energy_joules=idle_watts * seconds * size)
+            rest = charge_rest(seconds, size, 0.0, price)._replace(
+                energy_joules=idle_watts * seconds * size
+            )
             charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
         is_whole = self.instance is None
-        figures = Figures(use, memory, *((watts, final_celsius(self.gpu.model, watts)) if is_whole else ()))
+        figures = Figures(
+            use, memory, *((watts, final_celsius(self.gpu.model, watts)) if is_whole else ())
+        )
         return GpuSample(
             uuid=self.gpu.uuid,
             instance="" if is_whole else str(self.instance),
@@ -393,13 +495,19 @@ class _PastDevice(NamedTuple):
         )
 
     def load(self, tenant: Tenant, at: int, now: float, seconds: int) -> float:
-        """Returns the load. That of services follows the time of day; notebooks rest at night and at weekends."""
+        """Returns the load. That of services follows the time of day; notebooks rest at night and
+        at weekends.
+        """
         load, process = tenant.duty, self.node.load_of(tenant)
         if seconds <= COARSE:  # longer means are constant
-            load = fmean(process.demand(time - self.gpu.epoch) for time in range(at, at + seconds, 60))
+            load = fmean(
+                process.demand(time - self.gpu.epoch) for time in range(at, at + seconds, 60)
+            )
         if tenant.namespace in ("serving", "batch"):
             load *= _day_load(at) / _day_load(now)
-        if tenant.pod.startswith("jupyter-ben-") and (not 6 <= at % DAY / HOUR < 18 or (at // DAY + 3) % 7 > 4):
+        if tenant.pod.startswith("jupyter-ben-") and (
+            not 6 <= at % DAY / HOUR < 18 or (at // DAY + 3) % 7 > 4
+        ):
             load = 0.0
         return min(1.0, load)
 

@@ -13,7 +13,13 @@ import click
 
 from podgpu.cli.exporter import list_ignored_options, resolve_options
 from podgpu.cli.options import is_set, make_command
-from podgpu.cli.sources import Options, choose_counters, make_allocations, make_identities, open_telemetry
+from podgpu.cli.sources import (
+    Options,
+    choose_counters,
+    make_allocations,
+    make_identities,
+    open_telemetry,
+)
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.errors import SourceError, UsageError, one_line, plural
 from podgpu.kube.config import NoApi
@@ -30,7 +36,8 @@ from podgpu.workers import Workers
 
 _DEADLINE = 5.0
 _CONFIGMAP = (
-    "check that it exists (kubectl get configmap), and that podgpu's service account may list and watch configmaps in"
+    "check that it exists (kubectl get configmap), and that podgpu's service account may list and "
+    "watch configmaps in"
     " that namespace"
 )
 
@@ -44,8 +51,8 @@ _CONFIGMAP = (
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Check this node: driver, GPUs, permissions, kubelet, mapping of GPUs to pods.
 
-    Accepts every option and variable of the exporter (see --help-all), and checks whether they work here. The exit
-    code is 0 if nothing is wrong, otherwise 1.
+    Accepts every option and variable of the exporter (see --help-all), and checks whether they work
+    here. The exit code is 0 if nothing is wrong, otherwise 1.
     """
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options = resolve_options(ctx, options)
@@ -54,7 +61,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     with quiet_logs(options["debug"]):
         findings = [
             *(note("options", text) for text in ignored),
-            *examine_node({**options, "check_kubernetes": options["kubernetes"] or not kubernetes_is_set}),
+            *examine_node(
+                {**options, "check_kubernetes": options["kubernetes"] or not kubernetes_is_set}
+            ),
         ]
     print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
     return 1 if _count(findings, Level.WRONG) else 0
@@ -67,7 +76,9 @@ def examine_node(
     pause: Callable[[float], object] = time.sleep,
     dev: str = "/dev",
 ) -> list[Finding]:
-    """Checks this node with the options of the exporter. Errors that would stop the exporter become findings."""
+    """Checks this node with the options of the exporter. Errors that would stop the exporter become
+    findings.
+    """
     counters = choose_counters(options)[0]
     collection_of_fields(counters, options["config"].collections)
     LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
@@ -83,7 +94,9 @@ def examine_node(
         sources, source_findings = _make_sources(options, api, telemetry, deadline)
         readings = checks.read_gpus(telemetry, counters, workers, deadline, pause)
         findings += source_findings
-        findings += checks.check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])
+        findings += checks.check_gpus(
+            readings, telemetry, counters, options["path_proc"], options["path_sysfs"]
+        )
         if readings.is_complete:
             try:
                 selection.check(readings.devices)
@@ -92,18 +105,28 @@ def examine_node(
         findings += checks.check_privileges(options["path_proc"], options["usage_from"] == "exact")
         if telemetry.name == "nvml":
             findings += checks.check_device_files(dev)
-        if telemetry.name != node.SIMULATED and options["usage_from"] != "none":
-            findings.append(node.check_pid_namespace(options["path_proc"]))
-        whole = [device for device in readings.devices if not device.is_instance and device not in readings.failures]
+        if telemetry.name != checks.SIMULATED and options["usage_from"] != "none":
+            findings.append(checks.check_pid_namespace(options["path_proc"]))
+        whole = [
+            device
+            for device in readings.devices
+            if not device.is_instance and device not in readings.failures
+        ]
         if options["usage_from"] != "none" and whole:
-            findings += checks.check_usage(telemetry, whole, options["usage_from"], workers, deadline)
+            findings += checks.check_usage(
+                telemetry, whole, options["usage_from"], workers, deadline
+            )
         findings += checks.check_watches(api.feeds, deadline)
         identities, required = make_identities(options, api), options["kubernetes"]
-        findings += checks.check_holders(sources, readings, selection, identities, required, api, workers, deadline)
+        findings += checks.check_holders(
+            sources, readings, selection, identities, required, api, workers, deadline
+        )
         return [*findings, checks.check_host_name(options["no_hostname"])]
 
 
-def _read_configmap(options: Options, api: ApiAccess, counters: CounterSpecs) -> tuple[CounterSpecs, list[Finding]]:
+def _read_configmap(
+    options: Options, api: ApiAccess, counters: CounterSpecs
+) -> tuple[CounterSpecs, list[Finding]]:
     name = options["configmap_data"]
     if name == "none":
         return counters, []
@@ -135,10 +158,14 @@ def _make_sources(
         with reporting("pod labels", "kubernetes-enable-pod-labels"):
             api.pods()
     with reporting("allocation", f"allocation {options['allocation']}"):
-        sources = make_allocations({**options, "kubernetes": options["check_kubernetes"]}, api, telemetry)
+        sources = make_allocations(
+            {**options, "kubernetes": options["check_kubernetes"]}, api, telemetry
+        )
     for source in sources:
         if isinstance(source, KubeletAllocation):
-            source.deadline = 0.8 * deadline  # ends before the worker's deadline, because its error message is clearer
+            source.deadline = (
+                0.8 * deadline
+            )  # ends before the worker's deadline, because its error message is clearer
             if options["kubernetes_enable_dra"] and source.claims is None:
                 with reporting("DRA", "kubernetes-enable-dra"):
                     api.check()
@@ -149,7 +176,11 @@ def _count(findings: Sequence[Finding], level: Level) -> int:
     return sum(finding.level is level for finding in findings)
 
 
-_STYLES = {Level.OK: ("ok", "32"), Level.NOTE: ("note", "33"), Level.WRONG: ("WRONG", "1;31")}  # word and colour
+_STYLES = {
+    Level.OK: ("ok", "32"),
+    Level.NOTE: ("note", "33"),
+    Level.WRONG: ("WRONG", "1;31"),
+}  # word and colour
 
 
 def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
@@ -163,10 +194,14 @@ def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
         if finding.advice:
             lines.append(f"{' ' * (width + 8)}→ {one_line(finding.advice)}")
     problems, notes = _count(findings, Level.WRONG), _count(findings, Level.NOTE)
-    summary = plural(problems, "problem") if problems else "no problems" if notes else "no problems found"
+    summary = (
+        plural(problems, "problem") if problems else "no problems" if notes else "no problems found"
+    )
     return "\n".join([*lines, "", f"{summary}, {plural(notes, 'note')}" if notes else summary])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     counts = {"wrong": _count(findings, Level.WRONG), "notes": _count(findings, Level.NOTE)}
-    return json.dumps({**counts, "findings": [asdict(f) for f in findings]}, indent=2, ensure_ascii=False)
+    return json.dumps(
+        {**counts, "findings": [asdict(f) for f in findings]}, indent=2, ensure_ascii=False
+    )

@@ -1,4 +1,6 @@
-"""`podgpu enrich`: adds pod labels to an existing dcgm-exporter's metrics, for node_exporter's textfile collector."""
+"""`podgpu enrich`: adds pod labels to an existing dcgm-exporter's metrics, for node_exporter's
+textfile collector.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ _DEADLINE_SECONDS = 5.0
         "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
         "add pod labels to the metrics of this node's dcgm-exporter",
     ),
-    ("podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom", "read the metrics from a file"),
+    (
+        "podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom",
+        "read the metrics from a file",
+    ),
     ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit"),
 )
 @click.pass_context
@@ -63,7 +68,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             reader.read,
             textfile,
             errors,
-            Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
+            Policy(
+                old_namespace=options["use_old_namespace"],
+                pod_uid=options["kubernetes_enable_pod_uid"],
+            ),
             stale_after=options["stale_after"] if is_set(ctx, "stale_after") else default,
             device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
             companion=CompanionDriver(driver),
@@ -82,9 +90,15 @@ def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]
 
 def _check_paths(source: str, out: str) -> None:
     if os.path.realpath(source) == os.path.realpath(out):
-        raise UsageError(f"--in and --out are the same file, {out}: podgpu would read its own output")
-    if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(os.path.dirname(out)):
-        _log.warning("--in and --out are in the same directory: node_exporter will export every metric twice")
+        raise UsageError(
+            f"--in and --out are the same file, {out}: podgpu would read its own output"
+        )
+    if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(
+        os.path.dirname(out)
+    ):
+        _log.warning(
+            "--in and --out are in the same directory: node_exporter will export every metric twice"
+        )
 
 
 def _run_once(enricher: Enricher) -> None:
@@ -95,7 +109,8 @@ def _run_once(enricher: Enricher) -> None:
     if sources and not any(source.up for source in sources):
         reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
         raise StartError(
-            f"the file was written without pod labels, because no source of pod labels could be read: {reasons}"
+            "the file was written without pod labels, because no source of pod labels could be "
+            f"read: {reasons}"
         )
 
 

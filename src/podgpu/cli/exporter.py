@@ -1,4 +1,6 @@
-"""`podgpu exporter`: serves the GPUs of one node on /metrics. Accepts dcgm-exporter's YAML configuration file."""
+"""`podgpu exporter`: serves the GPUs of one node on /metrics. Accepts dcgm-exporter's YAML
+configuration file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ from podgpu.node.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.past.record import RecordedUsage
 from podgpu.web.app import Listener, load_protection, make_listeners, open_systemd_sockets, run
 from podgpu.web.connections import ConnectionLimits
-from podgpu.web.exporter_app import application, build_state, gpu_manager_application, node_probes, node_recorder
+from podgpu.web.exporter_app import (
+    application,
+    build_state,
+    gpu_manager_application,
+    node_probes,
+    node_recorder,
+)
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
 
 _log = logging.getLogger("podgpu")
@@ -52,7 +60,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     # Loaded even with --once, so that users can find errors in these files before deployment.
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
-    # The exporter must answer probes soon, so it waits only briefly for the API server. With --once it waits longer.
+    # The exporter must answer probes soon, so it waits only briefly for the API server. With --once
+    # it waits longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
         agent = build_exporter_agent(options, api)
         for sentence in list_ignored_options(ctx, options["config"]):
@@ -74,23 +83,34 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
         listeners = make_listeners(main, node_probes(agent), options["probe_address"])
         if (address := options["gpu_manager_address"]) is not None:
-            text, app = "serving only gpu-manager's metrics on %s/metric", gpu_manager_application(agent, protection)
+            text, app = (
+                "serving only gpu-manager's metrics on %s/metric",
+                gpu_manager_application(agent, protection),
+            )
             listeners.append(Listener(app, address, "--gpu-manager-address", tls, text))
         limits = ConnectionLimits(
             header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]
         )
-        run([agent, recorder], listeners, release=partial(agent.release, DEFAULT_RELEASE_SECONDS), limits=limits)
+        run(
+            [agent, recorder],
+            listeners,
+            release=partial(agent.release, DEFAULT_RELEASE_SECONDS),
+            limits=limits,
+        )
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options. Raises UsageError if options contradict each other.
+    """Merges the configuration file into the options. Raises UsageError if options contradict each
+    other.
 
     Adds `host_engine`: the parsed address of -r, or None.
     """
     options = merge_config_file(ctx, options)
     engine = None
     if options["remote_hostengine_info"]:
-        from podgpu.node.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
+        from podgpu.node.gpu.dcgm.connection import (
+            parse_address,
+        )  # imports the DCGM client, which is optional
 
         engine = parse_address(options["remote_hostengine_info"])
     parse_selection(options["switch_devices"], "-s")
@@ -112,7 +132,10 @@ def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
         for option in EXPORTER_OPTIONS
         if not option.works and str(ctx.params[option.parameter]).lower() != option.default.lower()
     )
-    return [*(f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored), *config.ignored]
+    return [
+        *(f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored),
+        *config.ignored,
+    ]
 
 
 def _print_once(agent: Agent) -> None:
@@ -122,7 +145,10 @@ def _print_once(agent: Agent) -> None:
         print_out(published.fresh.plain)
         if not has_readings(published.state):
             failed = [source.message for source in published.state.sources if source.up is False]
-            raise StartError("no GPU could be read: " + ("; ".join(failed[:MOST_NAMED]) or "this node has no GPU"))
+            raise StartError(
+                "no GPU could be read: "
+                + ("; ".join(failed[:MOST_NAMED]) or "this node has no GPU")
+            )
     finally:
         agent.stop()
 
@@ -133,12 +159,16 @@ def _print_once(agent: Agent) -> None:
 class ConfigFile(NamedTuple):
     options: Mapping[str, Any] = {}  # option -> value; None if the file does not set the option
     counters: tuple[CounterSpec, ...] | None = None  # None if the file lists no counters
-    collections: tuple[Collection, ...] = ()  # without the collection ['*'], whose interval is an option
+    collections: tuple[
+        Collection, ...
+    ] = ()  # without the collection ['*'], whose interval is an option
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options with the values of the configuration file. Adds `config`, the parsed file."""
+    """Returns the options with the values of the configuration file. Adds `config`, the parsed
+    file.
+    """
     path = options["config_file"]
     try:
         config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
@@ -148,7 +178,11 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
     if "collectors" in given or options["configmap_data"] != "none":
         config = config._replace(counters=None)
         given.add("collectors")
-    from_file = {name: value for name, value in config.options.items() if value is not None and name not in given}
+    from_file = {
+        name: value
+        for name, value in config.options.items()
+        if value is not None and name not in given
+    }
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
     return {**options, **from_file, "config": config}
 
@@ -202,7 +236,10 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
     interval, collections = _read_collections(config, path)
-    ignored = f"{path}: sources has no effect: podgpu uses the newest sample, and always detects added and removed GPUs"
+    ignored = (
+        f"{path}: sources has no effect: podgpu uses the newest sample, and always detects added "
+        "and removed GPUs"
+    )
     return ConfigFile(
         {
             "collectors": metrics.file or None,
@@ -217,14 +254,20 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
 
 
 def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
-    """Returns the interval of the collection that includes ['*'] (all fields), and the other collections."""
+    """Returns the interval of the collection that includes ['*'] (all fields), and the other
+    collections.
+    """
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):
         place = f"{path}: collections[{number}]"
         seconds = parse_duration(row.every)
         if seconds is None or not 0.1 <= seconds <= 86_400:
-            raise UsageError(f"{place}.every: {row.every[:80]!a} is not a duration from 100ms to 24h, such as 1m30s")
+            raise UsageError(
+                f"{place}.every: {row.every[:80]!a} is not a duration from 100ms to 24h, such "
+                "as "
+                "1m30s"
+            )
         if row.metrics.include != _ALL_FIELDS:
             collections.append(Collection(row.name, seconds, tuple(row.metrics.include), place))
         elif interval is not None:
@@ -235,7 +278,9 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:
-    """Returns the counters. If two rows have the same field, the first row is used, as in a counter file."""
+    """Returns the counters. If two rows have the same field, the first row is used, as in a counter
+    file.
+    """
     first: dict[int, CounterSpec] = {}
     for number, row in enumerate(fields):
         try:

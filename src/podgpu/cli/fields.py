@@ -17,8 +17,9 @@ from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fi
 )
 @click.argument("pattern", required=False, default="", metavar="[TEXT]")
 def command(pattern: str) -> None:
-    """List the DCGM fields: id, name, unit, whether MIG instances have their own value, where podgpu reads the field,
-    and its name and unit in dcgm-exporter 4.9. TEXT filters by name, also by the names of dcgm-exporter 1.x and 4.9.
+    """List the DCGM fields: id, name, unit, whether MIG instances have their own value, where
+    podgpu reads the field, and its name and unit in dcgm-exporter 4.9. TEXT filters by name, also
+    by the names of dcgm-exporter 1.x and 4.9.
     """
     rows = [
         (
@@ -33,7 +34,9 @@ def command(pattern: str) -> None:
         if any(pattern.lower() in name.lower() for name in field.names)
     ]
     if not rows:
-        raise UsageError(f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields")
+        raise UsageError(
+            f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields"
+        )
     table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

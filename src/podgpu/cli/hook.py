@@ -29,22 +29,30 @@ _log = logging.getLogger("podgpu")
     ),
 )
 def command(**options: Any) -> None:
-    """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).
+    """Maintain podlist.json: which container has which GPU, as reported by the container runtime
+    (NRI).
 
-    Connects to the runtime's NRI socket, or uses the runtime's connection if the runtime started the hook
-    (NRI_PLUGIN_SOCKET). Changes containers only if --inject is given.
+    Connects to the runtime's NRI socket, or uses the runtime's connection if the runtime started
+    the hook (NRI_PLUGIN_SOCKET). Changes containers only if --inject is given.
     """
     path, descriptor = options["podlist"], os.environ.get("NRI_PLUGIN_SOCKET", "")
     if os.path.ismount(path):
-        raise UsageError(f"--podlist {path} is a mount point and cannot be replaced: mount its directory")
+        raise UsageError(
+            f"--podlist {path} is a mount point and cannot be replaced: mount its directory"
+        )
     if descriptor and not descriptor.isdecimal():
-        raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection")
+        raise UsageError(
+            f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection"
+        )
     file = AtomicFile(os.path.abspath(path), option="--podlist")
     hook = Hook(
         file,
         options["socket"],
         inherited=int(descriptor) if descriptor else None,
-        name=(os.environ.get("NRI_PLUGIN_NAME") or "podgpu", os.environ.get("NRI_PLUGIN_IDX") or "90"),
+        name=(
+            os.environ.get("NRI_PLUGIN_NAME") or "podgpu",
+            os.environ.get("NRI_PLUGIN_IDX") or "90",
+        ),
         inject=options["inject"],
         proc=options["path_proc"],
     )
@@ -62,14 +70,22 @@ def _run_with_port(hook: Hook, address: Address) -> None:
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:
             return False, "the runtime has not reported its containers yet\n"
-        return (True, "OK\n") if hook.writer.is_up_to_date else (False, "podlist.json is not up to date\n")
+        return (
+            (True, "OK\n")
+            if hook.writer.is_up_to_date
+            else (False, "podlist.json is not up to date\n")
+        )
 
-    app = make_application([metrics_route(hook.families), *probe_routes(lambda: (True, "OK\n"), ready)], None)
+    app = make_application(
+        [metrics_route(hook.families), *probe_routes(lambda: (True, "OK\n"), ready)], None
+    )
     run([hook], [Listener(app, address, announcement="the hook's own metrics are at %s/metrics")])
 
 
 def _run_without_port(hook: Hook) -> None:
-    """Runs without the web server. The hook then starts three times as fast; a runtime waits only 5 s for a plugin."""
+    """Runs without the web server. The hook then starts three times as fast; a runtime waits only 5
+    s for a plugin.
+    """
     stopping = stop_on_signal()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hook.start(on_fatal=stopping.set)

@@ -32,7 +32,9 @@ OTHER_COMMANDS = {
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
     "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9.",
     "trace": "Record when each container ran on a GPU or waited for it, for ui.perfetto.dev.",
-    "fields": "List the DCGM fields, where podgpu reads them, and their names in dcgm-exporter 4.9.",
+    "fields": (
+        "List the DCGM fields, where podgpu reads them, and their names in dcgm-exporter 4.9."
+    ),
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (
@@ -40,7 +42,9 @@ _EXAMPLES = (
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
     ("podgpu top", "on a GPU node: show which pods use the GPUs"),
 )
-_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # matches the login in a URL, so that messages can omit it
+_CREDENTIALS = re.compile(
+    r"[^\s'\"()]*:[^\s'\"()]*@"
+)  # matches the login in a URL, so that messages can omit it
 
 
 class _Commands(click.Group):
@@ -59,7 +63,10 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = "".join(f" Did you mean '{command}'?" for command in get_close_matches(args[0], COMMANDS, n=1))
+            near = "".join(
+                f" Did you mean '{command}'?"
+                for command in get_close_matches(args[0], COMMANDS, n=1)
+            )
             ctx.fail(f"No such command '{args[0]}'.{near}")
         return super().resolve_command(ctx, args)
 
@@ -75,34 +82,48 @@ class _Commands(click.Group):
 def _read_commit() -> str:
     """Returns the commit for --version. Only packages from `make release` contain it."""
     try:
-        return f"commit {(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
+        return (
+            "commit "
+            f"{(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
+        )
     except FileNotFoundError:
         return "built from a source tree"
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="podgpu", message=f"podgpu {__version__} ({_read_commit()})")
+@click.version_option(
+    __version__, prog_name="podgpu", message=f"podgpu {__version__} ({_read_commit()})"
+)
 def cli() -> None:
     """podgpu shows which pod uses which GPU, how much of it, and what that costs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the exporter handles it; it must not end other commands
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # only the exporter handles it; it must not end other commands
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (signal.SIGINT, signal.SIGTERM):  # a second signal must not end the process before it has flushed
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a second signal must not end the process before it has flushed
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code)  # skips Python's cleanup, which can abort while threads are still in driver calls
+    os._exit(
+        code
+    )  # skips Python's cleanup, which can abort while threads are still in driver calls
 
 
 def run(arguments: list[str]) -> int:
-    """Returns the exit code: 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage."""
+    """Returns the exit code: 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong
+    usage.
+    """
     if arguments[:1] and arguments[0] in COMMANDS:
         arguments = normalize_arguments(arguments)
     try:
@@ -126,9 +147,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Formats a usage error. click's own text names the environment variable even if the value came from the flag."""
+    """Formats a usage error. click's own text names the environment variable even if the value came
+    from the flag.
+    """
     if isinstance(error, click.BadParameter) and error.param is not None and error.message:
-        return f"{max(error.param.opts, key=len)}: {error.message}{describe_origin(error.param, error.ctx)}"
+        return (
+            f"{max(error.param.opts, key=len)}: "
+            f"{error.message}{describe_origin(error.param, error.ctx)}"
+        )
     return error.format_message()
 
 

@@ -1,4 +1,6 @@
-"""`podgpu migrate`: converts dashboards, rules and queries from the names of dcgm-exporter 4.8 to those of 4.9."""
+"""`podgpu migrate`: converts dashboards, rules and queries from the names of dcgm-exporter 4.8 to
+those of 4.9.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,34 @@ _YAML = (".yaml", ".yml", ".rules")
 @make_command(
     "migrate",
     ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),
-    ("podgpu migrate --in-place rules/*.yaml", "convert Prometheus rules; comments and layout stay"),
+    (
+        "podgpu migrate --in-place rules/*.yaml",
+        "convert Prometheus rules; comments and layout stay",
+    ),
     ("podgpu migrate --expr 'avg(DCGM_FI_DEV_GPU_UTIL) > 90'", "convert one query"),
 )
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
-    """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to the names in dcgm-exporter 4.9.
+    """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to the names in
+    dcgm-exporter 4.9.
 
-    If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. Queries
-    that cannot be converted are listed. Then nothing is written (except with --force), and the exit code is 1.
+    If the unit of a metric changed, the query converts the value, so panels and thresholds stay
+    correct. Queries that cannot be converted are listed. Then nothing is written (except with
+    --force), and the exit code is 1.
     """
     _check(files, options)
     try:
-        migrated = {name: _migrate(_read(name), name) for name in files} or {"--expr": rewrite_query(options["expr"])}
+        migrated = {name: _migrate(_read(name), name) for name in files} or {
+            "--expr": rewrite_query(options["expr"])
+        }
     except PromqlError as e:
         raise UsageError(f"--expr is not PromQL: {e}") from e
     for name, result in migrated.items():
         _report(name, result)
     if any(result.unconverted for result in migrated.values()) and not options["force"]:
-        click.echo("podgpu: nothing was written; use --force to write the converted queries", err=True)
+        click.echo(
+            "podgpu: nothing was written; use --force to write the converted queries", err=True
+        )
         return 1
     for name, result in migrated.items():
         if not options["in_place"]:
@@ -64,7 +75,11 @@ def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
 
 def _read(name: str) -> str:
     try:
-        content = sys.stdin.buffer.read(_MOST_BYTES + 1) if name == _STDIN else read_bounded(name, _MOST_BYTES)
+        content = (
+            sys.stdin.buffer.read(_MOST_BYTES + 1)
+            if name == _STDIN
+            else read_bounded(name, _MOST_BYTES)
+        )
     except SourceError as e:
         raise UsageError(str(e)) from e
     if len(content) > _MOST_BYTES:
@@ -76,7 +91,9 @@ def _read(name: str) -> str:
 
 
 def _migrate(text: str, name: str) -> RewriteResult:
-    """Converts a file. Files that begin with { or [ are dashboards, unless their names end in .yaml, .yml or .rules."""
+    """Converts a file. Files that begin with { or [ are dashboards, unless their names end in
+    .yaml, .yml or .rules.
+    """
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
         raise UsageError(f"{origin} is empty")
@@ -94,4 +111,6 @@ def _report(name: str, result: RewriteResult) -> None:
     if not result.changed and not result.unconverted:
         click.echo(f"podgpu: {shown}: nothing to convert", err=True)
     elif name != "--expr":
-        click.echo(f"podgpu: {shown}: {result.changed} converted, {len(result.unconverted)} not", err=True)
+        click.echo(
+            f"podgpu: {shown}: {result.changed} converted, {len(result.unconverted)} not", err=True
+        )

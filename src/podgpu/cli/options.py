@@ -1,6 +1,7 @@
 """Builds click commands from options.csv, which contains the options of all commands.
 
-Commands also accept the syntax of Go flags, as dcgm-exporter does: `-c=1000`, `-collectors x`, `--debug=false`.
+Commands also accept the syntax of Go flags, as dcgm-exporter does: `-c=1000`, `-collectors x`,
+`--debug=false`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ GROUPS = {
     "paths": "Paths",
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
-_HIDING_SHARED = ("doctor", "top", "trace")  # their --help does not show options that they share with the exporter
+_HIDING_SHARED = (
+    "doctor",
+    "top",
+    "trace",
+)  # their --help does not show options that they share with the exporter
 FROM_FILE = "podgpu.from_file"
 """Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
@@ -48,9 +53,10 @@ class Option:
     default: str = ""
     help: str = ""
     kind: str = "TEXT"
-    """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
-    milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, or the placeholder of a text such
-    as FILE."""
+    """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain
+    number is milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, or
+    the placeholder of a text such as FILE.
+    """
     group: str = "common"  # key of GROUPS
     common: bool = True  # True if --help shows the option; False if only --help-all shows it
 
@@ -60,20 +66,28 @@ class Option:
 
     @property
     def works(self) -> bool:
-        """False for options of dcgm-exporter without effect. They are accepted so that a migrated DaemonSet starts."""
+        """False for options of dcgm-exporter without effect. They are accepted so that a migrated
+        DaemonSet starts.
+        """
         return self.group != "no effect"
 
     @property
     def names(self) -> list[str]:
-        short = [f"-{self.short}" if len(self.short) == 1 else f"--{self.short}"] if self.short else []
+        short = (
+            [f"-{self.short}" if len(self.short) == 1 else f"--{self.short}"] if self.short else []
+        )
         return [f"--{self.flag}", *short]
 
 
 def _read_options() -> dict[str, tuple[Option, ...]]:
-    """Returns the options of each command: its own, then those that it shares with the exporter. doctor shares all."""
+    """Returns the options of each command: its own, then those that it shares with the exporter.
+    doctor shares all.
+    """
     commands: defaultdict[str, dict[str, Option]] = defaultdict(dict)
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
-    for row in sorted(csv.DictReader(text.splitlines()), key=lambda row: row["command"].startswith("exporter")):
+    for row in sorted(
+        csv.DictReader(text.splitlines()), key=lambda row: row["command"].startswith("exporter")
+    ):
         names, shown, env = row.pop("command").split(), row.pop("shown"), row.pop("env")
         is_shared = "exporter" in names
         for command in (*names, "doctor") if is_shared else names:
@@ -108,14 +122,18 @@ def _parse_seconds(unit: str, text: str) -> float:
     if seconds is None:
         raise UsageError(f"{text!r} is not a duration such as 5s, 500ms or 1m30s")
     if not 0.1 <= seconds <= 86_400:
-        raise UsageError(f"{text} must be from 100 ms to 24 h; a number without a unit is in {unit}")
+        raise UsageError(
+            f"{text} must be from 100 ms to 24 h; a number without a unit is in {unit}"
+        )
     return seconds
 
 
 def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
     if may_be_none and text in ("", "none"):
         return None
-    from podgpu.web.app import parse_address  # imports aiohttp, which most runs of the hook do not need
+    from podgpu.web.app import (
+        parse_address,
+    )  # imports aiohttp, which most runs of the hook do not need
 
     return parse_address(text)
 
@@ -137,7 +155,9 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
 
 
 def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Returns a note that names the environment variable or file that sets the option. Empty for flags."""
+    """Returns a note that names the environment variable or file that sets the option. Empty for
+    flags.
+    """
     if param is None or ctx is None or param.name is None:
         return ""
     if param.name in ctx.meta.get(FROM_FILE, {}):
@@ -153,7 +173,9 @@ def is_set(ctx: click.Context, parameter: str) -> bool:
 
 @contextmanager
 def naming_option(option: str) -> Iterator[None]:
-    """Adds the option to the start of a UsageError's message, unless the message begins with an option."""
+    """Adds the option to the start of a UsageError's message, unless the message begins with an
+    option.
+    """
     try:
         yield
     except UsageError as e:
@@ -166,13 +188,20 @@ _NAMES_WIDTH = 30
 
 
 def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a function a command. The options are the command's rows in options.csv."""
+    """Returns a decorator that makes a function a command. The options are the command's rows in
+    options.csv.
+    """
     rows = _OPTIONS.get(name, ())
     params = [_make_option(row) for row in rows]
     if any(not row.common for row in rows):
         text = "Show every option and exit."
         all_options = click.Option(
-            ["--help-all"], help=text, is_flag=True, is_eager=True, expose_value=False, callback=_show_all
+            ["--help-all"],
+            help=text,
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
         )
         params.append(all_options)
     return click.command(
@@ -211,13 +240,17 @@ def _make_option(row: Option) -> click.Option:
 
 
 class GroupedCommand(click.Command):
-    def __init__(self, *arguments: Any, rows: Sequence[Option], examples: Sequence[Example], **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, rows: Sequence[Option], examples: Sequence[Example], **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
         self.rows = rows
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Configures logging and runs the command. Names the origin of the option in the message of a UsageError."""
+        """Configures logging and runs the command. Names the origin of the option in the message of
+        a UsageError.
+        """
         if "log_format" in ctx.params:
             configure_logging(ctx.params["log_format"], ctx.params["debug"])
         try:
@@ -229,10 +262,18 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = (row for row in self.rows if row.common or ctx.meta.get(_HELP_ALL))
-        groups = {f"--{row.flag}": row.group for row in shown} | dict.fromkeys(("--help-all", "--help"), "common")
+        groups = {f"--{row.flag}": row.group for row in shown} | dict.fromkeys(
+            ("--help-all", "--help"), "common"
+        )
         for group, title in GROUPS.items():
-            params = [param for param in self.get_params(ctx) if any(groups.get(name) == group for name in param.opts)]
-            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            params = [
+                param
+                for param in self.get_params(ctx)
+                if any(groups.get(name) == group for name in param.opts)
+            ]
+            records = [
+                record for param in params if (record := param.get_help_record(ctx)) is not None
+            ]
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records, col_max=_NAMES_WIDTH)
@@ -250,8 +291,12 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) 
 
 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
-    """Converts the syntax of Go flags: `-c=1000` to `-c 1000`, and `-collectors file` to `--collectors file`."""
-    long_names = {name[2:] for option in EXPORTER_OPTIONS for name in option.names if name.startswith("--")}
+    """Converts the syntax of Go flags: `-c=1000` to `-c 1000`, and `-collectors file` to
+    `--collectors file`.
+    """
+    long_names = {
+        name[2:] for option in EXPORTER_OPTIONS for name in option.names if name.startswith("--")
+    }
     normal: list[str] = []
     for argument in arguments:
         match = re.match(r"-([a-z][\w-]+)(=.*)?$", argument)

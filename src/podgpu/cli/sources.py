@@ -21,10 +21,19 @@ from podgpu.metrics.labels import Policy
 from podgpu.model import PodLabels
 from podgpu.node.agent.agent import Agent, Settings
 from podgpu.node.agent.device_selection import parse_selection
-from podgpu.node.agent.schedule import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
+from podgpu.node.agent.schedule import (
+    CounterSpecs,
+    ReadCounters,
+    counters_in_configmap,
+    read_counters,
+)
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.node.gpu.remote_exporter import ExporterTelemetry, ExpositionSource, open_exposition_source
+from podgpu.node.gpu.remote_exporter import (
+    ExporterTelemetry,
+    ExpositionSource,
+    open_exposition_source,
+)
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders import AllocationSource
 from podgpu.node.holders.annotations import AnnotationsAllocation
@@ -58,13 +67,17 @@ def node_name(default: str = "") -> str:
 def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
-    """Builds the agent of the exporter. Without `telemetry`, opens the source that --telemetry names."""
+    """Builds the agent of the exporter. Without `telemetry`, opens the source that --telemetry
+    names.
+    """
     names: NameSet = options["dcgm_names"]
     counters, read_again = choose_counters(options)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
-    if configmap != "none" and (text := open_if_api("configmap-data", lambda: api.configmap(configmap))):
+    if configmap != "none" and (
+        text := open_if_api("configmap-data", lambda: api.configmap(configmap))
+    ):
         read_again = counters_in_configmap(configmap, text, names)
     engine, host_label = options["host_engine"], options["hostname_label"]
     is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
@@ -93,7 +106,9 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    pod_labels = _make_label_reader(options, api)  # opens a watch, so it comes before `make_holders`
+    pod_labels = _make_label_reader(
+        options, api
+    )  # opens a watch, so it comes before `make_holders`
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -127,41 +142,64 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
-    """Creates the allocation sources. Call it after all watches are open: the last source reports their health."""
+    """Creates the allocation sources. Call it after all watches are open: the last source reports
+    their health.
+    """
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    return HolderSources(sources, make_identities(options, api).read, partial(read_living, options["path_proc"]))
+    return HolderSources(
+        sources, make_identities(options, api).read, partial(read_living, options["path_proc"])
+    )
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users and jobs."""
+    """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users
+    and jobs.
+    """
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # simulated processes are not in /proc
+    is_simulated = (
+        options["telemetry"].partition(":")[0] == "simulated"
+    )  # simulated processes are not in /proc
     return ContainerFinder(
-        options["path_proc"], finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc")
+        options["path_proc"],
+        finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc"),
     )
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
     logs = options["path_varlog"]
-    return IdentityReader(os.path.join(logs, "pods"), os.path.join(logs, "containers"), api.known_pods)
+    return IdentityReader(
+        os.path.join(logs, "pods"), os.path.join(logs, "containers"), api.known_pods
+    )
 
 
 # Allocation sources
 
 
 SOURCES = ("annotations", "podlist", "kubelet", "checkpoint", "hpc", "processes")
-"""Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs than the kubelet
-lists."""
+"""Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs
+than the kubelet lists.
+"""
 SOURCES_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
 
 
-def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
-    """Creates the sources of `--allocation`. Raises UsageError if it is invalid. Without -k, `auto` means `hpc`."""
+def make_allocations(
+    options: Options, api: ApiAccess, telemetry: Telemetry
+) -> list[AllocationSource]:
+    """Creates the sources of `--allocation`. Raises UsageError if it is invalid. Without -k, `auto`
+    means `hpc`.
+    """
     if options["allocation"] != "auto":
-        return [_create_source(entry.strip(), options, api, telemetry) for entry in options["allocation"].split(",")]
-    names = [name for name in (SOURCES if options["kubernetes"] else ["hpc"]) if _is_present(name, options, api)]
+        return [
+            _create_source(entry.strip(), options, api, telemetry)
+            for entry in options["allocation"].split(",")
+        ]
+    names = [
+        name
+        for name in (SOURCES if options["kubernetes"] else ["hpc"])
+        if _is_present(name, options, api)
+    ]
     if names:
         _log.info("allocation sources: %s", ", ".join(names))
     sources = []
@@ -180,9 +218,13 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return api.is_available
         case "podlist":
             return any(map(os.path.exists, _podlist_paths(options)))
-        case "checkpoint":  # it can be outdated, so it is used only if the kubelet's socket does not exist
+        case (
+            "checkpoint"
+        ):  # it can be outdated, so it is used only if the kubelet's socket does not exist
             is_running = os.path.exists(options["pod_resources_kubelet_socket"])
-            return os.path.exists(_in_kubelet_directory(CHECKPOINT_NAME, options)) and not is_running
+            return (
+                os.path.exists(_in_kubelet_directory(CHECKPOINT_NAME, options)) and not is_running
+            )
         case "hpc":
             return bool(options["hpc_job_mapping_dir"])
         case "processes":
@@ -191,31 +233,45 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return True
 
 
-def _create_source(entry: str, options: Options, api: ApiAccess, telemetry: Telemetry) -> AllocationSource:
+def _create_source(
+    entry: str, options: Options, api: ApiAccess, telemetry: Telemetry
+) -> AllocationSource:
     """`entry`: the name of a source, or name:argument."""
     name, _, argument = entry.partition(":")
     if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
-    resource_names = frozenset(filter(None, map(str.strip, options["nvidia_resource_names"].split(","))))
+    resource_names = frozenset(
+        filter(None, map(str.strip, options["nvidia_resource_names"].split(",")))
+    )
     match name:
         case "annotations":
             return AnnotationsAllocation(api.pods())
         case "podlist":
             return PodlistAllocation([argument] if argument else _podlist_paths(options))
         case "kubelet":
-            from podgpu.node.holders.kubelet import KubeletAllocation  # imports protobuf and h2, which is slow
+            from podgpu.node.holders.kubelet import (
+                KubeletAllocation,
+            )  # imports protobuf and h2, which is slow
 
             claims = _create_claims(options, api) if options["kubernetes_enable_dra"] else None
-            return KubeletAllocation(options["pod_resources_kubelet_socket"], resource_names, claims=claims)
+            return KubeletAllocation(
+                options["pod_resources_kubelet_socket"], resource_names, claims=claims
+            )
         case "checkpoint":
-            return CheckpointAllocation(argument or _in_kubelet_directory(CHECKPOINT_NAME, options), resource_names)
+            return CheckpointAllocation(
+                argument or _in_kubelet_directory(CHECKPOINT_NAME, options), resource_names
+            )
         case "hpc":
             if directory := argument or options["hpc_job_mapping_dir"]:
                 return HpcAllocation(directory)
-            raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
+            raise UsageError(
+                "--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map"
+            )
         case "processes":
             return ProcessHolders(telemetry.processes, ContainerFinder(options["path_proc"]))
-    raise UsageError(f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}")
+    raise UsageError(
+        f"--allocation {entry!r}: unknown source; write auto alone, or some of {', '.join(SOURCES)}"
+    )
 
 
 def _podlist_paths(options: Options) -> tuple[str, ...]:
@@ -229,8 +285,16 @@ def _in_kubelet_directory(name: str, options: Options) -> str:
 
 
 def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
-    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or returns None."""
-    from podgpu.node.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint, watch_slices
+    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or
+    returns None.
+    """
+    from podgpu.node.holders.dra import (
+        DRIVER_CHECKPOINT,
+        ClaimReader,
+        DraClaims,
+        DriverCheckpoint,
+        watch_slices,
+    )
 
     path = _in_kubelet_directory(DRIVER_CHECKPOINT, options)
     slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(api))
@@ -244,7 +308,9 @@ def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
 
 def _open_nvml(argument: str, options: Options) -> Telemetry:
     if argument:
-        raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
+        raise UsageError(
+            f"--telemetry nvml takes no argument, but {redact_url(argument)} was given"
+        )
     return NvmlTelemetry(
         count_expected=partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
         sees_processes=in_host_pid_namespace(),
@@ -253,7 +319,9 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
 
 
 def _make_switch_logs(options: Options, **arguments: Any) -> SwitchLogFactory | None:
-    """Returns the factory of context-switch logs, or None if --usage-from does not use these logs."""
+    """Returns the factory of context-switch logs, or None if --usage-from does not use these
+    logs.
+    """
     wanted = options.get("usage_from", "samples")
     return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **arguments)
 
@@ -277,8 +345,12 @@ def read_simulated(driver: SimulatedNvml, options: Options, clock: Clock) -> Nvm
     from podgpu.labs.simulate.simulated_driver import RoundRobinLog
 
     count = len(driver.gpus)
-    logs = _make_switch_logs(options, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True)
-    return NvmlTelemetry(driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall, switch_logs=logs)
+    logs = _make_switch_logs(
+        options, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True
+    )
+    return NvmlTelemetry(
+        driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall, switch_logs=logs
+    )
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:
@@ -293,15 +365,23 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    if engine is not None and not engine.is_local:  # this machine's driver cannot read the GPUs of another machine
+    if (
+        engine is not None and not engine.is_local
+    ):  # this machine's driver cannot read the GPUs of another machine
         return DcgmTelemetry(settings)
-    return DcgmTelemetry(settings, _open_nvml("", options), partial(count_pci_gpus, options.get("path_sysfs", "/sys")))
+    return DcgmTelemetry(
+        settings,
+        _open_nvml("", options),
+        partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
+    )
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter. `place`: a URL or the path of a file."""
     # Ends before the deadline of the reading, because the message of this timeout is more specific.
-    timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
+    timeout = min(
+        DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT)))
+    )
     return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
 
@@ -309,7 +389,9 @@ def _open_exporter(argument: str, options: Options) -> Telemetry:
     if not argument:
         raise UsageError("--telemetry exporter needs an address, such as exporter:localhost:9400")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
-    return ExporterTelemetry(open_exposition(argument, options), _open_nvml("", options), device_name_ids=by_name)
+    return ExporterTelemetry(
+        open_exposition(argument, options), _open_nvml("", options), device_name_ids=by_name
+    )
 
 
 TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
@@ -325,7 +407,9 @@ def open_telemetry(chosen: str, options: Options) -> Telemetry:
     """Opens a source of GPU values. `chosen`: value of --telemetry, NAME[:ARGUMENT]."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
-        raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}")
+        raise UsageError(
+            f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}"
+        )
     engine = options.get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"

@@ -18,10 +18,15 @@ from podgpu.errors import StartError, one_line
 
 
 def print_out(text: str | bytes) -> None:
-    """Prints to standard output. Replaces characters that cannot be encoded. Raises StartError if printing fails."""
+    """Prints to standard output. Replaces characters that cannot be encoded. Raises StartError if
+    printing fails.
+    """
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
+        click.echo(
+            text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text,
+            nl=False,
+        )
     except BrokenPipeError:
         raise  # click then exits without a message
     except OSError as error:
@@ -39,7 +44,9 @@ def wants_colour() -> bool:
 
 @contextmanager
 def quiet_logs(debug: bool = False) -> Iterator[None]:
-    """Suppresses log lines, because they would disturb the screen. With `debug`, log lines are printed."""
+    """Suppresses log lines, because they would disturb the screen. With `debug`, log lines are
+    printed.
+    """
     before = logging.root.manager.disable
     if debug:
         configure_logging("text", debug)
@@ -57,18 +64,31 @@ class _Formatter(logging.Formatter):
         self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = (
+            datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if not self._is_json:
             text = f"{at} {record.levelname:<7} {one_line(record.getMessage())}"
             return f"{text}\n{trace}" if trace else text
-        entry = {"time": at, "level": record.levelname.lower(), "logger": record.name, "msg": record.getMessage()}
+        entry = {
+            "time": at,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
         text = json.dumps(entry | ({"exception": trace} if trace else {}))
-        return text.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
+        return text.replace(
+            "\x7f", "\\u007f"
+        )  # the only control character that JSON does not escape
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Returns False for malformed requests, so that a port scanner does not fill the log with tracebacks."""
+    """Returns False for malformed requests, so that a port scanner does not fill the log with
+    tracebacks.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 
@@ -76,7 +96,9 @@ def _is_our_error(record: logging.LogRecord) -> bool:
 def configure_logging(log_format: str, debug: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(log_format == "json"))
-    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True
+    )
     for noisy in ("asyncio", "aiohttp.access", "grpc"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")

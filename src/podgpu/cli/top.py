@@ -26,26 +26,42 @@ from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
 from podgpu.top.table import Table, as_text, render_totals
 
-_FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # DCGM fields: temperature, power, utilisation, memory
+_FIELDS = (
+    150,
+    155,
+    203,
+    250,
+    251,
+    252,
+    253,
+    1001,
+)  # DCGM fields: temperature, power, utilisation, memory
 
 
 @make_command(
     "top",
     ("podgpu top", "show this node"),
     ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
-    ("podgpu top --url gpu-1:9400 --once --sort idle", "print another node as plain text, the longest idle GPUs first"),
+    (
+        "podgpu top --url gpu-1:9400 --once --sort idle",
+        "print another node as plain text, the longest idle GPUs first",
+    ),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Show a live table of GPUs and the pods that use them, on this node, another node or a cluster.
+    """Show a live table of GPUs and the pods that use them, on this node, another node or a
+    cluster.
 
-    Keys: q quits, Enter shows details, h shows help. If standard output is not a terminal, one plain table is printed.
-    For this node, many options of the exporter are accepted (see --help-all).
+    Keys: q quits, Enter shows details, h shows help. If standard output is not a terminal, one
+    plain table is printed. For this node, many options of the exporter are accepted (see
+    --help-all).
     """
     if options["url"] or options["cluster"]:
         _reject_local_options(ctx, options)
     elif not is_set(ctx, "kubernetes"):
-        options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
+        options["kubernetes"] = os.access(
+            options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK
+        )
     with quiet_logs(), ExitStack() as at_exit:
         feed = Feed(_open_source(options, at_exit), options["interval"])
         at_exit.callback(feed.close)
@@ -66,11 +82,17 @@ def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster cannot be combined: give one of them")
-    local = (option.flag for option in EXPORTER_OPTIONS if option.parameter in options and option.flag != "once")
+    local = (
+        option.flag
+        for option in EXPORTER_OPTIONS
+        if option.parameter in options and option.flag != "once"
+    )
     for flag in (*local, "processes"):
         if ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE:
             remote = "--url" if options["url"] else "--cluster"
-            raise UsageError(f"--{flag} is for the local driver and cannot be combined with {remote}")
+            raise UsageError(
+                f"--{flag} is for the local driver and cannot be combined with {remote}"
+            )
 
 
 def _open_source(options: Options, at_exit: ExitStack) -> Source:
@@ -80,11 +102,16 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
                 return kind(options[name])
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
-    counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
+    counters = tuple(
+        CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS
+    )
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
     settings = Settings(
-        node_name=node_name(), interval=options["interval"], selection=selection, policy=Policy(counters=counters)
+        node_name=node_name(),
+        interval=options["interval"],
+        selection=selection,
+        policy=Policy(counters=counters),
     )
     holders = make_holders(options, api, telemetry)
     agent = Agent(telemetry, holders, settings, containers=make_finder(options))

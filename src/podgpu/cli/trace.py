@@ -1,8 +1,10 @@
-"""`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace Event Format).
+"""`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace
+Event Format).
 
-The trace shows a container as a process, and its processes as threads with slices named `run` and `wait`. A `run (cut)`
-ended because its time slice ended. GPUs and MIG instances are also shown as processes, with slices named `switch`, the
-counter `busy`, and instant events for XIDs. Times are microseconds since the start of the recording.
+The trace shows a container as a process, and its processes as threads with slices named `run` and
+`wait`. A `run (cut)` ended because its time slice ended. GPUs and MIG instances are also shown as
+processes, with slices named `switch`, the counter `busy`, and instant events for XIDs. Times are
+microseconds since the start of the recording.
 """
 
 from __future__ import annotations
@@ -54,42 +56,57 @@ TraceEvent = dict[str, Any]
 
 @make_command(
     "trace",
-    ("podgpu trace --gpu 0 --seconds 10 -o trace.json", "record GPU 0, then open the file in ui.perfetto.dev"),
+    (
+        "podgpu trace --gpu 0 --seconds 10 -o trace.json",
+        "record GPU 0, then open the file in ui.perfetto.dev",
+    ),
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
 )
 def command(**options: Any) -> None:
-    """Record when each container ran on a GPU and when it waited for the GPU, as a trace for ui.perfetto.dev.
+    """Record when each container ran on a GPU and when it waited for the GPU, as a trace for
+    ui.perfetto.dev.
 
-    Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
-    recording early.
+    Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed.
+    Ctrl-C ends the recording early.
     """
     out = AtomicFile(options["out"], option="-o")
     try:
         TemporaryFile(dir=out.path.parent).close()
     except OSError as error:
-        raise UsageError(f"-o {out.path}: the directory cannot be written ({error.strerror})") from error
+        raise UsageError(
+            f"-o {out.path}: the directory cannot be written ({error.strerror})"
+        ) from error
     with quiet_logs(), _with_simulated_files(options) as paths:
         telemetry = open_telemetry(options["telemetry"], {"usage_from": "exact"})
         if not isinstance(telemetry, NvmlTelemetry):
-            raise UsageError(f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated")
+            raise UsageError(
+                f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated"
+            )
         require_host_pid_namespace(paths["path_proc"])
         try:
             gpu = _find_gpu(telemetry, options["gpu"])
             recording = Recording(telemetry, gpu, paths)
-            click.echo(f"podgpu: recording GPU {gpu.index} for {options['seconds']} s (Ctrl-C ends it)", err=True)
+            click.echo(
+                f"podgpu: recording GPU {gpu.index} for {options['seconds']} s (Ctrl-C ends it)",
+                err=True,
+            )
             failure = recording.run(options["seconds"], stop_on_signal())
         finally:
             telemetry.release(1.0)
     trace = msgspec.json.encode(recording.make_trace())
     out.write(gzip.compress(trace) if options["out"].endswith(".gz") else trace)
-    click.echo(f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev", err=True)
+    click.echo(
+        f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev", err=True
+    )
     if failure:
         raise StartError(f"the recording ended early: {failure}")
 
 
 @contextmanager
 def _with_simulated_files(options: Options) -> Iterator[Options]:
-    """If the driver is simulated, creates its containers' /proc and /var/log. Yields `options` with the paths."""
+    """If the driver is simulated, creates its containers' /proc and /var/log. Yields `options` with
+    the paths.
+    """
     name, _, argument = options["telemetry"].partition(":")
     if name != "simulated":
         yield options
@@ -108,14 +125,19 @@ def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
             return gpu
     if wanted.isdecimal() and int(wanted) in inventory.unreachable:
         raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
-    raise UsageError(f"--gpu {wanted}: this node has no such GPU; it has {few_of(g.index for g in inventory.gpus)}")
+    raise UsageError(
+        f"--gpu {wanted}: this node has no such GPU; it has "
+        f"{few_of(g.index for g in inventory.gpus)}"
+    )
 
 
 class Recording:
     """Reads the context-switch log, busy samples, XIDs and clock events of one GPU."""
 
     def __init__(self, telemetry: NvmlTelemetry, gpu: Device, paths: Options) -> None:
-        """Opens the log. `paths`: the options `path_proc` and `path_varlog`. Raises StartError if this fails."""
+        """Opens the log. `paths`: the options `path_proc` and `path_varlog`. Raises StartError if
+        this fails.
+        """
         self._telemetry = telemetry
         self._gpu = gpu
         self._finder = ContainerFinder(paths["path_proc"], finds_users=True)
@@ -127,18 +149,26 @@ class Recording:
         self._engines: dict[str, EngineTrace] = {}
         self._clock_events = ""
         if any(process.mps for process in telemetry.processes(gpu)):
-            raise StartError(f"GPU {gpu.index} is shared by MPS: all clients use one context, which is never switched")
+            raise StartError(
+                f"GPU {gpu.index} is shared by MPS: all clients use one context, which is "
+                "never "
+                "switched"
+            )
         telemetry.usage(gpu)  # the first window begins here
         try:
             self._listener = telemetry.open_switch_log(gpu)
         except SwitchLogError as error:
             advice = "; run podgpu trace as root" if os.geteuid() else ""
-            raise StartError(f"the context switches of GPU {gpu.index} cannot be read: {error}{advice}") from error
+            raise StartError(
+                f"the context switches of GPU {gpu.index} cannot be read: {error}{advice}"
+            ) from error
         self._began_at = time.time()
         self._elapsed = 0.0
 
     def run(self, seconds: float, stopping: Event) -> str:
-        """Records until the time is over or `stopping` is set. Returns an error message, or "" after success."""
+        """Records until the time is over or `stopping` is set. Returns an error message, or ""
+        after success.
+        """
         try:
             with closing(self._listener):
                 while self._elapsed < seconds and not stopping.is_set():
@@ -157,16 +187,30 @@ class Recording:
             "model": gpu.model,
             "began": datetime.fromtimestamp(self._began_at, UTC).isoformat(timespec="milliseconds"),
             "seconds": round(self._elapsed, 3),
-            "slice_ms": {e.name: e.estimator.slice / 1e6 for e in engines if e.estimator.is_slice_detected},
-            "assumed_slice_ms": {e.name: e.estimator.slice / 1e6 for e in engines if not e.estimator.is_slice_detected},
+            "slice_ms": {
+                e.name: e.estimator.slice / 1e6 for e in engines if e.estimator.is_slice_detected
+            },
+            "assumed_slice_ms": {
+                e.name: e.estimator.slice / 1e6
+                for e in engines
+                if not e.estimator.is_slice_detected
+            },
             "unsampled": self._listener.unsampled,
         }
         return make_trace(engines, self._listener.began, self._names, about)
 
     def summarize(self) -> str:
         periods = sum(len(engine.periods) for engine in self._engines.values())
-        found = f"{periods:,} runs" if periods else "no context switch, because fewer than two processes used the GPU"
-        if any(period.pid == HIDDEN_PID for engine in self._engines.values() for period in engine.periods):
+        found = (
+            f"{periods:,} runs"
+            if periods
+            else "no context switch, because fewer than two processes used the GPU"
+        )
+        if any(
+            period.pid == HIDDEN_PID
+            for engine in self._engines.values()
+            for period in engine.periods
+        ):
             found += ", processes of other users without names (run as root)"
         return f"{self._elapsed:.1f} s, {found}"
 
@@ -178,8 +222,14 @@ class Recording:
             residency, samples = self._listener.take_window(now, device.gi_id)
             self._find_names({period.pid for period in residency.periods})
             if device.key not in self._engines:
-                instance = f", MIG instance {device.gi_id} ({device.profile})" if device.is_instance else ""
-                self._engines[device.key] = EngineTrace(f"GPU {device.index}{instance}: {device.model}")
+                instance = (
+                    f", MIG instance {device.gi_id} ({device.profile})"
+                    if device.is_instance
+                    else ""
+                )
+                self._engines[device.key] = EngineTrace(
+                    f"GPU {device.index}{instance}: {device.model}"
+                )
             busy_share = 1.0 if usage.busy_ns is None else usage.busy_ns / max(1, usage.window_ns)
             self._engines[device.key].add(residency, samples, busy_share)
         self._elapsed = now - self._began_at
@@ -206,7 +256,10 @@ class Recording:
             with suppress(SourceError):  # if the sources disagree, the container is shown by its id
                 container = identities.complete(container)
             process = f"{lookup.command or 'process'} {pid}"
-            self._names[pid] = (container.text if container.uid or container.container_id else process), process
+            self._names[pid] = (
+                (container.text if container.uid or container.container_id else process),
+                process,
+            )
 
 
 # The trace
@@ -218,7 +271,9 @@ class EngineTrace:
 
     name: str
     samples: list[BusySample] = field(default_factory=list)
-    marks: list[tuple[int, str]] = field(default_factory=list)  # time and text of XIDs and changes of the clock events
+    marks: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # time and text of XIDs and changes of the clock events
     waits: list[tuple[int, int, int]] = field(default_factory=list)  # begin, end and pid
     periods: list[Period] = field(default_factory=list)
     estimator: WaitEstimator = field(default_factory=partial(WaitEstimator, is_complete=True))
@@ -227,7 +282,9 @@ class EngineTrace:
         """Adds a window. `busy_share`: fraction of the window in which the device was busy."""
         self.samples += samples
         periods = list(residency.periods)
-        if self.periods and periods and self.periods[-1][:2] == periods[0][:2]:  # continues from the last window
+        if (
+            self.periods and periods and self.periods[-1][:2] == periods[0][:2]
+        ):  # continues from the last window
             self.periods[-1] = self.periods[-1]._replace(until=periods.pop(0).until)
         self.periods += periods
         worked = int(busy_share * residency.window) - residency.switching
@@ -247,7 +304,13 @@ class EngineTrace:
         for begin, end, pid in self.waits:
             yield _slice("wait", names[pid], begin - since, end - since)
         for at, busy in self.samples:
-            yield {"ph": "C", "name": "busy", "ts": (at - since) / 1000, "track": gpu, "args": {"busy": int(busy)}}
+            yield {
+                "ph": "C",
+                "name": "busy",
+                "ts": (at - since) / 1000,
+                "track": gpu,
+                "args": {"busy": int(busy)},
+            }
         for at, text in self.marks:
             yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, "s": "p"}
 
@@ -255,7 +318,9 @@ class EngineTrace:
 def make_trace(
     engines: Iterable[EngineTrace], since: int, names: Mapping[int, Track], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the trace as a JSON object. `names`: pid -> track. `about`: content of the object `otherData`."""
+    """Returns the trace as a JSON object. `names`: pid -> track. `about`: content of the object
+    `otherData`.
+    """
     events = [event for engine in engines for event in engine.make_events(names, since)]
     events.sort(key=lambda event: event["ts"])
     groups: dict[str, int] = {}
@@ -273,4 +338,10 @@ def make_trace(
 
 
 def _slice(name: str, track: Track, begin: int, end: int) -> TraceEvent:
-    return {"ph": "X", "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000, "track": track}
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": begin / 1000,
+        "dur": (end - begin) / 1000,
+        "track": track,
+    }

@@ -1,1 +1,3 @@
-"""The cluster view: reads all nodes, chooses, divides and publishes one `ClusterState` per round."""
+"""The cluster view: reads all nodes, chooses, divides and publishes one `ClusterState` per
+round.
+"""

@@ -1,4 +1,6 @@
-"""Chooses one exporter per node and one node per GPU, keeps GPUs that disappeared, and describes problems."""
+"""Chooses one exporter per node and one node per GPU, keeps GPUs that disappeared, and describes
+problems.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,29 @@ from msgspec.structs import replace
 from podgpu.errors import few_of, plural
 from podgpu.fleet.parts import is_lost, is_shown
 from podgpu.fleet.readings import NodeEntry, NodeReading, TargetOutcome, ViewSettings
-from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
-from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, XidCount, group_by_key, parts_of
+from podgpu.metrics.conditions import (
+    DRIVER_AWAY,
+    LOST,
+    NODE_GONE,
+    UNREADABLE,
+    conditions,
+    words_for,
+)
+from podgpu.model import (
+    Condition,
+    DeviceState,
+    MigInstance,
+    NodeState,
+    Workload,
+    XidCount,
+    group_by_key,
+    parts_of,
+)
 
-CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated clock skew, seconds; 60, because late values look like a slow clock
+CLOCK_AHEAD, _CLOCK_BEHIND = (
+    5.0,
+    60.0,
+)  # tolerated clock skew, seconds; 60, because late values look like a slow clock
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
@@ -44,9 +65,11 @@ def choose_nodes(
     settings: ViewSettings,
     now: float,
 ) -> tuple[list[NodeEntry], list[Alert]]:
-    """Returns one entry per node (with `held` still empty), and alerts about nodes or GPUs with two exporters.
+    """Returns one entry per node (with `held` still empty), and alerts about nodes or GPUs with two
+    exporters.
 
-    `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept for a while.
+    `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept
+    for a while.
     """
     chooser = _Chooser(readings, before, settings, now)
     copies = chooser.group_by_node()
@@ -74,14 +97,20 @@ def choose_nodes(
         if others := {copy.target for copy in copies[name] if chooser.is_rival(copy, reading)}:
             alerts.append(_describe_conflict(reading, others, "this node"))
     for name, other in same_gpus:
-        alerts.append(_describe_conflict(chosen[name], {f"{chosen[other].target} (node {other})"}, "the same GPUs"))
+        alerts.append(
+            _describe_conflict(
+                chosen[name], {f"{chosen[other].target} (node {other})"}, "the same GPUs"
+            )
+        )
     alerts += [_describe_silent(node.reading, node.silent) for node in nodes if node.silent]
     return nodes, alerts
 
 
 @dataclass(frozen=True)
 class _Chooser:
-    """Chooses between several readings of one node, and between several nodes that report one GPU."""
+    """Chooses between several readings of one node, and between several nodes that report one
+    GPU.
+    """
 
     readings: Sequence[NodeReading]
     before: Mapping[str, NodeEntry]  # nodes of the last round
@@ -89,9 +118,15 @@ class _Chooser:
     now: float
 
     def group_by_node(self) -> dict[str, list[NodeReading]]:
-        """Groups the readings by node. For nodes that are no longer reported, uses the last readings."""
+        """Groups the readings by node. For nodes that are no longer reported, uses the last
+        readings.
+        """
         reported = {reading.name for reading in self.readings}
-        missing = (replace(node.reading, listed=False) for node in self.before.values() if node.name not in reported)
+        missing = (
+            replace(node.reading, listed=False)
+            for node in self.before.values()
+            if node.name not in reported
+        )
         every = (*self.readings, *missing)
         return group_by_key((reading.name, reading) for reading in every if self._is_kept(reading))
 
@@ -105,27 +140,48 @@ class _Chooser:
     def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
         """Returns True if `reading` is current and comes from another exporter than `other`."""
         exporter_id = reading.state.exporter_id
-        is_other = reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
+        is_other = reading.target != other.target and (
+            not exporter_id or exporter_id != other.state.exporter_id
+        )
         return is_other and reading.listed is not False and not self.is_stale(reading)
 
     def find_silent(self, state: NodeState) -> NodeReading | None:
-        """If `state` has no holders, returns the last reading of a podgpu that reported them and no longer answers."""
+        """If `state` has no holders, returns the last reading of a podgpu that reported them and no
+        longer answers.
+        """
         if state.producer == "podgpu" or _has_holders(state):
             return None
-        return next((self._silent[gpu.uuid] for gpu in state.devices if gpu.uuid in self._silent), None)
+        return next(
+            (self._silent[gpu.uuid] for gpu in state.devices if gpu.uuid in self._silent), None
+        )
 
     @cached_property
     def _silent(self) -> dict[str, NodeReading]:
-        """The last reading of each podgpu that reported holders and no longer answers, by UUID of its GPUs."""
+        """The last reading of each podgpu that reported holders and no longer answers, by UUID of
+        its GPUs.
+        """
         targets = {reading.target for reading in self.readings}
-        earlier = [reading for node in self.before.values() for reading in (node.reading, node.silent) if reading]
-        gone = (replace(reading, listed=False) for reading in earlier if reading.target not in targets)
+        earlier = [
+            reading
+            for node in self.before.values()
+            for reading in (node.reading, node.silent)
+            if reading
+        ]
+        gone = (
+            replace(reading, listed=False) for reading in earlier if reading.target not in targets
+        )
         unread = (*filter(self.is_stale, self.readings), *gone)
-        silent = (old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state))
-        return {uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)}
+        silent = (
+            old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state)
+        )
+        return {
+            uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)
+        }
 
     def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Sort key for the readings of one node or, with `uuid`, of one GPU. The smallest is preferred."""
+        """Sort key for the readings of one node or, with `uuid`, of one GPU. The smallest is
+        preferred.
+        """
         state, shown = reading.state, self.before.get(reading.name)
         if uuid:
             was_chosen = shown is not None and uuid in _present_gpus(shown.state)
@@ -133,21 +189,29 @@ class _Chooser:
             was_chosen = shown is not None and shown.reading.target == reading.target
         return (
             self.is_stale(reading),  # current values first
-            bool(uuid) and uuid not in _present_gpus(state),  # then a node on which the GPU is present
+            bool(uuid)
+            and uuid not in _present_gpus(state),  # then a node on which the GPU is present
             reading.listed is False,  # then exporters that are still listed
-            (not _has_holders(state)) + (not state.devices),  # then a reading with holders, then one with GPUs
+            (not _has_holders(state))
+            + (not state.devices),  # then a reading with holders, then one with GPUs
             not reading.named,  # then a node name that the exporter reports
-            not was_chosen,  # then the choice of the last round, so that the view does not alternate
+            # then the choice of the last round, so that the view does not alternate
+            not was_chosen,
             state.producer != "podgpu",  # then podgpu, because it reports more
             (reading.name, reading.target),  # the same choice in every process
         )
 
-    def share_out_gpus(self, chosen: Mapping[str, NodeReading]) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
+    def share_out_gpus(
+        self, chosen: Mapping[str, NodeReading]
+    ) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
         """Chooses one node for each GPU that several nodes report.
 
-        Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report a GPU as present.
+        Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report
+        a GPU as present.
         """
-        reported = ((gpu.uuid, name) for name, reading in chosen.items() for gpu in reading.state.devices)
+        reported = (
+            (gpu.uuid, name) for name, reading in chosen.items() for gpu in reading.state.devices
+        )
         hidden: dict[str, set[str]] = defaultdict(set)
         rivals: dict[tuple[str, str], None] = {}
         for uuid, names in group_by_key(reported).items():
@@ -156,7 +220,9 @@ class _Chooser:
             best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
             for other in others:
                 hidden[other].add(uuid)
-                if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(chosen[other].state):
+                if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(
+                    chosen[other].state
+                ):
                     rivals[best, other] = None
         return hidden, list(rivals)
 
@@ -169,7 +235,10 @@ def _describe_reading(
             yield outcomes[target].text
     skew = reading.skew_seconds or 0.0
     if reading.listed is False:
-        yield f"{reading.target} no longer reports this node: check that the exporter runs and that podgpu reads it"
+        yield (
+            f"{reading.target} no longer reports this node: check that the exporter runs and that "
+            "podgpu reads it"
+        )
     if reading.state.stale:
         yield "the exporter serves no GPU values, because its last readings are too old"
     if skew > CLOCK_AHEAD:
@@ -180,7 +249,8 @@ def _describe_reading(
 
 def _describe_conflict(used: NodeReading, others: Collection[str], what: str) -> Alert:
     text = (
-        f"node {used.name}: {used.target} and {few_of(sorted(others))} report {what}: only the figures of {used.target}"
+        f"node {used.name}: {used.target} and {few_of(sorted(others))} report {what}: only the "
+        f"figures of {used.target}"
         " are shown; stop the other exporter, or remove it from the sources of the cluster view"
     )
     return Alert("warning", text, used.name)
@@ -188,7 +258,8 @@ def _describe_conflict(used: NodeReading, others: Collection[str], what: str) ->
 
 def _describe_silent(used: NodeReading, silent: NodeReading) -> Alert:
     text = (
-        f"node {used.name}: {silent.target} does not answer, and {used.target} does not report holders:"
+        f"node {used.name}: {silent.target} does not answer, and {used.target} does not report "
+        "holders:"
         " check that podgpu runs on this node"
     )
     return Alert("warning", text, used.name)
@@ -218,18 +289,28 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 # GPUs that disappeared
 
 
-def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
-    """Adds the GPUs of `earlier` that no node reports now, with the condition `lost`. dcgm-exporter omits lost GPUs."""
-    lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
+def add_lost_gpus(
+    state: NodeState, earlier: NodeState, reported: Collection[str], wall: float
+) -> NodeState:
+    """Adds the GPUs of `earlier` that no node reports now, with the condition `lost`. dcgm-exporter
+    omits lost GPUs.
+    """
+    lost = [
+        _make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported
+    ]
     if not lost:
         return state
-    devices = sorted((*state.devices, *lost), key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid))
+    devices = sorted(
+        (*state.devices, *lost), key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid)
+    )
     return replace(state, devices=tuple(devices))
 
 
 def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
     since = next((c.since for c in gpu.conditions if c.name == LOST), round(wall, 3))
-    holders = [Workload(*parts_of(holder)) for device in (gpu, *gpu.instances) for holder in device.holders]
+    holders = [
+        Workload(*parts_of(holder)) for device in (gpu, *gpu.instances) for holder in device.holders
+    ]
     return DeviceState(
         uuid=gpu.uuid,
         index=gpu.index,
@@ -246,7 +327,9 @@ def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | No
 
     Returns None if the node is gone and has no other GPU.
     """
-    missing = {gpu.uuid for gpu in node.state.devices if gpu.uuid in uuids and (node.gone or is_lost(gpu))}
+    missing = {
+        gpu.uuid for gpu in node.state.devices if gpu.uuid in uuids and (node.gone or is_lost(gpu))
+    }
     state = _remove_gpus(node.state, missing)
     return None if node.gone and missing and not state.devices else replace(node, state=state)
 
@@ -264,23 +347,31 @@ def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
     ordered = sorted(alerts, key=lambda alert: alert.severity != "broken")
     if len(ordered) <= MAX_ALERTS:
         return tuple(ordered)
-    return (*ordered[:MAX_ALERTS], Alert(ordered[MAX_ALERTS].severity, f"and {len(ordered) - MAX_ALERTS} more"))
+    return (
+        *ordered[:MAX_ALERTS],
+        Alert(ordered[MAX_ALERTS].severity, f"and {len(ordered) - MAX_ALERTS} more"),
+    )
 
 
 def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[Alert]:
-    """Yields one alert per condition of a GPU. A node without an answer or a driver gets one alert for all its GPUs."""
+    """Yields one alert per condition of a GPU. A node without an answer or a driver gets one alert
+    for all its GPUs.
+    """
     broken = [gpu for gpu in state.devices if gpu.conditions and is_shown(gpu)]
     silent = sum(any(c.name in _NOT_ANSWERING for c in gpu.conditions) for gpu in broken)
     lost = state.gpus_lost or 0
     if gone:
         gpus = sum(map(is_shown, state.devices))
         with_it = f", with its {plural(gpus, 'GPU')}" if gpus else ""
-        yield Alert("broken", f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}", name)
+        yield Alert(
+            "broken", f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}", name
+        )
     elif lost > silent:
         verb = "does" if lost - silent == 1 else "do"
         yield Alert(
             "broken",
-            f"node {name}: {plural(lost - silent, 'GPU')} on its PCI bus {verb} not answer and cannot be identified: "
+            f"node {name}: {plural(lost - silent, 'GPU')} on its PCI bus {verb} not answer and "
+            "cannot be identified: "
             "run nvidia-smi on the node and see dmesg",
             name,
         )
@@ -292,7 +383,9 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
     for gpu in broken:
         label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
         for condition in gpu.conditions:
-            if condition.name != NODE_GONE and not (condition.name == DRIVER_AWAY and len(without_driver) > 1):
+            if condition.name != NODE_GONE and not (
+                condition.name == DRIVER_AWAY and len(without_driver) > 1
+            ):
                 says, do = describe_condition(condition, gpu.xids)
                 text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
                 yield Alert(severity_of(condition), text, name, gpu.uuid)
@@ -300,18 +393,27 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         source.name
         for source in state.sources
         if source.up is False
-        and not source.name.removeprefix("gpu").isdecimal()  # failures of gpu0, gpu1… are conditions of these GPUs
+        and not source.name.removeprefix(
+            "gpu"
+        ).isdecimal()  # failures of gpu0, gpu1… are conditions of these GPUs
         and not (without_driver and source.name in _DRIVER_SOURCES)
     ]
     if failing and not gone:
-        text = f"node {name}: podgpu cannot read {', '.join(failing)}: see the log of podgpu on this node"
+        text = (
+            f"node {name}: podgpu cannot read {', '.join(failing)}: see the log of podgpu on this "
+            "node"
+        )
         yield Alert("warning", text, name)
 
 
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
-    """Returns the problem and the advice. For a condition unknown to this version, returns its name and no advice."""
+    """Returns the problem and the advice. For a condition unknown to this version, returns its name
+    and no advice.
+    """
     if isinstance(condition, RecordedCondition):
         return condition.says, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
     is_known = condition.name in conditions()
-    return words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")
+    return (
+        words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")
+    )

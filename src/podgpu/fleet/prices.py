@@ -45,7 +45,9 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
-    """Prices of the nodes that have all of `labels`. Models that are not in `models` cost `factor` times as much."""
+    """Prices of the nodes that have all of `labels`. Models that are not in `models` cost `factor`
+    times as much.
+    """
 
     labels: Annotated[dict[str, str], Meta(min_length=1)]
     factor: Annotated[float, Meta(ge=0, le=1000)] = 1.0
@@ -66,15 +68,21 @@ class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Prices by model, valid until the first price change. If there are no prices, `currency` is empty."""
+    """Prices by model, valid until the first price change. If there are no prices, `currency` is
+    empty.
+    """
 
     def __init__(
         self,
         currency: str,
         models: Mapping[str, Price],
         source: PriceSource = "file",
-        changes: Sequence[tuple[float, Prices]] = (),  # Unix time of a price change, all prices after it
-        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),  # labels, prices of nodes that have these labels
+        changes: Sequence[
+            tuple[float, Prices]
+        ] = (),  # Unix time of a price change, all prices after it
+        nodes: Sequence[
+            tuple[Mapping[str, str], Prices]
+        ] = (),  # labels, prices of nodes that have these labels
     ) -> None:
         self.changes = changes
         self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
@@ -83,23 +91,32 @@ class Prices:
         self.source: PriceSource = source if currency else ""
         self._by_name = {_dashed(name): price for name, price in models.items()}
         self.of: Callable[[str], Price] = cache(self._find)
-        """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a space.
+        """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a
+        space.
 
-        A MIG profile that is not in the file costs the GPU's price times its fraction of the compute slices.
-        If prices depend on node labels, returns no price: call `on_node` first.
+        A MIG profile that is not in the file costs the GPU's price times its fraction of the
+        compute slices. If prices depend on node labels, returns no price: call `on_node` first.
         """
 
     @property
     def label_names(self) -> list[str]:
         """Names of the node labels on which prices depend, now or after a price change."""
-        every = (rule for prices in (self, *(prices for _, prices in self.changes)) for rule in prices.nodes)
+        every = (
+            rule
+            for prices in (self, *(prices for _, prices in self.changes))
+            for rule in prices.nodes
+        )
         return sorted({name for labels, _ in every for name in labels})
 
     def on_node(self, labels: Mapping[str, str] | None) -> Prices:
-        """Returns the prices of a node. If its labels are unknown (None) and prices depend on them, it has no price."""
+        """Returns the prices of a node. If its labels are unknown (None) and prices depend on them,
+        it has no price.
+        """
         if labels is None:
             return self
-        return next((prices for wanted, prices in self.nodes if wanted.items() <= labels.items()), self)
+        return next(
+            (prices for wanted, prices in self.nodes if wanted.items() <= labels.items()), self
+        )
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
         """Splits the range where prices change. Yields start, end and prices of each period."""
@@ -109,7 +126,11 @@ class Prices:
                 yield max(first, start), min(last, end), prices
 
     def at(self, time: float) -> Prices:
-        return next(prices for start, prices in reversed([(-math.inf, self), *self.changes]) if start <= time)
+        return next(
+            prices
+            for start, prices in reversed([(-math.inf, self), *self.changes])
+            if start <= time
+        )
 
     def _find(self, model: str) -> Price:
         if self.nodes:
@@ -118,7 +139,9 @@ class Prices:
             return price
         parent, fraction = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
-        return Price(None if whole.gpu_hour is None or fraction is None else whole.gpu_hour * fraction)
+        return Price(
+            None if whole.gpu_hour is None or fraction is None else whole.gpu_hour * fraction
+        )
 
 
 NO_PRICES = Prices("", {})
@@ -136,16 +159,23 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import decode_yaml  # imported here, so that an exporter without prices does not load YAML
+    from podgpu.decode import (
+        decode_yaml,
+    )  # imported here, so that an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     models: dict[str, Price] = {}
     nodes: list[_NodePrices] = []
     periods = []
-    for change in (_PriceChange(date.min, parsed.models, parsed.nodes), *sorted(parsed.changes, key=lambda c: c.from_)):
+    for change in (
+        _PriceChange(date.min, parsed.models, parsed.nodes),
+        *sorted(parsed.changes, key=lambda c: c.from_),
+    ):
         models = {**models, **change.models}
         nodes = nodes if change.nodes is None else change.nodes
-        rules = [(one.labels, Prices(parsed.currency, _adapt(models, one), source)) for one in nodes]
+        rules = [
+            (one.labels, Prices(parsed.currency, _adapt(models, one), source)) for one in nodes
+        ]
         start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
         periods.append((start, Prices(parsed.currency, models, source, nodes=rules)))
     (_, prices), *prices.changes = periods
@@ -153,14 +183,17 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
 
 
 def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:
-    scaled = {name: Price(price.gpu_hour and price.gpu_hour * to.factor) for name, price in models.items()}
+    scaled = {
+        name: Price(price.gpu_hour and price.gpu_hour * to.factor) for name, price in models.items()
+    }
     return scaled | to.models
 
 
 def read_prices(option: str) -> ReadPrices:
     """Returns a reader for the value of `--prices`: empty, `example`, or a file.
 
-    The file is read again when it changes. If the new content is invalid, the last valid prices are used.
+    The file is read again when it changes. If the new content is invalid, the last valid prices are
+    used.
     """
     if not option:
         return no_prices

@@ -1,4 +1,6 @@
-"""Settings of the cluster view, and the interface that its collectors (`scrape`, `prometheus`) implement."""
+"""Settings of the cluster view, and the interface that its collectors (`scrape`, `prometheus`)
+implement.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ class ViewSettings:
     """Options of the cluster view. Times are in seconds."""
 
     interval: float = 15.0
-    stale_after: float = 45.0  # nodes with an older reading are stale: means and counts exclude them
-    drop_after: float = 300.0  # nodes with an older reading are dropped, unless their exporter is still listed
+    stale_after: float = (
+        45.0  # nodes with an older reading are stale: means and counts exclude them
+    )
+    drop_after: float = (
+        300.0  # nodes with an older reading are dropped, unless their exporter is still listed
+    )
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     extra_fields: tuple[str, ...] = ()  # fields that `podgpu autoscale` needs
     window: float = 300.0
-    idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
+    idle_after: float | None = (
+        1800.0  # a holder idle for longer than this is wasteful; None disables the check
+    )
     legacy_map_metrics: bool = False
-    one_cluster: bool = False  # fail if Prometheus has several clusters, because an HPA names no cluster
+    one_cluster: bool = (
+        False  # fail if Prometheus has several clusters, because an HPA names no cluster
+    )
     max_gpus: float = math.inf  # with more GPUs in Prometheus, each round reads only totals
 
     @cached_property
@@ -63,17 +73,22 @@ def check_window(option: str, window: float, interval: float) -> None:
 
 
 def full_scale(field: str) -> float:
-    """Returns the field's value on a fully busy device. Raises UsageError if the field is not a utilisation."""
+    """Returns the field's value on a fully busy device. Raises UsageError if the field is not a
+    utilisation.
+    """
     spec = meaning(field)
     if spec is None:
         near = nearest_names(field)
-        raise UsageError(f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}")
+        raise UsageError(
+            f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}"
+        )
     if spec.field.unit.startswith("%"):
         return 100.0
     if spec.field.unit.startswith("ratio"):
         return 1.0
     raise UsageError(
-        f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL"
+        f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as "
+        "DCGM_FI_DEV_GPU_UTIL"
     )
 
 
@@ -92,7 +107,8 @@ NodeLabels = Mapping[str, Mapping[str, str]]  # node name -> labels of the node
 
 
 class NodeReading(msgspec.Struct, frozen=True, gc=False):
-    """The last state read from one target (an exporter). If two targets report the same node, only one is shown.
+    """The last state read from one target (an exporter). If two targets report the same node, only
+    one is shown.
 
     If the target reports no node name, `state.node` is the target's address and `named` is False.
     """
@@ -101,11 +117,15 @@ class NodeReading(msgspec.Struct, frozen=True, gc=False):
     state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
-    listed: bool | None = None  # False if the target was removed from the list of exporters; None with Prometheus
+    listed: bool | None = (
+        None  # False if the target was removed from the list of exporters; None with Prometheus
+    )
     named: bool = True
     cluster: str = ""  # set only if Prometheus has metrics of several clusters
     owners: Owners = {}  # owners of the pods; set only with Prometheus
-    labels: Mapping[str, str] | None = None  # labels of the Kubernetes node; None if unknown or not needed
+    labels: Mapping[str, str] | None = (
+        None  # labels of the Kubernetes node; None if unknown or not needed
+    )
 
     @property
     def name(self) -> str:
@@ -121,10 +141,14 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     stale: bool = False  # the values are too old
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
-    silent: NodeReading | None = None  # last reading of the podgpu that reported the holders and no longer answers
+    silent: NodeReading | None = (
+        None  # last reading of the podgpu that reported the holders and no longer answers
+    )
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
     held: tuple[HeldPart, ...] = ()
-    counted_at: float = 0.0  # monotonic time of the reading in which the usage counters last changed
+    counted_at: float = (
+        0.0  # monotonic time of the reading in which the usage counters last changed
+    )
 
     @property
     def name(self) -> str:
@@ -152,16 +176,24 @@ class TargetOutcome:
     def text(self) -> str:
         """The error message, with the target's name."""
         text = self.message or self.error
-        return text if text.startswith(self.target.removesuffix("/metrics")) else f"{self.target}: {text}"
+        return (
+            text
+            if text.startswith(self.target.removesuffix("/metrics"))
+            else f"{self.target}: {text}"
+        )
 
 
 class FleetCounts(NamedTuple):
-    """Totals that Prometheus computes. Used if the cluster has too many GPUs to read each of them."""
+    """Totals that Prometheus computes. Used if the cluster has too many GPUs to read each of
+    them.
+    """
 
     gpus: int
     broken: int
     power_watts: float | None
-    held: Sequence[tuple[str, str, str, float, float]]  # cluster, namespace, billed model, allocated GPUs, idle GPUs
+    held: Sequence[
+        tuple[str, str, str, float, float]
+    ]  # cluster, namespace, billed model, allocated GPUs, idle GPUs
     has_rule: bool = True  # without the recording rule, `held` is empty and `power_watts` is None
     has_clusters: bool = False  # Prometheus has several clusters
 
@@ -172,7 +204,9 @@ class ClusterReading:
 
     nodes: tuple[NodeReading, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
+    errors: Mapping[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
     idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
@@ -181,11 +215,14 @@ class ClusterReading:
 
 class Collector(Protocol):
     async def run_round(self) -> ClusterReading:
-        """Reads all targets once, within deadlines. The result lists failed requests; they raise no exception."""
+        """Reads all targets once, within deadlines. The result lists failed requests; they raise no
+        exception.
+        """
         ...
 
     async def fetch(self, target: str, path: str) -> bytes:
-        """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError.
+        """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body.
+        Raises SourceError.
 
         Called in the event loop of the web server, while `run_round` runs in another event loop.
         """

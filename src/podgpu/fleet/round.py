@@ -1,7 +1,8 @@
-"""Reads all nodes in rounds, in a thread with its own event loop, and publishes the result of each round.
+"""Reads all nodes in rounds, in a thread with its own event loop, and publishes the result of each
+round.
 
-Rounds start at multiples of --interval, so that the rolling mean equals `avg_over_time` in Prometheus.
-Request handlers read `Cluster.published`. A published object is never modified.
+Rounds start at multiples of --interval, so that the rolling mean equals `avg_over_time` in
+Prometheus. Request handlers read `Cluster.published`. A published object is never modified.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ _CLOSE_SECONDS = 3.0
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
-"""Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event loop."""
+"""Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event
+loop.
+"""
 GpuPresence = Literal["unknown", "present", "missing"]
 
 
 @dataclass
 class PublishedState:
-    """The results of a round. Metrics and JSON are rendered on the first request and then cached."""
+    """The results of a round. Metrics and JSON are rendered on the first request and then
+    cached.
+    """
 
     state: ClusterState
     rolling: Mapping[Scope, float] = field(default_factory=dict)
@@ -58,7 +63,9 @@ class PublishedState:
 
     @cached_property
     def stale(self) -> Body:
-        """Metrics about podgpu itself, without GPU values. Served if no round has completed for too long."""
+        """Metrics about podgpu itself, without GPU values. Served if no round has completed for too
+        long.
+        """
         return Body(encode(self_families(self.state)))
 
     @cached_property
@@ -73,13 +80,19 @@ class PublishedState:
 
 
 class RollingAverage:
-    """Computes the mean utilisation over --window, for the cluster and each namespace, node and model."""
+    """Computes the mean utilisation over --window, for the cluster and each namespace, node and
+    model.
+    """
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
 
     def add(self, now: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
-        ratios = {scope: mean.mean / settings.full for scope, mean in used.items() if scope.scope in AVERAGED}
+        ratios = {
+            scope: mean.mean / settings.full
+            for scope, mean in used.items()
+            if scope.scope in AVERAGED
+        }
         self._rounds.append((now, ratios))
         while self._rounds[0][0] < now - settings.window + settings.interval / 2:
             self._rounds.popleft()
@@ -98,18 +111,24 @@ class Cluster:
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
     ) -> None:
-        """`on_round`: called with the state after every round. If it is given, no rolling means are computed."""
+        """`on_round`: called with the state after every round. If it is given, no rolling means are
+        computed.
+        """
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.other_warnings: Callable[[], Sequence[str]] = tuple  # returns warnings of other components
+        self.other_warnings: Callable[[], Sequence[str]] = (
+            tuple  # returns warnings of other components
+        )
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
         self._on_round = on_round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
-        self._removed_gpus: set[str] = set()  # UUIDs of lost GPUs that were removed with `podgpu forget`
+        self._removed_gpus: set[str] = (
+            set()
+        )  # UUIDs of lost GPUs that were removed with `podgpu forget`
         self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _REPEAT_SECONDS)
         self._collector: Collector | None = None
         self._round_at = float("-inf")
@@ -132,7 +151,14 @@ class Cluster:
         notes = (*notes, *self.other_warnings())
         removed = frozenset(self._removed_gpus)
         state = build_cluster_state(
-            reading, self._previous, self.settings, now, wall, prices=prices, removed=removed, notes=notes
+            reading,
+            self._previous,
+            self.settings,
+            now,
+            wall,
+            prices=prices,
+            removed=removed,
+            notes=notes,
         )
         self._previous = state
         self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
@@ -144,7 +170,9 @@ class Cluster:
         self.published = PublishedState(state, self._rolling.means())
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
-        return await asyncio.to_thread(getattr, self.published, name if self.is_on_time else "stale")
+        return await asyncio.to_thread(
+            getattr, self.published, name if self.is_on_time else "stale"
+        )
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests a path from a node's exporter. Raises SourceError."""
@@ -160,7 +188,8 @@ class Cluster:
                 await self.round(collector)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(
-                        self._wake.wait(), self.settings.interval - self.clock.wall() % self.settings.interval
+                        self._wake.wait(),
+                        self.settings.interval - self.clock.wall() % self.settings.interval,
                     )
                 self._wake.clear()
         finally:
@@ -178,7 +207,9 @@ class Cluster:
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
-        gpus = [(node, gpu) for node in state.nodes for gpu in node.state.devices if gpu.uuid == uuid]
+        gpus = [
+            (node, gpu) for node in state.nodes for gpu in node.state.devices if gpu.uuid == uuid
+        ]
         if any(not (node.gone or is_lost(gpu)) for node, gpu in gpus):
             return "present"
         return "missing" if gpus else "unknown"
@@ -188,7 +219,9 @@ class Cluster:
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Starts the thread. The thread sets `fatal` and calls `on_fatal` if the loop fails."""
         self._round_at = self.clock.monotonic()  # the time limit of the first round starts here
-        self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(on_fatal,), name="cluster", daemon=True
+        )
         self._thread.start()
 
     def _run(self, on_fatal: Callable[[], object]) -> None:
@@ -211,7 +244,9 @@ class Cluster:
 
     @property
     def late_after(self) -> float:
-        return LATE_ROUNDS * self.settings.interval + 30.0  # 30 s for the slow first round of a large cluster
+        return (
+            LATE_ROUNDS * self.settings.interval + 30.0
+        )  # 30 s for the slow first round of a large cluster
 
     def reload(self) -> None:
         """Starts a round immediately (SIGHUP)."""
@@ -230,8 +265,12 @@ class Cluster:
 
     def _log_changes(self, state: ClusterState) -> None:
         """Logs targets and nodes that failed or recovered since the last round, and new notes."""
-        faults = {o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error}
-        faults |= {n.name: ("stale", f"{n.name}: stale, no current values") for n in state.nodes if n.stale}
+        faults = {
+            o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error
+        }
+        faults |= {
+            n.name: ("stale", f"{n.name}: stale, no current values") for n in state.nodes if n.stale
+        }
         described = {outcome.text for outcome in state.outcomes}
         faults |= {note: ("note", note) for note in state.notes if note not in described}
         names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}

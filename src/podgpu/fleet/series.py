@@ -1,4 +1,6 @@
-"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts, costs."""
+"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts,
+costs.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,40 @@ from podgpu.fleet.parts import device_model, device_utilization, gpu_id, holders
 from podgpu.fleet.readings import NodeEntry, duration_text
 from podgpu.fleet.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, families_in, make_families
+from podgpu.metrics.encode import (
+    NO_LABELS,
+    VERSIONS,
+    Family,
+    Labels,
+    Sample,
+    families_in,
+    make_families,
+)
 from podgpu.metrics.labels import holder_names
 from podgpu.model import DeviceState, MigInstance, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
-_MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")  # `gpu_id`: the GPU, even of a MIG instance
+_MAP_LABELS = (
+    "gpu_id",
+    "gpu_model",
+    "namespace",
+    "node",
+    "pod_name",
+)  # `gpu_id`: the GPU, even of a MIG instance
 
 
 def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
     """Builds the families of `/metrics`."""
     rows = _map_rows(state)
     return [
-        *make_families("seed", {"pod_and_gpu_map_info": [Sample(labels, 1.0) for _, labels in rows]}),
+        *make_families(
+            "seed", {"pod_and_gpu_map_info": [Sample(labels, 1.0) for _, labels in rows]}
+        ),
         *(_legacy_map_families(rows) if state.settings.legacy_map_metrics else ()),
         *_used_families(state, rolling),
-        *make_families("cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}),
+        *make_families(
+            "cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}
+        ),
         *_count_families(state),
         *_cost_families(state),
         *make_families("cluster", {"podgpu_device_health": _health_samples(state)}),
@@ -35,28 +55,43 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """Builds the families of `/metrics/nodes`: one family per node, which contains the pods and GPUs of the node.
+    """Builds the families of `/metrics/nodes`: one family per node, which contains the pods and
+    GPUs of the node.
 
     If `metric_name` returns the same name for two nodes, these nodes share a family.
     """
     spec = families_in("seed")["<node>_info"]
-    samples = group_by_key((metric_name(node), Sample(labels, 1.0)) for node, labels in _map_rows(state))
+    samples = group_by_key(
+        (metric_name(node), Sample(labels, 1.0)) for node, labels in _map_rows(state)
+    )
     return [Family(name, spec.type, spec.help, tuple(own)) for name, own in samples.items()]
 
 
 def self_families(state: ClusterState) -> list[Family]:
-    """Builds the families about podgpu itself. They are also served when the GPU values are too old."""
+    """Builds the families about podgpu itself. They are also served when the GPU values are too
+    old.
+    """
     taken_at = state.taken_at or 0.0
     targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
     nodes = [(Labels([("node", node.name)]), node) for node in state.nodes]
-    last_seen = [Sample(labels, round(taken_at - (node.age_seconds or 0.0), 3)) for labels, node in nodes]
+    last_seen = [
+        Sample(labels, round(taken_at - (node.age_seconds or 0.0), 3)) for labels, node in nodes
+    ]
     errors = sorted(state.errors.items())
     samples = {
         "podgpu_cluster_build_info": [Sample(VERSIONS, 1)],
-        "podgpu_cluster_target_up": [Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets],
-        "podgpu_cluster_target_errors_total": [Sample(_labels(("target", "reason"), key), n) for key, n in errors],
-        "podgpu_cluster_target_duration_seconds": [Sample(labels, outcome.seconds) for labels, outcome in targets],
-        "podgpu_cluster_node_up": [Sample(labels, 0 if node.stale else 1) for labels, node in nodes],
+        "podgpu_cluster_target_up": [
+            Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets
+        ],
+        "podgpu_cluster_target_errors_total": [
+            Sample(_labels(("target", "reason"), key), n) for key, n in errors
+        ],
+        "podgpu_cluster_target_duration_seconds": [
+            Sample(labels, outcome.seconds) for labels, outcome in targets
+        ],
+        "podgpu_cluster_node_up": [
+            Sample(labels, 0 if node.stale else 1) for labels, node in nodes
+        ],
         "podgpu_cluster_node_last_seen_timestamp_seconds": last_seen,
         "podgpu_cluster_round_timestamp_seconds": [Sample(NO_LABELS, round(taken_at, 3))],
     }
@@ -65,18 +100,29 @@ def self_families(state: ClusterState) -> list[Family]:
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
     """Pairs label names with values. Omits the label `cluster` if it is empty."""
-    return Labels((name, value) for name, value in zip(names, values, strict=True) if value or name != "cluster")
+    return Labels(
+        (name, value)
+        for name, value in zip(names, values, strict=True)
+        if value or name != "cluster"
+    )
 
 
 # Pod map: one series per pod and GPU, as in "pod gpu metrics exporter"
 
 
 def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
-    """Returns the node and the labels of each pair of GPU and pod, sorted by node and GPU. Omits jobs and users."""
+    """Returns the node and the labels of each pair of GPU and pod, sorted by node and GPU. Omits
+    jobs and users.
+    """
     rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
-            pods = {(h.namespace, h.pod) for device in (gpu, *gpu.instances) for h in holders_of(gpu, device) if h.pod}
+            pods = {
+                (h.namespace, h.pod)
+                for device in (gpu, *gpu.instances)
+                for h in holders_of(gpu, device)
+                if h.pod
+            }
             for namespace, pod in sorted(pods):
                 rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
     return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
@@ -94,8 +140,8 @@ def _legacy_map_families(rows: Iterable[tuple[str, Labels]]) -> list[Family]:
 def metric_name(node: str) -> str:
     """Converts a node name to a metric name: `gpu-1.lab` becomes `gpu_1:lab_info`.
 
-    `-` becomes `_` and `.` becomes `:`. Other special characters, which Kubernetes does not allow in node names, become
-    `::<hex>:`. A name that begins with a digit gets the prefix `_`.
+    `-` becomes `_` and `.` becomes `:`. Other special characters, which Kubernetes does not allow
+    in node names, become `::<hex>:`. A name that begins with a digit gets the prefix `_`.
     """
     known = {"-": "_", ".": ":"}
     name = re.sub(r"[^a-zA-Z0-9]", lambda match: known.get(match[0], f"::{ord(match[0]):x}:"), node)
@@ -112,15 +158,22 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
     average = [] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]
     means = [Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]
     samples = {
-        "podgpu_used_gpu_utilization_ratio": [Sample(labels, used.mean / full) for labels, used in scopes],
+        "podgpu_used_gpu_utilization_ratio": [
+            Sample(labels, used.mean / full) for labels, used in scopes
+        ],
         "podgpu_used_gpus": [Sample(labels, used.devices) for labels, used in scopes],
         "podgpu_used_gpu_utilization_average_ratio": means,
     }
-    return [*make_families("seed", {"avg_GPU_utilization": average}), *make_families("cluster", samples)]
+    return [
+        *make_families("seed", {"avg_GPU_utilization": average}),
+        *make_families("cluster", samples),
+    ]
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
-    return Labels((*more, *((name, value) for name, value in zip(Scope._fields, scope, strict=True) if value)))
+    return Labels(
+        (*more, *((name, value) for name, value in zip(Scope._fields, scope, strict=True) if value))
+    )
 
 
 # Idle holders
@@ -141,12 +194,15 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
-def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
+def _place(
+    node: NodeEntry, gpu: DeviceState, instance: MigInstance | None
+) -> tuple[str, str, str, str]:
     index = "" if gpu.index is None else str(gpu.index)
     return node.name, index, gpu_id(gpu), device_model(gpu, instance)
 
 
-# Counts. In MIG mode, the instances are counted instead of the GPU, and `model` contains the MIG profile.
+# Counts. In MIG mode, the instances are counted instead of the GPU, and `model` contains the MIG
+# profile.
 
 
 def _count_families(state: ClusterState) -> list[Family]:
@@ -165,12 +221,19 @@ def _count_families(state: ClusterState) -> list[Family]:
     ]
     samples: dict[str, list[Sample]] = defaultdict(list)
     for scope, names in (("node", ("node", "model")), ("model", ("model",))):
-        groups = group_by_key((tuple(place[-len(names) :]), (is_held, ratio)) for *place, is_held, ratio in devices)
+        groups = group_by_key(
+            (tuple(place[-len(names) :]), (is_held, ratio)) for *place, is_held, ratio in devices
+        )
         for key in sorted(groups):
             total, held = len(groups[key]), sum(is_held for is_held, _ in groups[key])
             ratios = [ratio for _, ratio in groups[key] if ratio is not None]
             used = sum(ratio > 0 for ratio in ratios) if ratios else None
-            for name, count in (("", total), ("allocated_", held), ("used_", used), ("free_", total - held)):
+            for name, count in (
+                ("", total),
+                ("allocated_", held),
+                ("used_", used),
+                ("free_", total - held),
+            ):
                 if count is not None:
                     samples[f"podgpu_{scope}_{name}gpus"].append(Sample(_labels(names, key), count))
     return [*make_families("cluster", samples), *_namespace_families(nodes, state)]
@@ -184,11 +247,20 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         for part in node.held
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
-    groups = group_by_key(((p.holder.namespace, device_model(p.gpu, p.instance), p.cluster), p) for p in parts)
-    samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
+    groups = group_by_key(
+        ((p.holder.namespace, device_model(p.gpu, p.instance), p.cluster), p) for p in parts
+    )
+    samples: dict[str, list[Sample]] = {
+        f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")
+    }
     for key in sorted(groups):
-        labels, sums = _labels(("namespace", "model", "cluster"), key), sum_held(groups[key], by_device=True)
-        idle = (part.share for part in groups[key] if wasteful_since(part, at, idle_after) is not None)
+        labels, sums = (
+            _labels(("namespace", "model", "cluster"), key),
+            sum_held(groups[key], by_device=True),
+        )
+        idle = (
+            part.share for part in groups[key] if wasteful_since(part, at, idle_after) is not None
+        )
         samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
         samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(sum(idle, 0.0), 9)))
         if sums.used or sums.idle or not sums.unknown:
@@ -201,11 +273,18 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 
 def _cost_families(state: ClusterState) -> list[Family]:
     parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_by_key(((part.holder.namespace, state.prices.currency, part.cluster), part) for part in parts)
-    sums = [(_labels(("namespace", "currency", "cluster"), key), sum_held(groups[key])) for key in sorted(groups)]
+    groups = group_by_key(
+        ((part.holder.namespace, state.prices.currency, part.cluster), part) for part in parts
+    )
+    sums = [
+        (_labels(("namespace", "currency", "cluster"), key), sum_held(groups[key]))
+        for key in sorted(groups)
+    ]
     samples = {
         f"podgpu_namespace_{name}": [
-            Sample(labels, amount) for labels, total in sums if (amount := getattr(total, name)) is not None
+            Sample(labels, amount)
+            for labels, total in sums
+            if (amount := getattr(total, name)) is not None
         ]
         for name in ("cost_per_hour", "wasted_per_hour")
     }
@@ -213,9 +292,14 @@ def _cost_families(state: ClusterState) -> list[Family]:
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
-    """Returns one sample of the condition `node_gone` per GPU. The exporters report all other conditions."""
+    """Returns one sample of the condition `node_gone` per GPU. The exporters report all other
+    conditions.
+    """
     return [
-        Sample(_labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
+        Sample(
+            _labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)),
+            int(node.gone),
+        )
         for node in state.nodes
         for gpu in node.gpus
     ]

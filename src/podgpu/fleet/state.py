@@ -1,7 +1,8 @@
 """Builds a `ClusterState` after each reading of all nodes, or for one exporter's own page.
 
-A state depends only on the readings and the previous state. The previous state provides the GPUs that disappeared, the
-exporter chosen for each node, and (for exporters other than podgpu's) the idle times of holders.
+A state depends only on the readings and the previous state. The previous state provides the GPUs
+that disappeared, the exporter chosen for each node, and (for exporters other than podgpu's) the
+idle times of holders.
 """
 
 from __future__ import annotations
@@ -13,9 +14,24 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.errors import few_of
-from podgpu.fleet.choose import Alert, add_lost_gpus, choose_nodes, describe_node, hide_missing_gpus, sort_alerts
+from podgpu.fleet.choose import (
+    Alert,
+    add_lost_gpus,
+    choose_nodes,
+    describe_node,
+    hide_missing_gpus,
+    sort_alerts,
+)
 from podgpu.fleet.hold import HolderTimes, IdleTimes, measure_use
-from podgpu.fleet.parts import HeldPart, device_model, device_price, divide_device, divide_gpu, holders_of, is_blind
+from podgpu.fleet.parts import (
+    HeldPart,
+    device_model,
+    device_price,
+    divide_device,
+    divide_gpu,
+    holders_of,
+    is_blind,
+)
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.readings import (
     ClusterReading,
@@ -36,7 +52,9 @@ _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 
 
 class Scope(NamedTuple):
-    """The devices that a mean covers: those of a cluster, namespace, node, model or owner. Unused fields are empty."""
+    """The devices that a mean covers: those of a cluster, namespace, node, model or owner. Unused
+    fields are empty.
+    """
 
     scope: str
     namespace: str = ""
@@ -51,7 +69,9 @@ CLUSTER = Scope("cluster")
 
 
 class UsedMean(NamedTuple):
-    """The number of devices in use, and the mean of --used-field over them, in the field's own unit."""
+    """The number of devices in use, and the mean of --used-field over them, in the field's own
+    unit.
+    """
 
     devices: int
     mean: float
@@ -73,9 +93,13 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fleet: FleetCounts | None = None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
+    fleet: FleetCounts | None = (
+        None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
+    )
     found: int | None = None  # number of nodes that match the selection
-    clock_offset: float = 0.0  # Unix time minus monotonic time. Constant until the wall clock is set
+    clock_offset: float = (
+        0.0  # Unix time minus monotonic time. Constant until the wall clock is set
+    )
     step_seconds: int | None = None  # set only by `past.py`: values are means over this time
 
     @property
@@ -102,7 +126,8 @@ def build_cluster_state(
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
 
-    `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are lost.
+    `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are
+    lost.
     """
     prices = prices.at(wall)
     offset = wall - now
@@ -121,17 +146,27 @@ def build_cluster_state(
             node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
-            idle = IdleTimes(shown, earlier, offset, clock_change, reading.idle_for, settings.stale_after)
-            nodes.append(complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners))
+            idle = IdleTimes(
+                shown, earlier, offset, clock_change, reading.idle_for, settings.stale_after
+            )
+            nodes.append(
+                complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners)
+            )
     read = {node.target for node in reading.nodes}
-    unread = [outcomes[target].text for target in sorted(outcomes) if outcomes[target].error and target not in read]
+    unread = [
+        outcomes[target].text
+        for target in sorted(outcomes)
+        if outcomes[target].error and target not in read
+    ]
     alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
     return ClusterState(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
         notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(nodes, prices))),
-        alerts=sort_alerts((*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))),
+        alerts=sort_alerts(
+            (*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))
+        ),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
         prices=prices,
@@ -152,7 +187,9 @@ def build_single_node_state(
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
 ) -> ClusterState:
-    """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first note as an alert."""
+    """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first
+    note as an alert.
+    """
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
     entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
@@ -173,23 +210,49 @@ def build_single_node_state(
 
 
 def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
-    """Yields notes about models without a price, and about missing node labels if prices depend on labels."""
+    """Yields notes about models without a price, and about missing node labels if prices depend on
+    labels.
+    """
     if not prices.currency:
         return
     labelled = [node for node in nodes if not node.prices.nodes]
     if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
         yield (
-            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: costs do not include"
-            " these nodes; give podgpu access to nodes of the API server or to kube_node_labels in Prometheus"
+            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: "
+            "costs do not include"
+            " these nodes; give podgpu access to nodes of the API server or to kube_node_labels "
+            "in Prometheus"
         )
-    elsewhere = [name for name in prices.label_names if not any(name in (n.reading.labels or ()) for n in labelled)]
+    elsewhere = [
+        name
+        for name in prices.label_names
+        if not any(name in (n.reading.labels or ()) for n in labelled)
+    ]
     if labelled and elsewhere:
-        yield f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu reads this label"
-    models = {(device_model(gpu, one), n.prices) for n in labelled for gpu in n.gpus for one in (None, *gpu.instances)}
-    unpriced = {model or "devices of an unknown model" for model, own in models if own.of(model).gpu_hour is None}
+        yield (
+            f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu "
+            "reads this label"
+        )
+    models = {
+        (device_model(gpu, one), n.prices)
+        for n in labelled
+        for gpu in n.gpus
+        for one in (None, *gpu.instances)
+    }
+    unpriced = {
+        model or "devices of an unknown model"
+        for model, own in models
+        if own.of(model).gpu_hour is None
+    }
     if unpriced:
-        action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
-        yield f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
+        action = (
+            "write your own price file"
+            if prices.source == "example"
+            else "add them to the file of --prices"
+        )
+        yield (
+            f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
+        )
 
 
 def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
@@ -200,12 +263,18 @@ def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
 
 
 def complete_node(
-    node: NodeEntry, idle: IdleTimes | None, prices: Prices, offset: float, owners: Owners | None = None
+    node: NodeEntry,
+    idle: IdleTimes | None,
+    prices: Prices,
+    offset: float,
+    owners: Owners | None = None,
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
         condition = Condition(NODE_GONE, round(node.reading.read_at + offset, 3))
-        gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
+        gpus = tuple(
+            replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices
+        )
         node = replace(node, state=replace(node.state, devices=gpus))
     node = replace(node, prices=prices.on_node(node.reading.labels))
     held = tuple(_hold(node, idle, owners or {}))
@@ -247,12 +316,14 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
                 )
 
 
-# Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
-# A device is in use while the field is above 0. If a scope has devices but none is in use, its mean is 0. A scope
-# without data has no mean.
+# Utilisation of GPUs in use, as in gpu-utilization-metric-exporter: the mean of one field over the
+# devices in use. A device is in use while the field is above 0. If a scope has devices but none is
+# in use, its mean is 0. A scope without data has no mean.
 
 
-def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings) -> dict[Scope, UsedMean]:
+def mean_by_scope(
+    nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings
+) -> dict[Scope, UsedMean]:
     """Computes the mean of each scope over the nodes that are not stale."""
     full = settings.full
     sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values
@@ -266,7 +337,11 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
                 if holder.namespace:
                     scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
                     if owner := (node.reading.owners or owners).get((holder.namespace, holder.pod)):
-                        scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name, cluster))
+                        scopes.add(
+                            Scope(
+                                "owner", holder.namespace, "", "", owner.kind, owner.name, cluster
+                            )
+                        )
             for scope in scopes:
                 total = sums.setdefault(scope, [0, 0.0])
                 if value > 0:
@@ -278,9 +353,15 @@ def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSett
 def measured_devices(
     node: NodeEntry, settings: ViewSettings
 ) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
-    """Yields each device with its value of --used-field. Skips a GPU if its MIG instances report the field."""
+    """Yields each device with its value of --used-field. Skips a GPU if its MIG instances report
+    the field.
+    """
     for gpu in node.gpus:
-        instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
+        instances = [
+            (instance, used_value(instance, settings))
+            for instance in gpu.instances
+            if not instance.hidden
+        ]
         measured = [(instance, value) for instance, value in instances if value is not None]
         for instance, value in measured:
             yield gpu, instance, value
@@ -291,7 +372,11 @@ def measured_devices(
 
 def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
     value = device.fields.get(settings.used_field_name) if device.fields else None
-    return value if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO else None
+    return (
+        value
+        if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO
+        else None
+    )
 
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:

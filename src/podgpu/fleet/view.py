@@ -1,7 +1,7 @@
 """The JSON of `/api/v1/view`, `/api/v1/pods/…` and `/api/v1/gpus/UUID` (docs/api.md) as structs.
 
-The server encodes the structs and `top` decodes them. New versions may add fields but never change existing ones.
-Fields whose value is unknown are omitted from the JSON.
+The server encodes the structs and `top` decodes them. New versions may add fields but never change
+existing ones. Fields whose value is unknown are omitted from the JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
-from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, detail_helps, field_named, fields
+from podgpu.metrics.fields import (
+    CLOCK_EVENTS_FIELD,
+    clock_events_in_words,
+    detail_helps,
+    field_named,
+    fields,
+)
 from podgpu.metrics.mig import parent_and_fraction, slices_of_gpu, slices_of_profile
 from podgpu.model import (
     MJ,
@@ -166,7 +172,9 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
-    paged: bool = False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
+    paged: bool = (
+        False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
+    )
     found: int | None = None  # number of nodes that match the request
     at: float | None = None  # the past time that was requested
     step_seconds: int | None = None  # values of a past time are means over this time
@@ -267,7 +275,11 @@ def total_of(state: ClusterState) -> Totals:
         unknown, currency = (0.0, currency) if fleet.has_rule else (fleet.gpus, "")
     else:
         every = [(node, gpu) for node in state.nodes for gpu in node.gpus]
-        watts = [gpu.power_mw / 1000 for node, gpu in every if gpu.power_mw is not None and not node.stale]
+        watts = [
+            gpu.power_mw / 1000
+            for node, gpu in every
+            if gpu.power_mw is not None and not node.stale
+        ]
         gpus, power = len(every), round(sum(watts), 1) if watts else None
         broken = sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in every)
         unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in every), 4)
@@ -283,7 +295,9 @@ def total_of(state: ClusterState) -> Totals:
 
 
 def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
-    """Yields the shares of all holders. With fleet totals, yields a used and an idle share per namespace and model."""
+    """Yields the shares of all holders. With fleet totals, yields a used and an idle share per
+    namespace and model.
+    """
     if state.fleet is None:
         yield from (part for node in state.nodes for part in node.held)
         return
@@ -297,16 +311,24 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 
 
 def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
-    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it is free."""
+    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it
+    is free.
+    """
     parts = [part.gpu_fraction for part in node.held if part.gpu is gpu]
-    is_unknown = node.gone or node.silent or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    is_unknown = (
+        node.gone
+        or node.silent
+        or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
+    )
     return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     parts = (part for part in _held_parts(state) if part.holder.namespace)
     groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
-    sums = {name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()}
+    sums = {
+        name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()
+    }
     return [
         NamespaceView(
             namespace=name,
@@ -393,7 +415,10 @@ def _make_holder(part: HeldPart) -> HolderView:
         idle_seconds=_divided(usage.idle_ns, NS),
         wait_seconds=_divided(usage.wait_ns, NS),
         wait_ratio=_rounded(usage.wait_ratio),
-        waits_for=tuple(replace(p, seconds=round(p.seconds, 4), ratio=round(p.ratio, 4)) for p in usage.waits_for),
+        waits_for=tuple(
+            replace(p, seconds=round(p.seconds, 4), ratio=round(p.ratio, 4))
+            for p in usage.waits_for
+        ),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
@@ -407,7 +432,9 @@ def _make_holder(part: HeldPart) -> HolderView:
 
 def _make_condition(condition: Condition, xids: Iterable[XidCount]) -> ConditionView:
     says, do = describe_condition(condition, xids)
-    return ConditionView(condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do)
+    return ConditionView(
+        condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do
+    )
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
@@ -424,13 +451,18 @@ def _divided(value: int | None, by: int) -> float | None:
 def make_pod(
     state: ClusterState, view: View, namespace: str, pod: str, cluster: str | None = None
 ) -> PodResponse | None:
-    """Returns the devices that the pod holds, with all their holders. None if the pod holds no device.
+    """Returns the devices that the pod holds, with all their holders. None if the pod holds no
+    device.
 
     Without `cluster`, includes the pods of this name in all clusters.
     """
     nodes = []
     for node in (node for node in view.nodes if cluster in (None, node.cluster)):
-        gpus = [gpu for gpu in (_select_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
+        gpus = [
+            gpu
+            for gpu in (_select_held_by(gpu, namespace, pod) for gpu in node.gpus)
+            if gpu is not None
+        ]
         if gpus:
             nodes.append(replace(node, gpus=gpus))
     if not nodes:
@@ -458,7 +490,11 @@ def _select_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
     instances = [instance for instance in gpu.instances if holds(instance)]
     if holds(gpu):
         return replace(gpu, instances=instances)
-    return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances) if instances else None
+    return (
+        GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances)
+        if instances
+        else None
+    )
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
@@ -466,16 +502,28 @@ def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
     for node in view.nodes:
         for gpu in node.gpus:
             if gpu.uuid == uuid:
-                return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+                return GpuResponse(
+                    taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu
+                )
     return None
 
 
 def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
-    return replace(answer, fields=details.fields, xids=details.xids, sources=details.sources, method=details.method)
+    return replace(
+        answer,
+        fields=details.fields,
+        xids=details.xids,
+        sources=details.sources,
+        method=details.method,
+    )
 
 
-def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
-    """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by id."""
+def make_details(
+    state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None
+) -> GpuDetails:
+    """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by
+    id.
+    """
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
     values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}
     values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
@@ -494,7 +542,12 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
             for count in sorted(xids, key=lambda count: (-count.last_seen, count.xid))
         ],
         sources=[
-            SourceView(source=status.name, ok=bool(status.up), error=status.error, message=status.message[:512])
+            SourceView(
+                source=status.name,
+                ok=bool(status.up),
+                error=status.error,
+                message=status.message[:512],
+            )
             for status in state.sources
             if _concerns(status, gpu)
         ],
@@ -505,15 +558,22 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
 def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
     helps = detail_helps()
     order = {number: place for place, number in enumerate(helps)}
-    known_fields = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
+    known_fields = [
+        (field, value) for name, value in values.items() if (field := field_named(name)) is not None
+    ]
     rows = []
-    for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
+    for field, value in sorted(
+        known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)
+    ):
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
         rows.append((field.name, helps.get(field.id, ""), field.unit, value))
     if links_up is not None:
         rows.append(("nvlinks_up", "NVLinks that are up.", "links", links_up))
-    return [FieldView(name=name, help=text, unit=unit, value=value, source=source) for name, text, unit, value in rows]
+    return [
+        FieldView(name=name, help=text, unit=unit, value=value, source=source)
+        for name, text, unit, value in rows
+    ]
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
@@ -544,4 +604,6 @@ def _decode(body: bytes, shape: type[_Response], path: str) -> _Response:
     try:
         return find_decoder(shape).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SourceError("malformed", f"is not a valid response of podgpu's {path}: {error}") from error
+        raise SourceError(
+            "malformed", f"is not a valid response of podgpu's {path}: {error}"
+        ) from error

@@ -43,8 +43,12 @@ _STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conf
 class ApiClient:
     """Client of one API server. Must be used and closed in one event loop."""
 
-    def __init__(self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False) -> None:
-        """With `metadata_only`, objects have no spec and status. A pod is then ten times smaller."""
+    def __init__(
+        self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False
+    ) -> None:
+        """With `metadata_only`, objects have no spec and status. A pod is then ten times
+        smaller.
+        """
         self.config = config
         self._deadline = deadline
         self._credentials = Credentials(config)
@@ -72,19 +76,27 @@ class ApiClient:
 
     async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
         headers = self._accept("PartialObjectMetadataList")
-        async with self._open("GET", path, self._deadline, params=params, headers=headers) as response:
+        async with self._open(
+            "GET", path, self._deadline, params=params, headers=headers
+        ) as response:
             return await self._read(response, path)
 
     async def patch(self, path: str, changes: KubeObject) -> None:
         """Sends a merge patch."""
         headers = {"Content-Type": "application/merge-patch+json"}
         data = msgspec.json.encode(changes)
-        async with self._open("PATCH", path, self._deadline, data=data, headers=headers) as response:
+        async with self._open(
+            "PATCH", path, self._deadline, data=data, headers=headers
+        ) as response:
             await self._read(response, path)
 
     @asynccontextmanager
-    async def watch(self, path: str, params: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Opens a watch and yields its lines. Raises SourceError `timeout` after `silence` seconds without data."""
+    async def watch(
+        self, path: str, params: Mapping[str, str], silence: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Opens a watch and yields its lines. Raises SourceError `timeout` after `silence` seconds
+        without data.
+        """
         headers = self._accept("PartialObjectMetadata")
         async with self._open("GET", path, silence, params=params, headers=headers) as response:
             yield self._lines(response, path)
@@ -95,7 +107,10 @@ class ApiClient:
                 try:
                     line = await response.content.readline()
                 except (ValueError, HttpProcessingError) as error:  # depends on aiohttp's version
-                    problem = f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that podgpu accepts"
+                    problem = (
+                        f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that "
+                        "podgpu accepts"
+                    )
                     raise SourceError("bad_answer", problem) from error
             if not line:
                 return
@@ -105,14 +120,17 @@ class ApiClient:
     async def _read(self, response: aiohttp.ClientResponse, path: str) -> bytes:
         with explain_errors(lambda reason, why: self._explain(reason, why, path)):
             async with asyncio.timeout(self._deadline):
-                return await read_body(response, _MAX_BYTES, self.config.server + path, "bad_answer")
+                return await read_body(
+                    response, _MAX_BYTES, self.config.server + path, "bad_answer"
+                )
 
     @asynccontextmanager
     async def _open(
         self, method: str, path: str, silence: float, headers: Mapping[str, str], **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         token, tls = await self._credentials.current()
-        # Compression is off, because a server may hold back a compressed event until the next event.
+        # Compression is off, because a server may hold back a compressed event until the next
+        # event.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -124,7 +142,9 @@ class ApiClient:
             headers=headers,
             ssl=tls if tls is not None else True,
             server_hostname=self.config.tls_server_name or None if tls is not None else None,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence
+            ),
             read_bufsize=_MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
             allow_redirects=False,
             **content,
@@ -153,27 +173,37 @@ class ApiClient:
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
             self._credentials.invalidate()
-        advice = "check that the API server runs, that the kubeconfig is right, and that network policies allow access"
+        advice = (
+            "check that the API server runs, that the kubeconfig is right, and that network "
+            "policies allow access"
+        )
         text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
         return SourceError(_FAILURES.get(failure, "unreachable"), text)
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
-    """Returns the SourceError for an error status, or for an error event of a watch. Quotes the server's message."""
+    """Returns the SourceError for an error status, or for an error event of a watch. Quotes the
+    server's message.
+    """
     reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
         message = str(find_decoder(KubeObject).decode(body).get("message"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = body[:2000].decode("utf-8", "replace")
     message = one_line(" ".join(message.split()))[:600]
-    text = f"the API server answered {path} with status {status} ({message}); the credentials are from {origin}"
+    text = (
+        f"the API server answered {path} with status {status} ({message}); the credentials are "
+        f"from {origin}"
+    )
     if status == 403:
         text += ": add this permission to podgpu's ClusterRole or Role"
     return SourceError(reason, text)
 
 
 _FILE_MAX_AGE = 60.0
-"""Seconds after which token and certificate files are read again, because the kubelet replaces expiring tokens."""
+"""Seconds after which token and certificate files are read again, because the kubelet replaces
+expiring tokens.
+"""
 _RENEW_BEFORE_SECONDS = 60.0
 _MAX_TOKEN = 64 * 1024
 
@@ -184,7 +214,9 @@ class Credential(msgspec.Struct):
     token: str | None = None
     certificate: str | None = field(name="clientCertificateData", default=None)
     key: str | None = field(name="clientKeyData", default=None)
-    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = field(name="expirationTimestamp", default=None)
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = field(
+        name="expirationTimestamp", default=None
+    )
 
     def __repr__(self) -> str:
         return "Credential(…)"  # the fields are secrets
@@ -229,7 +261,8 @@ class Credentials:
         except SourceError as error:
             if self._current is None:
                 raise
-            # The old credentials are kept, because another program may be replacing the files right now.
+            # The old credentials are kept, because another program may be replacing the files right
+            # now.
             _log.warning("%s; the previous credentials are still used", error)
         self._renew_at = renew_at
 
@@ -263,24 +296,33 @@ class Credentials:
         (ca, certificate, key), config = material, self._config
         context = make_client_context(ca, config.ca.name or config.origin, config.verify)
         if certificate:
-            load_pair(context, certificate, key, f"{config.origin}: the client certificate and its key")
+            load_pair(
+                context, certificate, key, f"{config.origin}: the client certificate and its key"
+            )
         return context
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
     if token and token.isascii() and token.isprintable() and " " not in token:
         return token
-    raise SourceError(reason, f"there is no usable token in {where}: it is empty or contains spaces")
+    raise SourceError(
+        reason, f"there is no usable token in {where}: it is empty or contains spaces"
+    )
 
 
-# Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last line of stderr.
+# Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last
+# line of stderr.
 
 
 async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
-    request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    request = {
+        "apiVersion": plugin.api_version,
+        "kind": "ExecCredential",
+        "spec": {"interactive": False},
+    }
     info = msgspec.json.encode(request).decode()
     variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
     try:
@@ -294,8 +336,12 @@ async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
             start_new_session=True,  # so that killpg also kills the plugin's children
         )
     except (OSError, ValueError) as problem:
-        hint = " ".join((plugin.install_hint or "install it, or put its full path into the kubeconfig").split())
-        raise error(f"cannot be run ({getattr(problem, 'strerror', None) or problem}): {hint}") from problem
+        hint = " ".join(
+            (plugin.install_hint or "install it, or put its full path into the kubeconfig").split()
+        )
+        raise error(
+            f"cannot be run ({getattr(problem, 'strerror', None) or problem}): {hint}"
+        ) from problem
     try:
         output, errors = await asyncio.wait_for(process.communicate(), seconds)
     except TimeoutError:
@@ -320,12 +366,25 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
     name = f"the output of the credential plugin {plugin.command}"
     try:
         answer = find_decoder(_ExecCredential).decode(output)
-    except (msgspec.DecodeError, ValueError, RecursionError):  # without the original error, which may quote a secret
-        raise SourceError("exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin") from None
+    except (
+        msgspec.DecodeError,
+        ValueError,
+        RecursionError,
+    ):  # without the original error, which may quote a secret
+        raise SourceError(
+            "exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin"
+        ) from None
     credential = answer.status
     is_pair = bool(credential.certificate) == bool(credential.key)
-    if answer.api_version != plugin.api_version or not is_pair or not (credential.token or credential.certificate):
-        problem = f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a certificate"
+    if (
+        answer.api_version != plugin.api_version
+        or not is_pair
+        or not (credential.token or credential.certificate)
+    ):
+        problem = (
+            f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a "
+            "certificate"
+        )
         raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
     if credential.token:
         _check_token(credential.token, name, "exec_plugin")

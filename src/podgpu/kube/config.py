@@ -1,7 +1,7 @@
 """Finds the API server and the credentials for it.
 
-Tries the pod's service account, then $KUBECONFIG, then ~/.kube/config. Merges kubeconfig files as kubectl does. Error
-messages never quote values of a kubeconfig, because these may be secrets.
+Tries the pod's service account, then $KUBECONFIG, then ~/.kube/config. Merges kubeconfig files as
+kubectl does. Error messages never quote values of a kubeconfig, because these may be secrets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class ApiConfig:
     """One API server and the credentials to use with it."""
 
     server: str  # URL without a trailing slash
-    origin: str  # where the configuration was found, for messages: `/root/.kube/config (context kind)`
+    origin: (
+        str  # where the configuration was found, for messages: `/root/.kube/config (context kind)`
+    )
     ca: Pem = NO_PEM  # if empty, the system's certificate authorities are used
     verify: bool = True
     tls_server_name: str = ""
@@ -71,16 +73,23 @@ class ApiConfig:
 
 
 def load_config(
-    kubeconfig: str = "", *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
+    kubeconfig: str = "",
+    *,
+    environ: Mapping[str, str] = os.environ,
+    service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
-    """Returns the API server to use. The file `kubeconfig`, if given, overrides the service account.
+    """Returns the API server to use. The file `kubeconfig`, if given, overrides the service
+    account.
 
     Raises NoApi if no API server is configured, or if the configuration cannot be used.
     """
     config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
         _log.warning(
-            "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to %s without verifying the server",
+            (
+                "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to %s without "
+                "verifying the server"
+            ),
             config.origin,
             config.server,
         )
@@ -88,7 +97,8 @@ def load_config(
     has_token = bool(config.token or config.token_file or config.plugin)
     if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
         raise NoApi(
-            f"{config.origin}: the server {config.server} is plain HTTP, so the user's token could be read on the"
+            f"{config.origin}: the server {config.server} is plain HTTP, so the user's token "
+            "could be read on the"
             " network: write https:// in clusters[].cluster.server"
         )
     return config
@@ -100,7 +110,9 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     token, ca = os.path.join(service_account, "token"), os.path.join(service_account, "ca.crt")
     if host and port and os.path.exists(token) and os.path.exists(ca):
-        server = f"https://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+        server = (
+            f"https://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+        )
         return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
     files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     if not files:
@@ -109,8 +121,10 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
     if existing:
         return _read_kubeconfig(existing)
     raise NoApi(
-        f"no Kubernetes API server is configured: there is neither {token} nor {' nor '.join(files)}: in a pod, set"
-        " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a kubeconfig"
+        f"no Kubernetes API server is configured: there is neither {token} nor "
+        f"{' nor '.join(files)}: in a pod, set"
+        " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a "
+        "kubeconfig"
     )
 
 
@@ -156,7 +170,9 @@ class _Entry:
         return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
 
     def pem(self, name: str) -> Pem:
-        """Returns the PEM text of the key NAME-data. Without that key, returns the PEM file of the key NAME."""
+        """Returns the PEM text of the key NAME-data. Without that key, returns the PEM file of the
+        key NAME.
+        """
         data = self.text(f"{name}-data")
         if not data:
             return Pem(file=self.path(self.text(name)))
@@ -172,14 +188,18 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
     files: dict[str, _Kubeconfig] = {}
     for path in paths:
         try:
-            files[path] = decode_yaml(Path(path).read_bytes(), path, _Kubeconfig)  # pipes are accepted, as in kubectl
+            files[path] = decode_yaml(
+                Path(path).read_bytes(), path, _Kubeconfig
+            )  # pipes are accepted, as in kubectl
         except OSError as error:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
             raise NoApi(str(error)) from None
     chosen = next((file.current_context for file in files.values() if file.current_context), None)
     if not chosen:
-        raise NoApi(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
+        raise NoApi(
+            f"{', '.join(files)}: current-context is not set: run kubectl config use-context"
+        )
     context = _find_entry(files, "contexts", chosen)
     cluster = _find_entry(files, "clusters", context.text("cluster"))
     user = _Entry(context.file, "user", {})
@@ -195,18 +215,24 @@ def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _E
         for named in getattr(content, section) or ():
             if named.name == name:
                 return _Entry(file, f"{section}[{name}].{key}", getattr(named, key) or {})
-    raise NoApi(f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs")
+    raise NoApi(
+        f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs"
+    )
 
 
 def _make_config(cluster: _Entry, user: _Entry, origin: str) -> ApiConfig:
     for name in _UNSUPPORTED:
         if user.values.get(name):
-            raise user.error(name, "is not supported: use a token, a client certificate or an exec plugin")
+            raise user.error(
+                name, "is not supported: use a token, a client certificate or an exec plugin"
+            )
     url = cluster.text("server").rstrip("/")
     if not _SERVER.fullmatch(url):
         raise cluster.error("server", "is not a URL such as https://10.0.0.1:6443")
     if cluster.text("proxy-url"):
-        raise cluster.error("proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy")
+        raise cluster.error(
+            "proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy"
+        )
     return ApiConfig(
         server=url,
         origin=origin,
@@ -228,9 +254,14 @@ def _make_plugin(user: _Entry) -> ExecPlugin:
         raise user.error("exec", format_error(error)) from None
     if plugin.api_version not in _EXEC_VERSIONS:
         versions = " or ".join(_EXEC_VERSIONS)
-        raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry")
+        raise user.error(
+            "exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry"
+        )
     if plugin.interactive_mode == "Always":
-        raise user.error("exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal")
-    # As in kubectl, a name without a slash is searched in $PATH, and a path is relative to the kubeconfig.
+        raise user.error(
+            "exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal"
+        )
+    # As in kubectl, a name without a slash is searched in $PATH, and a path is relative to the
+    # kubeconfig.
     command = user.path(plugin.command) if os.sep in plugin.command else plugin.command
     return msgspec.structs.replace(plugin, command=command)

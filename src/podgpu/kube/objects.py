@@ -1,7 +1,8 @@
-"""Reduces Pods and EndpointSlices to small frozen records, because a store may hold 100,000 of them.
+"""Reduces Pods and EndpointSlices to small frozen records, because a store may hold 100,000 of
+them.
 
-Parsers do not validate objects, because the API server does. If a parser raises an error such as KeyError, the
-reflector skips the object.
+Parsers do not validate objects, because the API server does. If a parser raises an error such as
+KeyError, the reflector skips the object.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Pairs = tuple[tuple[str, str], ...]
 
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also use."""
+"""Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs
+also use.
+"""
 _HASH_LABEL = "pod-template-hash"
 
 
@@ -31,7 +34,8 @@ class ContainerRecord:
     requests: Pairs = ()  # extended resource and quantity; a limit overrides a request
     container_id: str = ""  # without the runtime's prefix; empty before the container is created
     finished: bool = False  # True for an init container that has succeeded
-    claims: Pairs = ()  # ResourceClaim (DRA) and request; without a request, the container uses the whole claim
+    # ResourceClaim (DRA) and request; without a request, the container uses the whole claim
+    claims: Pairs = ()
 
     def amount(self, resource: str) -> Fraction:
         """Returns the requested quantity of a resource, or 0 if there is no request."""
@@ -66,8 +70,12 @@ class PodRecord:
         return dict(self.annotations).get(key, "")
 
 
-def parse_pod(body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
-    """Parses a Pod. Keeps the annotations that `keeps_annotation` accepts. Returns None if name or uid is missing."""
+def parse_pod(
+    body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda _: False
+) -> PodRecord | None:
+    """Parses a Pod. Keeps the annotations that `keeps_annotation` accepts. Returns None if name or
+    uid is missing.
+    """
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     name, api_uid = metadata.get("name"), metadata.get("uid")
     if not name or not api_uid:
@@ -81,9 +89,24 @@ def parse_pod(body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda
         uid,
         intern(spec.get("nodeName", "")),
         intern(status.get("phase", "")),
-        tuple(sorted((intern(key), intern(text)) for key, text in (metadata.get("labels") or {}).items())),
-        tuple(sorted((intern(key), text) for key, text in annotations.items() if keeps_annotation(key))),
-        tuple(_read_containers(spec.get("initContainers"), status.get("initContainerStatuses"), claims, are_init=True)),
+        tuple(
+            sorted(
+                (intern(key), intern(text)) for key, text in (metadata.get("labels") or {}).items()
+            )
+        ),
+        tuple(
+            sorted(
+                (intern(key), text) for key, text in annotations.items() if keeps_annotation(key)
+            )
+        ),
+        tuple(
+            _read_containers(
+                spec.get("initContainers"),
+                status.get("initContainerStatuses"),
+                claims,
+                are_init=True,
+            )
+        ),
         tuple(_read_containers(spec.get("containers"), status.get("containerStatuses"), claims)),
         api_uid if api_uid != uid else "",
     )
@@ -93,14 +116,18 @@ def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[s
     """Returns the ResourceClaims and requests that each container uses, by container."""
     entries = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()))
     names = {entry["name"]: entry.get("resourceClaimName") for entry in entries}
-    extended = status.get("extendedResourceClaimStatus") or {}  # resources such as nvidia.com/gpu, provided by DRA
+    extended = (
+        status.get("extendedResourceClaimStatus") or {}
+    )  # resources such as nvidia.com/gpu, provided by DRA
     requests = [
         (container["name"], (names.get(claim["name"]) or "", claim.get("request") or ""))
         for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
         for claim in (container.get("resources") or {}).get("claims") or ()
     ]
     for entry in extended.get("requestMappings") or ():
-        requests.append((entry["containerName"], (extended["resourceClaimName"], entry["requestName"])))
+        requests.append(
+            (entry["containerName"], (extended["resourceClaimName"], entry["requestName"]))
+        )
     return group_by_key(requests)
 
 
@@ -110,7 +137,9 @@ def _read_containers(
     claims: Mapping[str, list[tuple[str, str]]],
     are_init: bool = False,
 ) -> Iterator[ContainerRecord]:
-    """Yields containers in the order of the spec, because annotations refer to containers by position."""
+    """Yields containers in the order of the spec, because annotations refer to containers by
+    position.
+    """
     status_of = {status["name"]: status for status in statuses or ()}
     for container in containers or ():
         status = status_of.get(container["name"], {})
@@ -119,7 +148,13 @@ def _read_containers(
         terminated = (status.get("state") or {}).get("terminated") or {}
         yield ContainerRecord(
             intern(container["name"]),
-            tuple(sorted((intern(name), intern(str(text))) for name, text in quantities.items() if "/" in name)),
+            tuple(
+                sorted(
+                    (intern(name), intern(str(text)))
+                    for name, text in quantities.items()
+                    if "/" in name
+                )
+            ),
             status.get("containerID", "").rpartition("://")[2],
             are_init and terminated.get("exitCode") == 0,
             tuple(claims.get(container["name"], ())),
@@ -127,15 +162,22 @@ def _read_containers(
 
 
 def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | None:
-    """Returns (namespace, name) of a Pod and the owner of the Pod. Returns None if there is no owner."""
+    """Returns (namespace, name) of a Pod and the owner of the Pod. Returns None if there is no
+    owner.
+    """
     metadata = body["metadata"]
-    controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
+    controller = next(
+        (owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None
+    )
     if controller is None:
         return None
     kind, name = controller["kind"], controller["name"]
     template = (metadata.get("labels") or {}).get(_HASH_LABEL)
     if kind == "ReplicaSet" and template and name.removesuffix(f"-{template}") not in (name, ""):
-        kind, name = "Deployment", name.removesuffix(f"-{template}")  # only Deployments set this label
+        kind, name = (
+            "Deployment",
+            name.removesuffix(f"-{template}"),
+        )  # only Deployments set this label
     pod = intern(metadata.get("namespace", "")), metadata["name"]
     return pod, WorkloadOwner(intern(kind), intern(name))
 
@@ -150,13 +192,18 @@ def parse_node_labels(body: KubeObject) -> tuple[str, dict[str, str]]:
 
 _QUANTITY = re.compile(r"\+?([\d.]{1,40}(?:[eE][+-]?\d{1,2})?)([KMGTPE]i|[numkMGTPE])?", re.ASCII)
 _UNITS = {
-    **{unit: Fraction(10) ** power for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)},
+    **{
+        unit: Fraction(10) ** power
+        for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
+    },
     **{f"{unit}i": Fraction(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
 }
 
 
 def parse_quantity(text: str) -> Fraction:
-    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError if it is negative or invalid."""
+    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError if it is negative
+    or invalid.
+    """
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!a} is not a quantity")

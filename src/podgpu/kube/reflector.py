@@ -1,4 +1,5 @@
-"""Keeps local copies of API objects up to date: lists a collection, watches it, and recovers from failures.
+"""Keeps local copies of API objects up to date: lists a collection, watches it, and recovers from
+failures.
 
 The terms reflector and informer come from client-go.
 """
@@ -29,7 +30,9 @@ REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token"})
 """Errors with these reasons persist until the cluster or the configuration is changed."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]
-"""Finds the path of a collection. Needed if the path depends on the API versions that the server supports."""
+"""Finds the path of a collection. Needed if the path depends on the API versions that the server
+supports.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,13 @@ class ReflectorSettings:
     first_delay: float = 0.5
     max_delay: float = 8.0  # longest retry delay in seconds while the API server is unreachable
     max_refused_delay: float = 60.0  # longest retry delay after errors in REFUSALS
-    # If a watch delivers no data for this long, the collection is listed again. Servers send a bookmark every minute.
+    # If a watch delivers no data for this long, the collection is listed again. Servers send a
+    # bookmark every minute.
     silence_seconds: float = 150.0
-    watch_seconds: tuple[int, int] = (300, 600)  # a watch lasts a random time, so that clients do not renew together
+    watch_seconds: tuple[int, int] = (
+        300,
+        600,
+    )  # a watch lasts a random time, so that clients do not renew together
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 
@@ -58,7 +65,8 @@ def _key(item: KubeObject) -> str:
 
 
 class Informer(Generic[T]):
-    """Stores the converted objects of a collection. Its own thread keeps them up to date. Any thread may read them.
+    """Stores the converted objects of a collection. Its own thread keeps them up to date. Any
+    thread may read them.
 
     While the API server is unreachable, the last objects are kept.
     """
@@ -75,16 +83,22 @@ class Informer(Generic[T]):
         find_path: FindPath | None = None,
         page_size: int = 0,
     ) -> None:
-        """`params` may contain fieldSelector and labelSelector, to select for example the objects of one node.
+        """`params` may contain fieldSelector and labelSelector, to select for example the objects
+        of one node.
 
-        `convert` returns the value to store, or None to skip the object. With `page_size` 0, the list is not paged.
+        `convert` returns the value to store, or None to skip the object. With `page_size` 0, the
+        list is not paged.
         """
         self._lock = threading.Lock()
         self._objects: dict[str, T] = {}
         self.synced = False  # True after the whole collection has been read once
-        self._answered = threading.Event()  # set when the collection was read, or access was rejected
+        self._answered = (
+            threading.Event()
+        )  # set when the collection was read, or access was rejected
         self.error: SourceError | None = None
-        """The last error; None while the watch works, and before the first response. If set, objects may be stale."""
+        """The last error; None while the watch works, and before the first response. If set,
+        objects may be stale.
+        """
         self._config = config
         self._path = path
         self._params = dict(params)
@@ -94,9 +108,15 @@ class Informer(Generic[T]):
         self._find_path = find_path
         self._page_size = page_size
         self._retries: Counter[str] = Counter()
-        """Reason -> retries since the last event. Counted by reason, so that a new kind of failure is retried soon."""
-        self._resume_version = ""  # the watch resumes after this version; if empty, the collection is listed first
-        self._reads_etcd = False  # True if the next list must come from etcd, not from the API server's cache
+        """Reason -> retries since the last event. Counted by reason, so that a new kind of failure
+        is retried soon.
+        """
+        self._resume_version = (
+            ""  # the watch resumes after this version; if empty, the collection is listed first
+        )
+        self._reads_etcd = (
+            False  # True if the next list must come from etcd, not from the API server's cache
+        )
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         name = f"watch-{path.rpartition('/')[2]}"
@@ -104,17 +124,23 @@ class Informer(Generic[T]):
         self._thread.start()
 
     def close(self) -> None:
-        """Closes the connection and ends the thread. The objects stay readable. Can be called twice."""
+        """Closes the connection and ends the thread. The objects stay readable. Can be called
+        twice.
+        """
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled, so the thread may run longer
+        self._thread.join(
+            _CLOSE_SECONDS
+        )  # a DNS lookup cannot be cancelled, so the thread may run longer
 
     def items(self) -> tuple[T, ...]:
         with self._lock:
             return tuple(self._objects.values())
 
     def wait_synced(self, timeout: float) -> bool:
-        """Waits until the collection is read or access is rejected. Returns True if the collection was read."""
+        """Waits until the collection is read or access is rejected. Returns True if the collection
+        was read.
+        """
         self._answered.wait(timeout)
         return self.synced
 
@@ -124,7 +150,8 @@ class Informer(Generic[T]):
             reflecting = asyncio.create_task(self._reflect(client))
             await self._stop.wait()
             reflecting.cancel()
-            # Closing the client first aborts TLS connections. If the task closed them, it would wait for the server.
+            # Closing the client first aborts TLS connections. If the task closed them, it would
+            # wait for the server.
             await client.close()
             with suppress(asyncio.CancelledError):
                 await reflecting
@@ -141,7 +168,10 @@ class Informer(Generic[T]):
             except SourceError as error:
                 await self._recover(error)
             except Exception as error:  # noqa: BLE001 - malformed answers raise various types
-                problem = f"the response for {self._path} cannot be processed ({type(error).__name__}: {error})"
+                problem = (
+                    f"the response for {self._path} cannot be processed ({type(error).__name__}: "
+                    f"{error})"
+                )
                 await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
@@ -149,15 +179,29 @@ class Informer(Generic[T]):
         if error.reason in ("gone", "not_found", "bad_answer"):
             self._resume_version = ""
         if self.error is None or self.error.reason != error.reason:
-            # A server always responds with "gone" after a long outage, so this is not logged as a warning.
-            _log.log(logging.INFO if error.reason == "gone" else logging.WARNING, "watch of %s: %s", self._path, error)
+            # A server always responds with "gone" after a long outage, so this is not logged as a
+            # warning.
+            _log.log(
+                logging.INFO if error.reason == "gone" else logging.WARNING,
+                "watch of %s: %s",
+                self._path,
+                error,
+            )
         self.error = error
         if error.reason in REFUSALS:
             self._answered.set()
-        limit = self._settings.max_refused_delay if error.reason in REFUSALS else self._settings.max_delay
-        longest = min(limit, self._settings.first_delay * 2.0 ** min(self._retries[error.reason], 30))
+        limit = (
+            self._settings.max_refused_delay
+            if error.reason in REFUSALS
+            else self._settings.max_delay
+        )
+        longest = min(
+            limit, self._settings.first_delay * 2.0 ** min(self._retries[error.reason], 30)
+        )
         self._retries[error.reason] += 1
-        await asyncio.sleep(random.uniform(0, longest))  # random, so that thousands of nodes do not reconnect together
+        await asyncio.sleep(
+            random.uniform(0, longest)
+        )  # random, so that thousands of nodes do not reconnect together
 
     async def _list(self, client: ApiClient) -> None:
         if self._find_path is not None:
@@ -192,8 +236,12 @@ class Informer(Generic[T]):
         started = clock()
         try:
             async with (
-                asyncio.timeout(seconds + self._settings.request_seconds),  # a server may ignore timeoutSeconds
-                client.watch(self._path, self._params | query, self._settings.silence_seconds) as lines,
+                asyncio.timeout(
+                    seconds + self._settings.request_seconds
+                ),  # a server may ignore timeoutSeconds
+                client.watch(
+                    self._path, self._params | query, self._settings.silence_seconds
+                ) as lines,
             ):
                 if self.error is not None:
                     _log.info("watch of %s: resumed", self._path)
@@ -215,7 +263,9 @@ class Informer(Generic[T]):
         item = event.object
         if event.type == "ERROR":
             self._resume_version = ""
-            raise explain_status(item.get("code", 0), msgspec.json.encode(item), self._path, self._config.origin)
+            raise explain_status(
+                item.get("code", 0), msgspec.json.encode(item), self._path, self._config.origin
+            )
         if event.type != "BOOKMARK":
             value = None if event.type == "DELETED" else self._reduce(item)
             with self._lock:
@@ -230,6 +280,8 @@ class Informer(Generic[T]):
         """Converts one object. If that fails, returns None, so that only this object is skipped."""
         try:
             return self._convert(item)
-        except Exception as error:  # noqa: BLE001
-            _log.warning("an object of %s cannot be converted and is skipped: %r", self._path, error)
+        except Exception as error:  # noqa: BLE001 - malformed answers raise various types
+            _log.warning(
+                "an object of %s cannot be converted and is skipped: %r", self._path, error
+            )
             return None

@@ -1,1 +1,3 @@
-"""Defines, renders, encodes and parses metric families. Modules of this package read only their own tables."""
+"""Defines, renders, encodes and parses metric families. Modules of this package read only their own
+tables.
+"""

@@ -1,6 +1,7 @@
 """Builds `NodeState` documents from the metrics of dcgm-exporter or podgpu.
 
-The input is metrics text or results of Prometheus queries. DCGM fields get the name and unit of dcgm-exporter 4.8.
+The input is metrics text or results of Prometheus queries. DCGM fields get the name and unit of
+dcgm-exporter 4.8.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
 from podgpu.metrics.encode import FamilySpec, families_in
-from podgpu.metrics.fields import DEVICE_LEVELS, KEY_FIELDS, POWER, XID_NAME, Meaning, fields, meaning
+from podgpu.metrics.fields import (
+    DEVICE_LEVELS,
+    KEY_FIELDS,
+    POWER,
+    XID_NAME,
+    Meaning,
+    fields,
+    meaning,
+)
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.values import device_figures, gpu_figures
@@ -30,19 +39,30 @@ IDENTITY = {
     **dict.fromkeys(UUID_LABELS, "uuid"),
     **dict.fromkeys(MODEL_LABELS, "model"),
 }
-POD_LABEL_VARIANTS = (  # labels for (namespace, pod, container); the first row whose pod label is present is used
+# labels for (namespace, pod, container); the first row whose pod label is present is used
+POD_LABEL_VARIANTS = (
     EXPORTED,  # names after Prometheus renamed them (honor_labels: false)
     POD_LABELS,
     OLD_POD_LABELS,
 )
-WORKLOAD_LABELS = (*(label for row in POD_LABEL_VARIANTS for label in row), JOB_LABEL, *NAMELESS_LABELS, "vgpu")
+WORKLOAD_LABELS = (
+    *(label for row in POD_LABEL_VARIANTS for label in row),
+    JOB_LABEL,
+    *NAMELESS_LABELS,
+    "vgpu",
+)
 TARGET_LABELS = ("job", "instance")
-REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
+REPLICA_LABELS = (
+    "prometheus_replica",
+    "replica",
+)  # distinguish the two Prometheus servers of an HA pair
 MAX_LINES = 250_000  # ten times as many as a node with 16 GPUs and 112 MIG instances exports
 _MAX_AMOUNT = 2**63 - 1024  # largest float below 2**63, the limit of `Amount`
 _DCGM_BLANK = 0x7FFFFFF0  # the smallest of DCGM's codes for "no value"
 _DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu splits power and energy among virtual GPUs
-_CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
+_CONDITION_FIELDS = {
+    fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()
+}
 
 LabelMap = Mapping[str, str]
 PodName = tuple[str, str]  # namespace, name
@@ -53,12 +73,16 @@ PodName = tuple[str, str]  # namespace, name
 
 @cache
 def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Meaning]:
-    """Returns the rule for each known metric: `FamilySpec` for podgpu's metrics, `Meaning` for DCGM fields.
+    """Returns the rule for each known metric: `FamilySpec` for podgpu's metrics, `Meaning` for DCGM
+    fields.
 
-    `keep_fields`: DCGM fields to store, besides those that podgpu needs. If None, all fields are stored.
+    `keep_fields`: DCGM fields to store, besides those that podgpu needs. If None, all fields are
+    stored.
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
-    rules: dict[str, FamilySpec | Meaning] = {name: spec for name, spec in families_in("exporter").items() if spec.part}
+    rules: dict[str, FamilySpec | Meaning] = {
+        name: spec for name, spec in families_in("exporter").items() if spec.part
+    }
     for declared in fields().values():
         if declared.level in DEVICE_LEVELS and declared.type != "text" and declared.id < 9000:
             for name in declared.names:
@@ -68,14 +92,19 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
     return rules
 
 
-# Builders collect samples in dicts. Each key is the name of a field of `NodeState` or of a nested struct.
+# Builders collect samples in dicts. Each key is the name of a field of `NodeState` or of a nested
+# struct.
 
 
 @dataclass(slots=True)
 class _DeviceBuilder:
     identity: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # by field and holder (or ())
-    texts: dict[str, str] = field(default_factory=dict)  # DCGM fields with text values, which are exported as labels
+    values: dict[str, dict[WorkloadKey, float]] = field(
+        default_factory=dict
+    )  # by field and holder (or ())
+    texts: dict[str, str] = field(
+        default_factory=dict
+    )  # DCGM fields with text values, which are exported as labels
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -84,8 +113,9 @@ class _DeviceBuilder:
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
         """Returns one value per field. On a shared device, a field may have one series per holder.
 
-        podgpu's series are added up or, for values of the whole device, the maximum is taken. dcgm-exporter repeats the
-        device's value for each holder. If these values are not all equal, the field is omitted.
+        podgpu's series are added up or, for values of the whole device, the maximum is taken.
+        dcgm-exporter repeats the device's value for each holder. If these values are not all equal,
+        the field is omitted.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.values.items():
@@ -101,14 +131,17 @@ class _DeviceBuilder:
         values = self.resolve_values(is_podgpu)
         present = self.conditions
         if not is_podgpu:
-            present = _read_conditions(device.resolve_values(False) for device in (self, *self.instances.values()))
+            present = _read_conditions(
+                device.resolve_values(False) for device in (self, *self.instances.values())
+            )
         index, device_name = self.identity.pop("index", ""), self.identity.pop("device", "")
         maker = device_name.rstrip("0123456789")
         return {
             "index": _parse_integer(index or device_name.removeprefix(maker)),
             "maker": maker or "nvidia",
             "mig_enabled": bool(self.instances),
-            "hidden": bool(self.instances) and not (values or present or self.holders or self.usage),
+            "hidden": bool(self.instances)
+            and not (values or present or self.holders or self.usage),
             "conditions": [present[name] for name in conditions() if name in present],
             "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
             "instances": [
@@ -119,10 +152,16 @@ class _DeviceBuilder:
             **self.build_device(is_podgpu, keep_fields, LOST in present),
         }
 
-    def build_device(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
+    def build_device(
+        self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool
+    ) -> dict[str, Any]:
         """Returns the fields that GPUs and MIG instances have in common (`GpuOrInstance`)."""
         values = self.resolve_values(is_podgpu)
-        stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
+        stored = {
+            n: v
+            for n, v in (self.texts | values).items()
+            if keep_fields is None or n in keep_fields
+        }
         source = "" if is_podgpu else "dcgm-exporter"
         holders = [
             {"source": source, **holder} if key else {"source": RESERVATION}
@@ -142,7 +181,9 @@ class _DeviceBuilder:
 class _NodeBuilder:
     def __init__(self, own_pods: Collection[PodName]) -> None:
         self._own_pods = own_pods
-        self._gpus: dict[str, _DeviceBuilder] = defaultdict(_DeviceBuilder)  # by UUID, or by index if unknown
+        self._gpus: dict[str, _DeviceBuilder] = defaultdict(
+            _DeviceBuilder
+        )  # by UUID, or by index if unknown
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
         self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
@@ -157,9 +198,15 @@ class _NodeBuilder:
         key = holder.key if holder else ()
         if device is not gpu and not rule.field.per_instance:
             device, key = gpu, ()  # dcgm-exporter repeats the GPU's values on its MIG instances
-        device.values.setdefault(rule.field.name, {})[key] = int(value) if value.is_integer() else value
+        device.values.setdefault(rule.field.name, {})[key] = (
+            int(value) if value.is_integer() else value
+        )
         if not device.texts:
-            named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
+            named = [
+                (meaning(name), text)
+                for name, text in sample.labels.items()
+                if name.startswith("DCGM_FI_")
+            ]
             device.texts = {label.field.name: text for label, text in named if label}
 
     def add_own(self, spec: FamilySpec, sample: ParsedSample) -> None:
@@ -173,11 +220,17 @@ class _NodeBuilder:
         elif spec.is_text:
             members[spec.member] = labels.get(spec.member, "")
         elif 0 <= value < _MAX_AMOUNT:
-            member = spec.member.format_map(defaultdict(str, labels)) if "{" in spec.member else spec.member
+            member = (
+                spec.member.format_map(defaultdict(str, labels))
+                if "{" in spec.member
+                else spec.member
+            )
             members[member] = round(value) if spec.factor else value
 
     def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
-        """Returns the dict in which a sample is stored. Returns None if the labels do not identify a dict."""
+        """Returns the dict in which a sample is stored. Returns None if the labels do not identify
+        a dict.
+        """
         if part in ("node", "sources"):
             return self._members if part == "node" else self._sources
         if part == "namespaces":
@@ -198,8 +251,12 @@ class _NodeBuilder:
         usage: dict[str, Any] = holder.setdefault("usage", {}) if part == "holder_usage" else holder
         return usage
 
-    def _find_device(self, labels: LabelMap) -> tuple[_DeviceBuilder, _DeviceBuilder, Workload | None] | None:
-        """Returns the GPU, the device and the holder. The device is the GPU itself or one of its MIG instances."""
+    def _find_device(
+        self, labels: LabelMap
+    ) -> tuple[_DeviceBuilder, _DeviceBuilder, Workload | None] | None:
+        """Returns the GPU, the device and the holder. The device is the GPU itself or one of its
+        MIG instances.
+        """
         gpu_id, instance = read_gpu_id(labels), labels.get("GPU_I_ID", "")
         number = _parse_integer(instance)
         if not gpu_id or (instance and number is None):
@@ -208,7 +265,9 @@ class _NodeBuilder:
         device = gpu if number is None else gpu.instances.setdefault(number, _DeviceBuilder())
         for own in (gpu, device):
             if len(own.identity) < 5:  # not every series has all labels
-                own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
+                own.identity.update(
+                    (name, labels[label]) for label, name in IDENTITY.items() if labels.get(label)
+                )
         workload = read_workload(labels, self._own_pods)
         if labels.get("source") == RESERVATION if workload is None else workload.is_reservation:
             workload = Workload()
@@ -217,27 +276,38 @@ class _NodeBuilder:
             if "vgpu" in labels:
                 holder["replica"] = labels["vgpu"]
             if "dra_claim_name" in labels:
-                holder["labels"] = {name: value for name, value in labels.items() if name.startswith("dra_")}
+                holder["labels"] = {
+                    name: value for name, value in labels.items() if name.startswith("dra_")
+                }
         return gpu, device, workload
 
-    def build(self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None) -> NodeState:
-        """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`."""
+    def build(
+        self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None
+    ) -> NodeState:
+        """Builds the document. Raises msgspec.ValidationError if a value exceeds a limit of
+        `NodeState`.
+        """
         is_podgpu = "version" in self._members
         devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # worker that reads a GPU -> its UUID
+        workers = {
+            f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices
+        }  # worker that reads a GPU -> its UUID
         document = {
             "taken_at": scraped_at,
             **self._members,
             "producer": "podgpu" if is_podgpu else "dcgm-exporter",
             "node": name,
             "simulated": "simulated" in self._sources,
-            "devices": sorted(devices, key=lambda gpu: (gpu["index"] is None, gpu["index"], gpu.get("uuid", ""))),
+            "devices": sorted(
+                devices, key=lambda gpu: (gpu["index"] is None, gpu["index"], gpu.get("uuid", ""))
+            ),
             "namespaces": [
                 {"namespace": namespace, "model": model, "profile": profile, **usage}
                 for (namespace, model, profile), usage in self._namespaces.items()
             ],
             "sources": [
-                {"name": name, "up": up > 0, "device": workers.get(name, "")} for name, up in self._sources.items()
+                {"name": name, "up": up > 0, "device": workers.get(name, "")}
+                for name, up in self._sources.items()
             ],
         }
         return msgspec.convert(document, NodeState)
@@ -246,7 +316,8 @@ class _NodeBuilder:
 def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workload | None:
     """Returns the holder that the labels identify, or None.
 
-    `own_pods`: the exporter's pods, which are ignored. Prometheus adds their names to series without a pod label.
+    `own_pods`: the exporter's pods, which are ignored. Prometheus adds their names to series
+    without a pod label.
     """
     if job := labels.get(JOB_LABEL):
         return Workload(job=job)
@@ -255,8 +326,14 @@ def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workl
         if name and (pod != "pod" or (labels.get(namespace, ""), name) not in own_pods):
             return Workload(labels.get(namespace, ""), name, labels.get(container, ""))
     uid, container_id = labels.get("pod_uid", ""), labels.get("container_id", "")
-    container = labels.get("exported_container") or ("" if labels.get("pod") else labels.get("container", ""))
-    return Workload(container=container, uid=uid, container_id=container_id) if uid or container_id else None
+    container = labels.get("exported_container") or (
+        "" if labels.get("pod") else labels.get("container", "")
+    )
+    return (
+        Workload(container=container, uid=uid, container_id=container_id)
+        if uid or container_id
+        else None
+    )
 
 
 def first_label(labels: LabelMap, names: Iterable[str]) -> str:
@@ -266,19 +343,27 @@ def first_label(labels: LabelMap, names: Iterable[str]) -> str:
 
 def read_gpu_id(labels: LabelMap) -> str:
     """Returns the GPU's UUID or index, or an empty string if the series belongs to no GPU."""
-    return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
+    return (
+        labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
+    )
 
 
 def read_device_key(labels: LabelMap) -> str:
-    """Returns `Device.key` of the GPU or MIG instance, or an empty string if the series has no UUID."""
+    """Returns `Device.key` of the GPU or MIG instance, or an empty string if the series has no
+    UUID.
+    """
     uuid = first_label(labels, UUID_LABELS)
     return uuid and device_key(uuid, _parse_integer(labels.get("GPU_I_ID", "")))
 
 
 def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Derives GPU conditions from dcgm-exporter's fields. The start times of these conditions are unknown."""
+    """Derives GPU conditions from dcgm-exporter's fields. The start times of these conditions are
+    unknown.
+    """
     present: dict[str, dict[str, Any]] = {}
-    for name, value in (item for values in devices for item in values.items() if 0 < item[1] < _DCGM_BLANK):
+    for name, value in (
+        item for values in devices for item in values.items() if 0 < item[1] < _DCGM_BLANK
+    ):
         if name in _CONDITION_FIELDS:
             present.setdefault(_CONDITION_FIELDS[name], {"name": _CONDITION_FIELDS[name]})
         elif name == XID_NAME and xid_spec(int(value)).needs_action:
@@ -304,7 +389,8 @@ def node_from_samples(
 ) -> list[NodeState]:
     """Builds one `NodeState` per node from the samples of one scrape target.
 
-    If no sample has a node label, the node's name is `address`. Raises msgspec.ValidationError if a value is too large.
+    If no sample has a node label, the node's name is `address`. Raises msgspec.ValidationError if a
+    value is too large.
     """
     rules = rules_for(keep_fields)
     relevant = [sample for sample in samples if sample.name in rules]
@@ -324,8 +410,12 @@ def node_from_samples(
 def _split_by_node(
     samples: list[ParsedSample], node_labels: Sequence[str], address: str
 ) -> dict[str, list[ParsedSample]]:
-    """Groups samples by node. A sample without a node label belongs to its GPU's node, else to the most common node."""
-    label = next((name for name in node_labels if any(name in sample.labels for sample in samples)), "")
+    """Groups samples by node. A sample without a node label belongs to its GPU's node, else to the
+    most common node.
+    """
+    label = next(
+        (name for name in node_labels if any(name in sample.labels for sample in samples)), ""
+    )
     node_of_gpu = {read_gpu_id(s.labels): name for s in samples if (name := s.labels.get(label))}
     usual = Counter(node_of_gpu.values()).most_common(1)[0][0] if node_of_gpu else address
     groups: dict[str, list[ParsedSample]] = {usual: []}
@@ -356,10 +446,12 @@ def nodes_from_vectors(
     node_labels: Sequence[str] = NODE_LABELS,
     cluster_label: str = "cluster",
 ) -> tuple[list[TargetState], dict[str, str]]:
-    """Returns the documents of all targets, and error messages by instance. `vectors`: results of instant queries.
+    """Returns the documents of all targets, and error messages by instance. `vectors`: results of
+    instant queries.
 
-    If an HA pair of Prometheus servers provides two copies of a target, the newest copy is used. Samples of `up`
-    identify the exporters' own pods. A sample without a metric name contains the time of a target's last scrape.
+    If an HA pair of Prometheus servers provides two copies of a target, the newest copy is used.
+    Samples of `up` identify the exporters' own pods. A sample without a metric name contains the
+    time of a target's last scrape.
     """
     # The key of `own_pods` has no cluster, because `up` may lack the cluster label.
     target_labels = (cluster_label, *TARGET_LABELS)
@@ -369,9 +461,14 @@ def nodes_from_vectors(
     for sample in (sample for vector in vectors for sample in vector):
         name, labels = sample.name, sample.labels
         get = labels.get
-        if "pod" in labels and (name == "up" or "exported_pod" in labels or name.startswith("podgpu_exporter_")):
+        if "pod" in labels and (
+            name == "up" or "exported_pod" in labels or name.startswith("podgpu_exporter_")
+        ):
             own_pods[get("job", ""), get("instance", "")].add((get("namespace", ""), labels["pod"]))
-        copy = tuple([get(n, "") for n in target_labels]), tuple([get(n, "") for n in REPLICA_LABELS])
+        copy = (
+            tuple([get(n, "") for n in target_labels]),
+            tuple([get(n, "") for n in REPLICA_LABELS]),
+        )
         if not name:
             times[copy] = sample.value
         elif name != "up":
@@ -392,5 +489,8 @@ def nodes_from_vectors(
         except msgspec.ValidationError as error:
             errors[instance] = str(error)
             continue
-        newest |= {(target, state.node): TargetState(cluster, instance, scraped_at, state) for state in states}
+        newest |= {
+            (target, state.node): TargetState(cluster, instance, scraped_at, state)
+            for state in states
+        }
     return list(newest.values()), errors

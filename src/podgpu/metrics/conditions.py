@@ -1,6 +1,8 @@
-"""Describes GPU conditions (conditions.csv), XID errors (xids.csv) and DCGM's health codes (health_codes.csv).
+"""Describes GPU conditions (conditions.csv), XID errors (xids.csv) and DCGM's health codes
+(health_codes.csv).
 
-Documents and metrics contain only a condition's name and detail. This module adds the description and the advice.
+Documents and metrics contain only a condition's name and detail. This module adds the description
+and the advice.
 """
 
 from __future__ import annotations
@@ -16,13 +18,19 @@ LOST, UNREADABLE, XID, NVLINK = "lost", "unreadable", "xid", "nvlink"
 THERMAL, POWER_BRAKE = "thermal", "power_brake"
 DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
 UNALLOCATED = "unallocated_use"
-FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap_pending", 311: "ecc"}
+FIELD_CONDITIONS: Mapping[int, str] = {
+    395: "row_remap_failure",
+    396: "row_remap_pending",
+    311: "ecc",
+}
 """DCGM field id -> condition that is present while the field is above 0."""
 _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
 _ACTIONS: Mapping[str, str] = {
     "reboot": "drain the node and reboot it",
     "reset": "drain the node and reset the GPU",
-    "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with the report of"
+    "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with "
+    "the "
+    "report of"
     " nvidia-bug-report.sh",
 }
 """Action in xids.csv -> advice. The most drastic action comes first."""
@@ -43,8 +51,12 @@ def conditions() -> Mapping[str, ConditionSpec]:
 
 
 @lru_cache(maxsize=1024)
-def words_for(condition: str, detail: str = "", repeated_xids: tuple[tuple[int, int], ...] = ()) -> tuple[str, str]:
-    """Returns two texts: the problem, and advice. `repeated_xids`: XIDs and how often they occurred."""
+def words_for(
+    condition: str, detail: str = "", repeated_xids: tuple[tuple[int, int], ...] = ()
+) -> tuple[str, str]:
+    """Returns two texts: the problem, and advice. `repeated_xids`: XIDs and how often they
+    occurred.
+    """
     spec = conditions()[condition]
     if condition == XID:
         times = dict(repeated_xids)
@@ -57,7 +69,9 @@ def words_for(condition: str, detail: str = "", repeated_xids: tuple[tuple[int, 
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
-    """Returns whether each condition of `FIELD_CONDITIONS` is present. Omits conditions whose field has no value."""
+    """Returns whether each condition of `FIELD_CONDITIONS` is present. Omits conditions whose field
+    has no value.
+    """
     read = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
     return {condition: value > 0 for condition, value in read if isinstance(value, int | float)}
 
@@ -78,7 +92,10 @@ class XidSpec(NamedTuple):
 
 @cache
 def xid_specs() -> Mapping[int, XidSpec]:
-    return {int(row["number"]): XidSpec(row["text"], row["class"], row["action"]) for row in table_rows("xids.csv")}
+    return {
+        int(row["number"]): XidSpec(row["text"], row["class"], row["action"])
+        for row in table_rows("xids.csv")
+    }
 
 
 def xid_spec(xid: int) -> XidSpec:
@@ -96,7 +113,10 @@ def _xids_in(detail: str) -> list[int]:
 
 def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
     texts = ((f"XID {xid} ({xid_spec(xid).text})", times.get(xid)) for xid in _xids_in(detail))
-    return ", ".join(f"{text} {number} times" if number else text for text, number in texts) or "an XID"
+    return (
+        ", ".join(f"{text} {number} times" if number else text for text, number in texts)
+        or "an XID"
+    )
 
 
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:
@@ -125,5 +145,9 @@ def _health_codes() -> Mapping[int, HealthCode]:
 
 
 def health_code(number: int) -> HealthCode:
-    """Returns the description of a health code, with dcgm-exporter's names. DCGM 4 renamed the codes 10, 12 and 43."""
-    return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")
+    """Returns the description of a health code, with dcgm-exporter's names. DCGM 4 renamed the
+    codes 10, 12 and 43.
+    """
+    return _health_codes().get(number) or HealthCode(
+        f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN"
+    )

@@ -1,6 +1,7 @@
 """Parses counter files, which list the DCGM fields to export with their name, type and help text.
 
-The files have dcgm-exporter's format. `--dcgm-names` selects the names of dcgm-exporter 4.8, of 4.9, or both.
+The files have dcgm-exporter's format. `--dcgm-names` selects the names of dcgm-exporter 4.8, of
+4.9, or both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from io import StringIO
 from podgpu.errors import UsageError
 from podgpu.metrics.fields import Field, NameSet, field_named, nearest_names, rename_of, table_text
 
-SHIPPED = {"default": "default-counters.csv", "dcp": "dcp-metrics-included.csv", "1.x": "1.x-compatibility-metrics.csv"}
+SHIPPED = {
+    "default": "default-counters.csv",
+    "dcp": "dcp-metrics-included.csv",
+    "1.x": "1.x-compatibility-metrics.csv",
+}
 """Short name -> name of the file in dcgm-exporter."""
 _ADDED_IN_4_9 = "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "Total framebuffer memory (in bytes)."
 _PRINTED_AS = {"histogram": "gauge", "summary": "gauge"}
@@ -38,11 +43,12 @@ class CounterSpec:
 
 
 def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
-    """Returns the counters of a user's file in file order. Raises UsageError if the file is invalid.
+    """Returns the counters of a user's file in file order. Raises UsageError if the file is
+    invalid.
 
-    `origin`: the file's name, used in messages. If several rows have the same field, the first row is used. The types
-    `histogram` and `summary` become gauges. `names` "4.9" changes only unchanged copies of shipped files. In other
-    files, the user's names are kept.
+    `origin`: the file's name, used in messages. If several rows have the same field, the first row
+    is used. The types `histogram` and `summary` become gauges. `names` "4.9" changes only unchanged
+    copies of shipped files. In other files, the user's names are kept.
     """
     counters = _parse_rows(text, origin)
     file_name = origin.rpartition("/")[2]
@@ -66,7 +72,8 @@ def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
         raise UsageError(f"{origin}:{line}: {error}") from None
     if not counters:
         raise UsageError(
-            f"{origin}:1: the file has no counters: add or uncomment rows, or use -f none to export no DCGM metrics"
+            f"{origin}:1: the file has no counters: add or uncomment rows, or use -f none to "
+            "export no DCGM metrics"
         )
     return tuple(counters.values())
 
@@ -74,8 +81,10 @@ def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
 def _parse_row(cells: list[str]) -> CounterSpec:
     if len(cells) != 3:
         raise UsageError(
-            f"expected name, type and help separated by commas, found {len(cells)} cell(s): start comments in the first"
-            " column, and begin a help text that contains commas with a double quote directly after the comma"
+            f"expected name, type and help separated by commas, found {len(cells)} cell(s): start "
+            "comments in the first"
+            " column, and begin a help text that contains commas with a double quote directly "
+            "after the comma"
         )
     name, kind, help_text = (cell.strip(" \t") for cell in cells)
     return make_counter(name, kind, help_text)
@@ -86,20 +95,37 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
     field = field_named(name)
     if field is None:
         near = nearest_names(name[:100])
-        advice = f"did you mean {near[0]}?" if near else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
+        advice = (
+            f"did you mean {near[0]}?"
+            if near
+            else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
+        )
         raise UsageError(f"unknown field {name[:80]!a}: {advice}")
-    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):  # dcgm-exporter ignores the type of these rows
-        raise UsageError(f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}")
+    if kind not in _TYPES and not name.startswith(
+        "DCGM_EXP_"
+    ):  # dcgm-exporter ignores the type of these rows
+        raise UsageError(
+            f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or "
+            f"{_TYPES[-1]}"
+        )
     if field.type in ("blob", "time"):
-        raise UsageError(f"{name} cannot be exported: its values are neither numbers nor text; remove the row")
+        raise UsageError(
+            f"{name} cannot be exported: its values are neither numbers nor text; remove the row"
+        )
     if field.type == "text" and kind != "label":
-        raise UsageError(f"{name} has text values and cannot be of type {kind}: use label as its type")
-    return CounterSpec(field, name, _PRINTED_AS.get(kind, kind if kind in _TYPES else "gauge"), help_text)
+        raise UsageError(
+            f"{name} has text values and cannot be of type {kind}: use label as its type"
+        )
+    return CounterSpec(
+        field, name, _PRINTED_AS.get(kind, kind if kind in _TYPES else "gauge"), help_text
+    )
 
 
 @cache
 def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...] | None:
-    """Returns the counters of a shipped file, or None if there is no such file. `short`: `SHIPPED` key or file name."""
+    """Returns the counters of a shipped file, or None if there is no such file. `short`: `SHIPPED`
+    key or file name.
+    """
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
@@ -114,7 +140,9 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
 
 
 def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[CounterSpec, ...]:
-    """If `names` is `both`, adds a second counter for each field whose name differs between 4.8 and 4.9."""
+    """If `names` is `both`, adds a second counter for each field whose name differs between 4.8 and
+    4.9.
+    """
     if names != "both":
         return counters
     written = {counter.name for counter in counters}
@@ -135,7 +163,9 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
 
 
 def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Converts a name of 4.8 to that of 4.9. With `back`, also converts a name of 4.9 to that of 4.8."""
+    """Converts a name of 4.8 to that of 4.9. With `back`, also converts a name of 4.9 to that of
+    4.8.
+    """
     rename = rename_of(counter.name)
     is_new = rename is not None and counter.name == rename.new_name
     if rename is None or (is_new and not back):

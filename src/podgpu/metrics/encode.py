@@ -1,4 +1,5 @@
-"""Reads the definitions of podgpu's metric families (families.csv) and encodes families in text format 0.0.4.
+"""Reads the definitions of podgpu's metric families (families.csv) and encodes families in text
+format 0.0.4.
 
 The metrics reference in docs is generated from families.csv.
 """
@@ -18,11 +19,15 @@ from podgpu import __version__
 from podgpu.metrics.fields import table_rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GZIP_LEVEL = 1  # the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
+_GZIP_LEVEL = (
+    1  # the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
+)
 
 
 class Labels:
-    """Ordered label pairs with their escaped text. Samples with the same labels share one object."""
+    """Ordered label pairs with their escaped text. Samples with the same labels share one
+    object.
+    """
 
     __slots__ = ("pairs", "text")
 
@@ -37,7 +42,9 @@ def _escape_label(value: str) -> str:
 
 
 NO_LABELS = Labels(())
-VERSIONS = Labels((("version", __version__), ("python_version", platform.python_version())))  # for *_build_info
+VERSIONS = Labels(
+    (("version", __version__), ("python_version", platform.python_version()))
+)  # for *_build_info
 
 
 class Sample(NamedTuple):  # a tuple is three times as fast to create as a frozen dataclass
@@ -46,7 +53,9 @@ class Sample(NamedTuple):  # a tuple is three times as fast to create as a froze
 
 
 class Family(NamedTuple):
-    """A metric family. If `dcgm_numbers` is set, floats are printed with six decimals, as in dcgm-exporter."""
+    """A metric family. If `dcgm_numbers` is set, floats are printed with six decimals, as in
+    dcgm-exporter.
+    """
 
     name: str
     type: str
@@ -65,10 +74,16 @@ class FamilySpec:
     help: str
     labels: tuple[str, ...]
     part: str = ""
-    """The struct in `NodeState` with the values, such as `node` or `holder_usage`. Empty if there is none."""
-    member: str = ""  # name of the struct's field; `{label}` in the name is replaced by the value of that label
-    factor: int = 0  # multiplier that converts the sample's value to the field's integer value; 0: no conversion
-    is_text: bool = False  # True if the field is a text; texts are exported as a label with the field's name
+    """The struct in `NodeState` with the values, such as `node` or `holder_usage`. Empty if there
+    is none.
+    """
+    # name of the struct's field; `{label}` in the name is replaced by the value of that label
+    member: str = ""
+    # multiplier that converts the sample's value to the field's integer value; 0: no conversion
+    factor: int = 0
+    is_text: bool = (
+        False  # True if the field is a text; texts are exported as a label with the field's name
+    )
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -94,7 +109,9 @@ def families_in(group: str) -> Mapping[str, FamilySpec]:
 
 
 def make_families(group: str, samples: Mapping[str, Iterable[Sample]]) -> list[Family]:
-    """Creates one family per key of `samples`. The keys are names of families in this group of families.csv."""
+    """Creates one family per key of `samples`. The keys are names of families in this group of
+    families.csv.
+    """
     specs = families_in(group)
     return [specs[name].of(found) for name, found in samples.items()]
 
@@ -124,7 +141,9 @@ def escape_help(text: str) -> str:
 def _dcgm_lines(family: Family) -> list[str]:
     name = family.name
     return [
-        f"{name}{labels.text} {value:.6f}\n" if value.__class__ is float else f"{name}{labels.text} {value}\n"
+        f"{name}{labels.text} {value:.6f}\n"
+        if value.__class__ is float
+        else f"{name}{labels.text} {value}\n"
         for labels, value in family.samples
     ]
 

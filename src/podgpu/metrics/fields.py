@@ -1,4 +1,5 @@
-"""Defines DCGM's fields (fields.csv): their types, units, names in all versions, and how to read them from NVML.
+"""Defines DCGM's fields (fields.csv): their types, units, names in all versions, and how to read
+them from NVML.
 
 The column `nvml` contains an expression. It is parsed here and executed in `gpu/nvml/driver.py`:
 
@@ -51,7 +52,8 @@ THROTTLE_REASONS: dict[int, str] = {
     1423: "hw_thermal",
     1424: "hw_power_brake",
 }
-"""DCGM field id (a time in nanoseconds) -> label `reason` of podgpu_device_throttled_seconds_total."""
+"""DCGM field id (a time in nanoseconds) -> label `reason` of podgpu_device_throttled_seconds_total.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,21 @@ class Field:
     alias: str
     type: str  # int, float, text, blob or time
     unit: str
-    level: str  # type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU
+    # type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU
+    level: str
     recipe: Recipe | None  # None if NVML does not provide the field
     convert: str  # key of `CONVERSIONS`
-    once: bool  # True if the value changes only when GPUs are added or removed; such a value is not read periodically
+    # True if the value changes only when GPUs are added or removed; such a value is not read
+    # periodically
+    once: bool
     legacy: int | None = None  # id of the field with the same value in DCGM's older unit
-    factor: float = 1.0  # the value of the legacy field times this factor is the value of this field
+    factor: float = (
+        1.0  # the value of the legacy field times this factor is the value of this field
+    )
     seen: str = ""
-    """Document that contains the name, for names of DCGM 4.6.1 or later. `inferred` if no document does."""
+    """Document that contains the name, for names of DCGM 4.6.1 or later. `inferred` if no document
+    does.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,7 +120,9 @@ class Field:
 
     @property
     def per_instance(self) -> bool:
-        """True if each MIG instance has its own value; False if there is one value per physical GPU."""
+        """True if each MIG instance has its own value; False if there is one value per physical
+        GPU.
+        """
         return self.level in INSTANCE_LEVELS
 
     @property
@@ -131,7 +142,9 @@ def parse_recipe(text: str) -> Recipe | None:
         return NvmlCall(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
     if m := _FIELD.fullmatch(text):
         scope = {None: 0, "all": ALL_SCOPES}.get(m[2])
-        return FieldValue(tuple(int(i) for i in m[1].split("+")), int(m[2]) if scope is None else scope)
+        return FieldValue(
+            tuple(int(i) for i in m[1].split("+")), int(m[2]) if scope is None else scope
+        )
     kind, _, rest = text.partition(" ")
     if kind == "gpm":
         return Gpm(int(rest))
@@ -140,7 +153,17 @@ def parse_recipe(text: str) -> Recipe | None:
     raise ValueError(f"fields.csv: unknown recipe {text!r}")
 
 
-_TEXT_COLUMNS = ("name", "name_since_4_6", "name_1x", "alias", "type", "unit", "level", "convert", "seen")
+_TEXT_COLUMNS = (
+    "name",
+    "name_since_4_6",
+    "name_1x",
+    "alias",
+    "type",
+    "unit",
+    "level",
+    "convert",
+    "seen",
+)
 
 
 @cache
@@ -183,19 +206,25 @@ def _by_name() -> Mapping[str, Field]:
 
 
 def field_named(name: str) -> Field | None:
-    """Returns the field with this name. Accepts names of all DCGM versions and of dcgm-exporter 1.x, and aliases."""
+    """Returns the field with this name. Accepts names of all DCGM versions and of dcgm-exporter
+    1.x, and aliases.
+    """
     return _by_name().get(name)
 
 
 def nearest_names(name: str) -> list[str]:
     """Returns the known name that is most similar to a mistyped name, or no name. Ignores case."""
     folded_names = {known.casefold(): known for known in _by_name()}
-    return [folded_names[close] for close in difflib.get_close_matches(name.casefold(), folded_names, 1)]
+    return [
+        folded_names[close] for close in difflib.get_close_matches(name.casefold(), folded_names, 1)
+    ]
 
 
 @cache
 def detail_helps() -> Mapping[int, str]:
-    """Returns the help texts in details.csv by field id. A GPU's page shows these fields in the same order."""
+    """Returns the help texts in details.csv by field id. A GPU's page shows these fields in the
+    same order.
+    """
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
@@ -203,8 +232,9 @@ def clock_events_in_words(mask: int) -> str:
     return ", ".join(event for bit, event in CLOCK_EVENTS.items() if mask & bit) or "nothing"
 
 
-# Names and units in dcgm-exporter 4.8 and 4.9. Each field id has one unit. A value with two units has two ids:
-# field 252 (`DCGM_FI_DEV_FB_USED`) is in MiB, and field 1627 (`DCGM_FI_DEV_FB_USED_BYTES`) is in bytes.
+# Names and units in dcgm-exporter 4.8 and 4.9. Each field id has one unit. A value with two units
+# has two ids: field 252 (`DCGM_FI_DEV_FB_USED`) is in MiB, and field 1627
+# (`DCGM_FI_DEV_FB_USED_BYTES`) is in bytes.
 
 NameSet = Literal["4.8", "4.9", "both"]
 HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = {
@@ -226,13 +256,19 @@ class Rename(NamedTuple):
     @property
     def old_names(self) -> tuple[str, ...]:
         """Names before 4.9, except those of dcgm-exporter 1.x."""
-        return tuple(name for name in self.old.names if name not in (self.new_name, self.old.name_1x))
+        return tuple(
+            name for name in self.old.names if name not in (self.new_name, self.old.name_1x)
+        )
 
 
 @cache
 def renames() -> tuple[Rename, ...]:
-    """Returns all renames, ordered by the id of the old field. For a text field, the label is renamed, not a metric."""
-    successors = {field.legacy: field for field in fields().values()}  # the same value in the base unit of DCGM 4.6.1
+    """Returns all renames, ordered by the id of the old field. For a text field, the label is
+    renamed, not a metric.
+    """
+    successors = {
+        field.legacy: field for field in fields().values()
+    }  # the same value in the base unit of DCGM 4.6.1
     all_renames = []
     for old in fields().values():
         new = successors.get(old.id)
@@ -254,7 +290,9 @@ def _renames_by_name() -> Mapping[str, Rename]:
 
 
 class Meaning(NamedTuple):
-    """The field that a metric name stands for. If two fields differ only in their unit, it is the older field."""
+    """The field that a metric name stands for. If two fields differ only in their unit, it is the
+    older field.
+    """
 
     field: Field
     factor: float  # value in the metrics text = value in the field's unit * factor
@@ -265,23 +303,33 @@ class Meaning(NamedTuple):
 
 @cache
 def meaning(name: str) -> Meaning | None:
-    """Returns the meaning of a metric name of any dcgm-exporter version, or None if no field has this name."""
+    """Returns the meaning of a metric name of any dcgm-exporter version, or None if no field has
+    this name.
+    """
     field = field_named(name)
     if field is None:
         return None
     if name == field.name_1x:
         return Meaning(field, factor_1x(field))
-    return Meaning(field, 1.0) if field.legacy is None else Meaning(fields()[field.legacy], field.factor)
+    return (
+        Meaning(field, 1.0)
+        if field.legacy is None
+        else Meaning(fields()[field.legacy], field.factor)
+    )
 
 
 def factor_1x(field: Field) -> float:
-    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value, for example to print a time in µs."""
+    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value, for example to
+    print a time in µs.
+    """
     return 1e-3 if field.unit == "ns" else 1.0
 
 
 @cache
 def generations(field_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns two tuples: the field's metric names in dcgm-exporter 4.8 and earlier, and its names in 4.9."""
+    """Returns two tuples: the field's metric names in dcgm-exporter 4.8 and earlier, and its names
+    in 4.9.
+    """
     rename = rename_of(field_name)
     if rename is None:
         return _by_name()[field_name].names, ()
@@ -290,7 +338,9 @@ def generations(field_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def names_of(field_name: str) -> tuple[str, ...]:
-    """Returns all metric names of a field: those of dcgm-exporter 4.8 and earlier, then the name in 4.9."""
+    """Returns all metric names of a field: those of dcgm-exporter 4.8 and earlier, then the name in
+    4.9.
+    """
     old, new = generations(field_name)
     return old + new
 

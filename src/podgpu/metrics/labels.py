@@ -1,6 +1,8 @@
-"""The labels of devices and holders, in dcgm-exporter's names and order, and the user's settings for them.
+"""The labels of devices and holders, in dcgm-exporter's names and order, and the user's settings
+for them.
 
-The families of dcgm-exporter (`dcgm.py`) and podgpu's own families (`render.py`) use the same labels.
+The families of dcgm-exporter (`dcgm.py`) and podgpu's own families (`render.py`) use the same
+labels.
 """
 
 from __future__ import annotations
@@ -16,24 +18,48 @@ from podgpu.model import DeviceState, GpuOrInstance, Holder, MigInstance, NodeSt
 
 LabelPairs = tuple[tuple[str, str], ...]
 POD_LABELS = ("namespace", "pod", "container")
-OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")  # pod labels of dcgm-exporter 1.x, used with `-o`
+OLD_POD_LABELS = (
+    "pod_namespace",
+    "pod_name",
+    "container_name",
+)  # pod labels of dcgm-exporter 1.x, used with `-o`
 EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
-"""Names that Prometheus gives to pod labels if the scrape target has pod labels, too (honor_labels: false)."""
+"""Names that Prometheus gives to pod labels if the scrape target has pod labels, too (honor_labels:
+false).
+"""
 JOB_LABEL = "hpc_job"
-NAMELESS_LABELS = ("pod_uid", "container_id")  # labels that identify a holder whose pod name is unknown
+NAMELESS_LABELS = (
+    "pod_uid",
+    "container_id",
+)  # labels that identify a holder whose pod name is unknown
 HOLDER_LABELS = frozenset(
     {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
-    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
+    | {
+        f"dra_{part}"
+        for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")
+    }
     | {"dra_mig_device_uuid", "dra_mig_profile"}
 )
 """Labels that describe the holder of a device, in all versions of dcgm-exporter and podgpu."""
 _RESERVED = HOLDER_LABELS | {
-    *("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
+    *(
+        "gpu",
+        "UUID",
+        "pci_bus_id",
+        "device",
+        "modelName",
+        "GPU_I_PROFILE",
+        "GPU_I_ID",
+        "Hostname",
+        "hostname",
+    ),
     *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"),
     *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
     *("peer_gpu", "link_status"),
 }
-"""Label names that dcgm-exporter or podgpu uses. A Kubernetes pod label with one of these names is renamed."""
+"""Label names that dcgm-exporter or podgpu uses. A Kubernetes pod label with one of these names is
+renamed.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,14 +69,22 @@ class Policy:
     counters: tuple[CounterSpec, ...] = ()
     hostname: str = ""  # if empty, series have no host label
     hostname_labels: tuple[str, ...] = ("Hostname",)
-    old_namespace: bool = False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
+    old_namespace: bool = (
+        False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
+    )
     replace_blanks_in_model_name: bool = False
     pod_uid: bool = False
-    dcgm_holders: bool = True  # if False, DCGM series have no pod labels; podgpu's own series always have them
+    dcgm_holders: bool = (
+        True  # if False, DCGM series have no pod labels; podgpu's own series always have them
+    )
     virtual_gpus: bool = False  # render one series per holder of a device
-    copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
+    copy_parent_values: bool = (
+        False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
+    )
     gpu_manager: bool = False
-    wait_pairs: int = 0  # % of time that one container must wait for another to get a series; 0: no such series
+    wait_pairs: int = (
+        0  # % of time that one container must wait for another to get a series; 0: no such series
+    )
     process_metrics: bool = False  # render the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
@@ -61,14 +95,18 @@ class Policy:
 
     @cached_property
     def host(self) -> LabelPairs:
-        return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
+        return (
+            tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
+        )
 
     def model_name(self, model: str) -> str:
         return re.sub(r"\s+", "-", model.strip()) if self.replace_blanks_in_model_name else model
 
 
 make_labels = lru_cache(maxsize=2048)(Labels)
-"""Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in every scrape."""
+"""Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in
+every scrape.
+"""
 
 
 def all_devices(state: NodeState) -> Iterator[tuple[DeviceState, GpuOrInstance]]:
@@ -83,7 +121,9 @@ def visible_devices(state: NodeState) -> list[tuple[DeviceState, GpuOrInstance]]
 
 
 def assigned_holders(device: GpuOrInstance) -> list[Holder]:
-    """Returns the holders that have the device allocated. Omits workloads that use it without an allocation."""
+    """Returns the holders that have the device allocated. Omits workloads that use it without an
+    allocation.
+    """
     return [holder for holder in device.holders if holder.source]
 
 
@@ -113,7 +153,8 @@ def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
 def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> dict[str, str]:
     """Returns the holder's labels in podgpu's allocation families.
 
-    Keeps empty labels. Without them, Prometheus (honor_labels: true) would add the labels of the exporter's own pod.
+    Keeps empty labels. Without them, Prometheus (honor_labels: true) would add the labels of the
+    exporter's own pod.
     """
     if holder.job:
         return {JOB_LABEL: holder.job}
@@ -129,8 +170,13 @@ def dcgm_labels(
     label_values: LabelPairs = (),
     pod_labels: Mapping[str, str] | None = None,
 ) -> Labels:
-    """Builds the labels of a DCGM series in dcgm-exporter's order. `attributes`: the holder's labels."""
-    pairs = [("uuid" if policy.old_namespace and name == "UUID" else name, text) for name, text in names.items()]
+    """Builds the labels of a DCGM series in dcgm-exporter's order. `attributes`: the holder's
+    labels.
+    """
+    pairs = [
+        ("uuid" if policy.old_namespace and name == "UUID" else name, text)
+        for name, text in names.items()
+    ]
     attributes = sorted(attributes)
     if label_values or pod_labels:
         taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))
@@ -138,19 +184,32 @@ def dcgm_labels(
     return make_labels((*pairs, *attributes))
 
 
-def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Renames pod labels whose name is in `taken` to `pod_label_<name>`, as dcgm-exporter does since 4.8.3."""
+def _rename_pod_labels(
+    taken: frozenset[str], pod_labels: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Renames pod labels whose name is in `taken` to `pod_label_<name>`, as dcgm-exporter does
+    since 4.8.3.
+    """
     free = {name: text for name, text in pod_labels.items() if name not in taken}
     yield from free.items()
     for name, text in pod_labels.items():
         if name in taken:
-            names = (f"pod_label_{name}", *(f"pod_label_{name}_conflict{n}" for n in range(1, len(pod_labels) + 1)))
-            new = next(candidate for candidate in names if candidate not in free and candidate not in taken)
+            names = (
+                f"pod_label_{name}",
+                *(f"pod_label_{name}_conflict{n}" for n in range(1, len(pod_labels) + 1)),
+            )
+            new = next(
+                candidate for candidate in names if candidate not in free and candidate not in taken
+            )
             free[new] = text
             yield new, text
 
 
 def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
-    """Adds labels such as err_code. They are sorted together with the holder's labels, as in dcgm-exporter."""
-    cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
+    """Adds labels such as err_code. They are sorted together with the holder's labels, as in
+    dcgm-exporter.
+    """
+    cut = next(
+        (i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs)
+    )
     return make_labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

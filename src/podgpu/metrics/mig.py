@@ -1,6 +1,7 @@
 """Computes the size of MIG instances and their name in bills.
 
-A GPU has a fixed number of compute slices. A MIG instance with the profile `1g.10gb` uses one of them.
+A GPU has a fixed number of compute slices. A MIG instance with the profile `1g.10gb` uses one of
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from functools import lru_cache
 _PROFILE = re.compile(r"(\d{1,2})g\.")
 _BILLED = " MIG "
 _USUAL_SLICES = 7
-_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}  # from NVIDIA's MIG user guide
+_SLICES = {
+    "A30": 4,
+    "RTX PRO 6000": 4,
+    "RTX PRO 5000": 2,
+    "RTX PRO 4500": 2,
+}  # from NVIDIA's MIG user guide
 
 
 def billed_name(model: str, profile: str) -> str:
@@ -21,21 +27,28 @@ def billed_name(model: str, profile: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parent_and_fraction(billed: str) -> tuple[str, float | None]:
-    """Splits a billed name into GPU model and fraction of that GPU. The fraction is None if the profile has no size."""
+    """Splits a billed name into GPU model and fraction of that GPU. The fraction is None if the
+    profile has no size.
+    """
     model, mig, profile = billed.rpartition(_BILLED)
     return (model, fraction_of_gpu(model, profile)) if mig else (billed, 1.0)
 
 
 @lru_cache(maxsize=1024)
 def fraction_of_gpu(model: str, profile: str) -> float | None:
-    """Returns the instance's fraction of the GPU's compute slices, or None if the profile has no size."""
+    """Returns the instance's fraction of the GPU's compute slices, or None if the profile has no
+    size.
+    """
     slices = slices_of_profile(profile)
     return None if slices is None else min(slices / slices_of_gpu(model), 1.0)
 
 
 @lru_cache(maxsize=1024)
 def slices_of_gpu(model: str) -> int:
-    return next((number for name, number in _SLICES.items() if re.search(rf"\b{name}\b", model)), _USUAL_SLICES)
+    return next(
+        (number for name, number in _SLICES.items() if re.search(rf"\b{name}\b", model)),
+        _USUAL_SLICES,
+    )
 
 
 def slices_of_profile(profile: str) -> int | None:

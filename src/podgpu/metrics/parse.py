@@ -1,8 +1,9 @@
 """Parses and writes metric families of any exporter in Prometheus text format 0.0.4.
 
-Malformed text is rejected with the line number and the reason. Some violations are accepted, because they occur in
-practice and Prometheus accepts them: samples of a family that are not adjacent, repeated HELP and TYPE lines, duplicate
-series, and invalid escape sequences (dcgm-exporter does not escape label values). Timestamps are ignored.
+Malformed text is rejected with the line number and the reason. Some violations are accepted,
+because they occur in practice and Prometheus accepts them: samples of a family that are not
+adjacent, repeated HELP and TYPE lines, duplicate series, and invalid escape sequences
+(dcgm-exporter does not escape label values). Timestamps are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _SUFFIXES = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _QUOTED = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_COMMENT = re.compile(rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})(?:[ \t]++|\Z))?)?(.*)", re.DOTALL)
+_COMMENT = re.compile(
+    rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})(?:[ \t]++|\Z))?)?(.*)", re.DOTALL
+)
 _SAMPLE = re.compile(
     rf"[ \t]*+({_NAME})[ \t]*+"
     rf'(?:(?<=[ \t])(?=[^{{])|\{{([^"}}]*+(?:{_QUOTED}[^"}}]*+)*+)\}}[ \t]*+)'
@@ -28,7 +31,9 @@ _SAMPLE = re.compile(
 _LABEL = re.compile(rf"[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+({_QUOTED})[ \t]*+(?:,|\Z)")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*+")
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[+-][0-9]{2})?")
-_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?)|nan", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?)|nan", re.IGNORECASE
+)
 """Numbers that Prometheus accepts. `float` also accepts 1_000 and digits of other scripts."""
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
@@ -46,7 +51,9 @@ class BadExposition(SourceError):
 
 class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a frozen dataclass
     name: str
-    labels: Mapping[str, str]  # read-only, because samples with the same label text share one mapping
+    labels: Mapping[
+        str, str
+    ]  # read-only, because samples with the same label text share one mapping
     value: float
 
 
@@ -59,16 +66,23 @@ class ParsedFamily:
 
 
 def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
-    """Returns the families, ordered by their first line. Samples keep their order. May raise BadExposition."""
+    """Returns the families, ordered by their first line. Samples keep their order. May raise
+    BadExposition.
+    """
     lines = text.split("\n")
     if lines.pop():
         raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")
     if max_lines is not None and len(lines) > max_lines:
         raise BadExposition(max_lines + 1, f"the text has more than {max_lines} lines")
     parser = _Parser()
-    family_of, labels_of, is_usual = parser.by_sample_name.get, parser.labels.get, _USUAL_NUMBER.fullmatch
+    family_of, labels_of, is_usual = (
+        parser.by_sample_name.get,
+        parser.labels.get,
+        _USUAL_NUMBER.fullmatch,
+    )
     for number, line in enumerate(lines, 1):
-        # Most lines are `name{labels} number` with a known name. For them, this is four times as fast as read_line.
+        # Most lines are `name{labels} number` with a known name. For them, this is four times as
+        # fast as read_line.
         head, _, value = line.rpartition(" ")
         name, _, label_text = head.partition("{")
         family = family_of(name)
@@ -88,11 +102,15 @@ class _Parser:
     def __init__(self) -> None:
         self.families: dict[str, ParsedFamily] = {}
         self.by_sample_name: dict[str, ParsedFamily] = {}
-        self.labels: dict[str, dict[str, str]] = {}  # parsed labels by their text, including the closing brace
+        self.labels: dict[
+            str, dict[str, str]
+        ] = {}  # parsed labels by their text, including the closing brace
         self._label_names: set[str] = set()
 
     def split_labels(self, text: str) -> dict[str, str] | None:
-        """Splits `name="value",name="value"}` without escape sequences. Returns None if the text has another form."""
+        """Splits `name="value",name="value"}` without escape sequences. Returns None if the text
+        has another form.
+        """
         try:
             labels = dict([pair.split('="') for pair in text[:-2].split('",')])
         except ValueError:
@@ -120,7 +138,9 @@ class _Parser:
             raise ValueError(f"neither a comment nor a sample: {_shorten(line)}")
 
     def _family_of_sample(self, name: str) -> ParsedFamily:
-        """Returns the family of a sample. Samples of histograms and summaries have a suffix after the family's name."""
+        """Returns the family of a sample. Samples of histograms and summaries have a suffix after
+        the family's name.
+        """
         stem, _, suffix = name.rpartition("_")
         owner = self.families.get(stem)
         family = owner if owner and suffix in _SUFFIXES.get(owner.type, ()) else self._family(name)
@@ -170,7 +190,9 @@ def _shorten(text: str) -> str:
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
-    """Encodes parsed families. Omits timestamps, because node_exporter's textfile collector rejects them."""
+    """Encodes parsed families. Omits timestamps, because node_exporter's textfile collector rejects
+    them.
+    """
     texts: dict[int, str] = {}
     lines: list[str] = []
     for family in families:

@@ -1,4 +1,6 @@
-"""Writes PromQL: selectors, the queries for the series of all nodes, and queries for DCGM fields and idle devices."""
+"""Writes PromQL: selectors, the queries for the series of all nodes, and queries for DCGM fields
+and idle devices.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from podgpu.metrics.adapter import GPU_LABELS, IDENTITY, REPLICA_LABELS, TARGET_LABELS, WORKLOAD_LABELS
+from podgpu.metrics.adapter import (
+    GPU_LABELS,
+    IDENTITY,
+    REPLICA_LABELS,
+    TARGET_LABELS,
+    WORKLOAD_LABELS,
+)
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.fields import (
     ENGINE,
@@ -53,13 +61,20 @@ def by(*labels: str) -> str:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
+    required: bool = (
+        False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
+    )
 
 
 def series_queries(
-    match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = (), cluster_label: str = "cluster"
+    match: str,
+    node_labels: Sequence[str],
+    keep_fields: Iterable[str] = (),
+    cluster_label: str = "cluster",
 ) -> list[SeriesQuery]:
-    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep responses small."""
+    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep
+    responses small.
+    """
     kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
     target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
@@ -72,17 +87,22 @@ def series_queries(
         return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
     gpus = field_names(UTIL, ENGINE, TEMPERATURE, *kept)
-    timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names("device_condition_since_timestamp_seconds"))
+    timed = (
+        *field_names(UTIL, ENGINE, TEMPERATURE),
+        *own_names("device_condition_since_timestamp_seconds"),
+    )
     target = by(*target_labels)
     own_pods = by("__name__", "job", "instance", "namespace", "pod")
     return [
         query("GPUs", gpus, *identity, required=True),
         query("holders", own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"), "source",
               required=True),
-        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, instance) "
+        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, "
+"instance) "
                     f"({select(timed, match)})", required=True),
         SeriesQuery("times of scrapes",
-                    " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
+                    " or ".join((f"max {target} "
+f"(timestamp({select((name,), match)}))") for name in timed),
                     required=True),
         query("memory",
               (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes")),
@@ -100,7 +120,8 @@ def series_queries(
         query("conditions",
               own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
               "condition", "detail", *identity),
-        query("faults", field_names(*(fields()[i].name for i in FIELD_CONDITIONS), XID_NAME), condition=" > 0"),
+        query("faults", field_names(*(fields()[i].name for i in FIELD_CONDITIONS), XID_NAME), condition=(" > "
+"0")),
     ]  # fmt: skip
 
 
@@ -113,7 +134,9 @@ def own_names(*names: str) -> tuple[str, ...]:
 
 
 def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
-    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values of MIG instances."""
+    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values
+    of MIG instances.
+    """
     old_names, new_names = generations(field)
     query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
     if rename := rename_of(field):
@@ -132,9 +155,12 @@ def idle_query(match: str, window: float) -> str:
 
     def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
         largest = " or ".join(
-            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(field) if names
+            f"max_over_time({select(names, *matchers, match)}[{length}ms])"
+            for names in generations(field)
+            if names
         )
-        # The device may have been busy in a gap without samples, so samples must exist at every check.
+        # The device may have been busy in a gap without samples, so samples must exist at every
+        # check.
         present = f"group {by(*keys)} ({select(names_of(field), *matchers, match)})"
         checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
         return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"

@@ -40,7 +40,9 @@ def render_own(state: NodeState, policy: Policy) -> list[Family]:
 
 
 def render_self(state: NodeState) -> list[Family]:
-    """Renders podgpu's families about the exporter itself. They are served even if the GPU readings are stale."""
+    """Renders podgpu's families about the exporter itself. They are served even if the GPU readings
+    are stale.
+    """
     return _collect(_self(state), Policy())
 
 
@@ -56,12 +58,16 @@ def _collect(rows: Iterable[Row], policy: Policy) -> list[Family]:
 @cache
 def _label_names(family: str, hostname_labels: tuple[str, ...]) -> tuple[str, ...]:
     names = families_in("exporter")[family].labels
-    return tuple(new for name in names for new in (hostname_labels if name == "Hostname" else (name,)))
+    return tuple(
+        new for name in names for new in (hostname_labels if name == "Hostname" else (name,))
+    )
 
 
 @lru_cache(maxsize=2048)
 def _select_labels(names: tuple[str, ...], values: tuple[str | None, ...]) -> Labels:
-    return Labels((name, value) for name, value in zip(names, values, strict=True) if value is not None)
+    return Labels(
+        (name, value) for name, value in zip(names, values, strict=True) if value is not None
+    )
 
 
 def _self(state: NodeState) -> Iterator[Row]:
@@ -88,47 +94,78 @@ def _self(state: NodeState) -> Iterator[Row]:
         yield "podgpu_exporter_dropped_values_total", {"field": field}, count
 
 
-# Usage in base units. These series have the same labels of devices and holders as dcgm-exporter's series.
+# Usage in base units. These series have the same labels of devices and holders as dcgm-exporter's
+# series.
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
-    parts: dict[str, list[tuple[Labels, object]]] = {"holder_usage": [], "device_totals": [], "namespaces": []}
+    parts: dict[str, list[tuple[Labels, object]]] = {
+        "holder_usage": [],
+        "device_totals": [],
+        "namespaces": [],
+    }
     for gpu, device in visible_devices(state):
         names = device_names(gpu, device, policy)
         for holder in device.holders:
             if holder.usage is not None and holder.has_labels:
-                parts["holder_usage"].append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
+                parts["holder_usage"].append(
+                    (dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage)
+                )
         if device.usage is not None:
             parts["device_totals"].append((dcgm_labels(names, policy), device.usage))
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
-        labels = make_labels((("namespace", usage.namespace), ("modelName", policy.model_name(model))))
+        labels = make_labels(
+            (("namespace", usage.namespace), ("modelName", policy.model_name(model)))
+        )
         parts["namespaces"].append((labels, usage))
     return [family for part, rows in parts.items() for family in _figures(part, rows)]
 
 
 def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
-    """Yields a row per pair of containers if one waits for the other at least `policy.wait_pairs` % of the time."""
+    """Yields a row per pair of containers if one waits for the other at least `policy.wait_pairs` %
+    of the time.
+    """
     for gpu, device in visible_devices(state) if policy.wait_pairs else ():
         names = device_names(gpu, device, policy)
-        waiters = [(holder, holder.usage) for holder in device.holders if holder.usage is not None and holder.pod]
-        pairs = [(part, holder) for holder, usage in waiters for part in usage.waits_for if part.pod]
+        waiters = [
+            (holder, holder.usage)
+            for holder in device.holders
+            if holder.usage is not None and holder.pod
+        ]
+        pairs = [
+            (part, holder) for holder, usage in waiters for part in usage.waits_for if part.pod
+        ]
         pairs.sort(key=lambda pair: -pair[0].ratio)
         for part, holder in pairs[:MAX_WAIT_PAIRS]:
             if 100 * part.ratio >= policy.wait_pairs:
                 runner = {f"runner_{name}": text for name, text in holder_names(part).items()}
-                yield "podgpu_container_gpu_waits_for_ratio", {**names, **holder_names(holder), **runner}, part.ratio
+                yield (
+                    "podgpu_container_gpu_waits_for_ratio",
+                    {**names, **holder_names(holder), **runner},
+                    part.ratio,
+                )
 
 
 def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Family]:
-    """Renders the families whose `FamilySpec.part` is `part`. `rows`: labels, and the struct with the values."""
+    """Renders the families whose `FamilySpec.part` is `part`. `rows`: labels, and the struct with
+    the values.
+    """
     for spec in _families_of(part):
-        members = [(labels, n) for labels, row in rows if (n := getattr(row, spec.member)) is not None]
+        members = [
+            (labels, n) for labels, row in rows if (n := getattr(row, spec.member)) is not None
+        ]
         if spec.is_text:
-            texts = [make_labels((*labels.pairs, (spec.member, text))) for labels, text in members if text]
+            texts = [
+                make_labels((*labels.pairs, (spec.member, text)))
+                for labels, text in members
+                if text
+            ]
             yield spec.of([Sample(labels, 1) for labels in texts])
         else:
-            yield spec.of([Sample(labels, n / spec.factor if spec.factor > 1 else n) for labels, n in members])
+            yield spec.of(
+                [Sample(labels, n / spec.factor if spec.factor > 1 else n) for labels, n in members]
+            )
 
 
 @cache
@@ -148,7 +185,11 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
             if condition.detail:
                 labels["detail"] = condition.detail
             if condition.since is not None:
-                yield "podgpu_device_condition_since_timestamp_seconds", labels, round(condition.since, 3)
+                yield (
+                    "podgpu_device_condition_since_timestamp_seconds",
+                    labels,
+                    round(condition.since, 3),
+                )
         for condition_name in gpu.healthy:
             yield "podgpu_device_health", {**names, "condition": condition_name}, 0
         for holder in gpu.last_holders:
@@ -156,7 +197,11 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 
 def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
-    counts = {"expected": state.gpus_expected, "visible": state.gpus_visible, "lost": state.gpus_lost}
+    counts = {
+        "expected": state.gpus_expected,
+        "visible": state.gpus_visible,
+        "lost": state.gpus_lost,
+    }
     for status, count in counts.items():
         if count is not None:
             yield "podgpu_device_count", {"state": status, **dict(policy.host)}, count
@@ -179,13 +224,15 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
                 yield "podgpu_allocation_share_ratio", labels, holder.share_ratio
 
 
-# The four families of tkestack gpu-manager. They have one series per card (gpu0, gpu1 and so on), and `total` is the
-# sum of the cards. A MIG instance is counted as a fraction of its card. If the usage of a card is unknown, that card
-# has no series and the container has no total.
+# The four families of tkestack gpu-manager. They have one series per card (gpu0, gpu1 and so on),
+# and `total` is the sum of the cards. A MIG instance is counted as a fraction of its card. If the
+# usage of a card is unknown, that card has no series and the container has no total.
 
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they have no pod."""
+    """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they
+    have no pod.
+    """
     families = families_in("gpu-manager")
     samples: dict[str, list[Sample]] = {name: [] for name in families}
     host = (("node", policy.hostname),) if policy.hostname else ()

@@ -1,4 +1,6 @@
-"""Converts and checks the values of DCGM's fields, and computes attributes of `NodeState` from them."""
+"""Converts and checks the values of DCGM's fields, and computes attributes of `NodeState` from
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _used_ratio(memory: Any) -> float:
 
 
 def _fabric_status(info: Any) -> int:
-    """Returns DcgmFMStatus: 0 not supported, 1 not started, 2 in progress, 3 success, 4 failure, 5 unrecognised."""
+    """Returns DcgmFMStatus: 0 not supported, 1 not started, 2 in progress, 3 success, 4 failure, 5
+    unrecognised.
+    """
     if info.state < _FABRIC_COMPLETED:
         return int(info.state)
     if info.state > _FABRIC_COMPLETED:
@@ -104,22 +108,51 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "bit_error_ratio": lambda raw: ((raw >> 8) & 0xF) * 10.0 ** -(raw & 0xFF),
 }
 
-# Codes for "no value". NVML sets all bits. DCGM uses the 16 largest values of signed 32-bit and 64-bit integers.
+# Codes for "no value". NVML sets all bits. DCGM uses the 16 largest values of signed 32-bit and
+# 64-bit integers.
 _BLANKS = frozenset(
-    {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000)}
+    {
+        0xFFFFFFFF,
+        0xFFFFFFFFFFFFFFFF,
+        *range(0x7FFFFFF0, 0x80000000),
+        *range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000),
+    }
 )
 _DCGM_FLOAT_BLANK = 140737488355328.0
 _NEVER_NEGATIVE = (
-    *("mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"),
+    *(
+        "mJ",
+        "J",
+        "W",
+        "bytes",
+        "MiB",
+        "B/s",
+        "KB/s",
+        "MB/s",
+        "Hz",
+        "MHz",
+        "ns",
+        "ms",
+        "s",
+        "cycles",
+        "count",
+    ),
     *("banks", "pages", "rows", "lanes", "ratio"),
 )
-_LIMITS = dict.fromkeys(_NEVER_NEGATIVE, (0.0, math.inf)) | dict.fromkeys(("%", "% (0-100)"), (0.0, 100.0))
-_LIMITS |= {"C": (-math.inf, _MAX_TEMPERATURE), "ratio 0-1": (0.0, _MAX_RATIO)}  # unit -> least, most
+_LIMITS = dict.fromkeys(_NEVER_NEGATIVE, (0.0, math.inf)) | dict.fromkeys(
+    ("%", "% (0-100)"), (0.0, 100.0)
+)
+_LIMITS |= {
+    "C": (-math.inf, _MAX_TEMPERATURE),
+    "ratio 0-1": (0.0, _MAX_RATIO),
+}  # unit -> least, most
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
-    """Converts a value from NVML to the field's unit and checks it. Raises Blank if the value is invalid."""
+    """Converts a value from NVML to the field's unit and checks it. Raises Blank if the value is
+    invalid.
+    """
     if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:
@@ -127,7 +160,9 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
     except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
     if field.type == "text":
-        text = converted.decode("utf-8", "replace") if isinstance(converted, bytes) else str(converted)
+        text = (
+            converted.decode("utf-8", "replace") if isinstance(converted, bytes) else str(converted)
+        )
         if not text:
             raise Blank("empty text")
         return text
@@ -139,7 +174,8 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
 def value_printed(field: Field, number: float) -> int | float:
     """Checks a number that an exporter printed. Raises Blank if it is invalid.
 
-    dcgm-exporter 2.x prints DCGM's codes for "no value". The 64-bit codes become 2**63 when they are parsed as floats.
+    dcgm-exporter 2.x prints DCGM's codes for "no value". The 64-bit codes become 2**63 when they
+    are parsed as floats.
     """
     if not math.isfinite(number) or number >= _TOO_MUCH_FOR_64_BITS:
         raise Blank(str(number))
@@ -157,12 +193,16 @@ def _number(field: Field, raw: Any, converted: int | float) -> int | float:
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
-    is_blank = converted >= _DCGM_FLOAT_BLANK if isinstance(converted, float) else converted in _BLANKS
+    is_blank = (
+        converted >= _DCGM_FLOAT_BLANK if isinstance(converted, float) else converted in _BLANKS
+    )
     return is_blank or (isinstance(raw, int) and raw in _BLANKS)
 
 
 def within_unit(field: Field, number: int | float) -> int | float:
-    """Returns the number. Raises Blank if it is impossible in the field's unit. Ratios slightly above 1 become 1."""
+    """Returns the number. Raises Blank if it is impossible in the field's unit. Ratios slightly
+    above 1 become 1.
+    """
     least, most = _LIMITS.get(field.unit, (-math.inf, math.inf))
     if not least <= number <= most:
         raise Blank(f"{number} {field.unit}")
@@ -170,7 +210,9 @@ def within_unit(field: Field, number: int | float) -> int | float:
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:
-    """Multiplies the number by the factor and converts it to the field's type. Integers are truncated, as in DCGM."""
+    """Multiplies the number by the factor and converts it to the field's type. Integers are
+    truncated, as in DCGM.
+    """
     exact = number * factor
     if field.type != "int":
         return round(exact, DECIMALS)
@@ -178,7 +220,9 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
-    """Returns the values by field id. If a value is present only in a base unit, adds it in the older unit."""
+    """Returns the values by field id. If a value is present only in a base unit, adds it in the
+    older unit.
+    """
     completed = dict(values)
     for number, value in values.items():
         legacy = fields()[number].legacy
@@ -200,7 +244,9 @@ def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Computes attributes of `GpuOrInstance` from fields. MIG instances have no GPU_UTIL, so `ENGINE` is used."""
+    """Computes attributes of `GpuOrInstance` from fields. MIG instances have no GPU_UTIL, so
+    `ENGINE` is used.
+    """
     used, total = values.get(FB_USED), values.get(FB_TOTAL)
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)

@@ -51,8 +51,14 @@ class RangeQuery(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name of the pod label, as exporters and kube-state-metrics write it. Empty if `by` is not a label."""
-        return re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL)) if self.by.startswith(_LABEL) else ""
+        """Name of the pod label, as exporters and kube-state-metrics write it. Empty if `by` is not
+        a label.
+        """
+        return (
+            re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL))
+            if self.by.startswith(_LABEL)
+            else ""
+        )
 
     def bounds(self, now: float) -> tuple[float, float]:
         end = now if self.end is None else min(self.end, now)
@@ -74,11 +80,15 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     energy_kwh: float | None = None
     cost: float | None = None
     wasted: float | None = None
-    unpriced_hours: float | None = None  # part of `gpu_hours` that `cost` does not include; None if 0
+    unpriced_hours: float | None = (
+        None  # part of `gpu_hours` that `cost` does not include; None if 0
+    )
 
 
 class RangeRow(RangeFigures, kw_only=True):
-    """A row. `gpus` and the fields after it are current values. They are set only if the range ends now."""
+    """A row. `gpus` and the fields after it are current values. They are set only if the range ends
+    now.
+    """
 
     unallocated: bool = False
     cluster: str = ""
@@ -163,7 +173,9 @@ def make_range(
         rows = [row for row in rows if not row.unallocated]
         rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
     else:
-        rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
+        rows.sort(
+            key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row))
+        )
     unallocated = [one for one in usage if one.account == UNALLOCATED]
     answer = RangeAnswer(
         from_=bounds[0],
@@ -172,9 +184,17 @@ def make_range(
         currency=prices.currency,
         prices=prices.source,
         methods=_list_methods(usage),
-        labels=sorted({name for text in {one.account.labels for one in usage} if text for name in json.loads(text)}),
+        labels=sorted(
+            {
+                name
+                for text in {one.account.labels for one in usage}
+                if text
+                for name in json.loads(text)
+            }
+        ),
         totals=RangeTotals(
-            **add_up(usage, prices.currency), unallocated_cost=add_up(unallocated, prices.currency)["cost"]
+            **add_up(usage, prices.currency),
+            unallocated_cost=add_up(unallocated, prices.currency)["cost"],
         ),
         rows=rows,
     )
@@ -182,13 +202,21 @@ def make_range(
     return answer
 
 
-def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
+def group_now(
+    state: ClusterState, usage: Sequence[Charge], query: RangeQuery
+) -> dict[RowName, dict[str, Any]]:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     clusters = {one.cluster for one in usage}
-    cluster = clusters.pop() if len(clusters) == 1 else ""  # with a single cluster, `part.cluster` is empty
-    known = {("", one.account[:5]): one for one in usage}  # the last round may have one cluster only
+    cluster = (
+        clusters.pop() if len(clusters) == 1 else ""
+    )  # with a single cluster, `part.cluster` is empty
+    known = {
+        ("", one.account[:5]): one for one in usage
+    }  # the last round may have one cluster only
     known |= {(one.cluster, one.account[:5]): one for one in usage}
-    groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in usage if one.account != UNALLOCATED}
+    groups: dict[RowName, list[HeldPart]] = {
+        name_row(one, query): [] for one in usage if one.account != UNALLOCATED
+    }
     parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
     for part, pod_labels in parts:
         if part.holder.key:  # a reservation for an unknown pod has no row
@@ -199,7 +227,9 @@ def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -
     return {name: _add_up_now(held) for name, held in groups.items()}
 
 
-def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None) -> UsageAccount:
+def account_of(
+    part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None
+) -> UsageAccount:
     holder, owner = part.holder, part.owner
     labels = pod_labels.get(f"{holder.namespace}/{holder.pod}") if pod_labels else None
     return UsageAccount(
@@ -232,7 +262,9 @@ def name_row(one: Charge, query: RangeQuery) -> RowName:
 
 
 def add_up(usage: Sequence[Charge], currency: str) -> dict[str, Any]:
-    """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in `currency`."""
+    """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in
+    `currency`.
+    """
     everything = sum_usage(usage)
     held = sum_usage([one for one in usage if one.account != UNALLOCATED])
     priced = [one for one in usage if currency and one.currency == currency]
@@ -246,11 +278,17 @@ def add_up(usage: Sequence[Charge], currency: str) -> dict[str, Any]:
         "idle_hours": _hours(held.idle_seconds),
         "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
         "waited_hours": _hours(held.waited_seconds) or None,
-        "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS) if held.measured_seconds else None,
-        "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
+        "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS)
+        if held.measured_seconds
+        else None,
+        "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS)
+        if everything.energy_joules
+        else None,
         "cost": round(cost.cost, _DIGITS) if priced else None,
         "wasted": round(cost.idle_cost, _DIGITS) if priced else None,
-        "unpriced_hours": _hours(everything.allocated_seconds - cost.allocated_seconds) or None if currency else None,
+        "unpriced_hours": _hours(everything.allocated_seconds - cost.allocated_seconds) or None
+        if currency
+        else None,
     }
 
 
@@ -259,7 +297,12 @@ def _list_methods(usage: Iterable[Charge]) -> list[str]:
 
 
 def sum_usage(usage: Sequence[Charge]) -> Amounts:
-    return Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
+    return Amounts(
+        *(
+            math.fsum(column)
+            for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)
+        )
+    )
 
 
 def _hours(seconds: float) -> float:
@@ -278,20 +321,30 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     }
 
 
-def _describe_missing(label: str, prices: Prices, usage: Sequence[Charge], answer: RangeAnswer) -> Iterable[str]:
+def _describe_missing(
+    label: str, prices: Prices, usage: Sequence[Charge], answer: RangeAnswer
+) -> Iterable[str]:
     if label and not any(row.label for row in answer.rows):
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
-            " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"
+            " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports "
+            "it in kube_pod_labels)"
         )
-    hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
+    hours = (
+        sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency)
+        / 3600
+    )
     if not prices.currency:
         yield "there are no prices: start podgpu with --prices"
     elif hours >= 10**-_DIGITS:
-        yield f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in the cost"
+        yield (
+            f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in "
+            "the cost"
+        )
     if "mps" in answer.methods and answer.totals.unknown_hours:
         yield (
-            f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers share GPUs by MPS"
+            f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers "
+            "share GPUs by MPS"
             f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
         )
 
@@ -301,18 +354,30 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
         return "/".join(filter(None, (row.cluster, "unallocated")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
     job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
-    names = (row.cluster, row.namespace, owner, row.pod, job, row.uid or row.container_id, row.label)
+    names = (
+        row.cluster,
+        row.namespace,
+        owner,
+        row.pod,
+        job,
+        row.uid or row.container_id,
+        row.label,
+    )
     return "/".join(filter(None, names)) or nameless
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
-    """Writes CSV with the columns of FOCUS (a format for bills). Other columns begin with `x_`. Unknown is empty."""
+    """Writes CSV with the columns of FOCUS (a format for bills). Other columns begin with `x_`.
+    Unknown is empty.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
     writer.writeheader()
     for row in answer.rows:
         cells = _make_cells(answer, row)
-        writer.writerow({name: escape_cell(v) if isinstance(v, str) else v for name, v in cells.items()})
+        writer.writerow(
+            {name: escape_cell(v) if isinstance(v, str) else v for name, v in cells.items()}
+        )
     return text.getvalue().encode()
 
 
@@ -360,7 +425,9 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 # The history in SQLite
 
 
-def read_range_answer(db: Connection, query: RangeQuery, now: float, state: ClusterState) -> RangeAnswer:
+def read_range_answer(
+    db: Connection, query: RangeQuery, now: float, state: ClusterState
+) -> RangeAnswer:
     start, end, sums = read_range(db, *query.bounds(now))
     current = {} if query.end is not None else group_now(state, sums, query)
     answer = make_range(query, (start, min(end, now)), sums, state.prices, current)
@@ -374,23 +441,35 @@ def read_range_answer(db: Connection, query: RangeQuery, now: float, state: Clus
 
 
 def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[Charge]]:
-    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes, hours or days)."""
+    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes,
+    hours or days).
+    """
     times = {
-        resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
+        resolution: db.execute(
+            "SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)
+        ).fetchone()
         for resolution in (COARSE, HOUR, DAY)
     }
-    oldest = {resolution: math.inf if first is None else first for resolution, (first, _) in times.items()}
-    rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
+    oldest = {
+        resolution: math.inf if first is None else first for resolution, (first, _) in times.items()
+    }
+    rolled_up = {
+        resolution: 0 if last is None else last + resolution
+        for resolution, (_, last) in times.items()
+    }
 
     def step(time: float) -> int:
-        """Returns the finest resolution that covers `time`, or whose rows begin as early as those of the next one."""
+        """Returns the finest resolution that covers `time`, or whose rows begin as early as those
+        of the next one.
+        """
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
             if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
         return DAY
 
     first, last = floor_time(start, step(start)), ceil_time(end, step(end))
-    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from 5-minute rows.
+    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from
+    # 5-minute rows.
     first_hour = min(ceil_time(first, HOUR), last)
     last_hour = max(min(floor_time(last, HOUR), rolled_up[HOUR]), first_hour)
     first_day = min(ceil_time(first_hour, DAY), last_hour)
@@ -404,12 +483,24 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     )
     query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
     found = db.execute(query, rows)
-    return first, last, [Charge(UsageAccount(*row[:9]), amounts=Amounts(*row[10:]), currency=row[9]) for row in found]
+    return (
+        first,
+        last,
+        [
+            Charge(UsageAccount(*row[:9]), amounts=Amounts(*row[10:]), currency=row[9])
+            for row in found
+        ],
+    )
 
 
 def read_usage_start(db: Connection) -> int | None:
     """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
-    sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
+    sql = (
+        "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM "
+        "round)"
+    )
     first_day, first_round = db.execute(sql).fetchone()
-    start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
+    start: int | None = (
+        first_round if first_day is None or first_round < first_day + DAY else first_day
+    )
     return start

@@ -1,4 +1,6 @@
-"""Lists events of the stored history: GPU conditions that began or ended, pods that started or ended, idle alarms."""
+"""Lists events of the stored history: GPU conditions that began or ended, pods that started or
+ended, idle alarms.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer th
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
-# A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that started or ended
-# between `:start` and `:end`. Their older spans are included, because `_find_runs` needs the beginning of each run.
+# A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that
+# started or ended between `:start` and `:end`. Their older spans are included, because `_find_runs`
+# needs the beginning of each run.
 _SPANS = f"""
 SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, span.account,
     ifnull(namespace, ''), ifnull(pod, ''),
@@ -101,22 +104,35 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     end = now if query.end is None else min(query.end, now)
     start = end - query.seconds
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
-    parameters = {"start": start, "end": end, **({query.selector: query.value} if query.selector else {})}
+    parameters = {
+        "start": start,
+        "end": end,
+        **({query.selector: query.value} if query.selector else {}),
+    }
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     conditions = [span for span in spans if span.account == GPU_ITSELF]
-    events = [_condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)]
-    for at, group in _group([span for span in conditions if span.name != IDLE], lambda span: span.ended):
+    events = [
+        _condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)
+    ]
+    for at, group in _group(
+        [span for span in conditions if span.name != IDLE], lambda span: span.ended
+    ):
         event = _condition_event(at, group)
-        events.append(msgspec.structs.replace(event, kind="recovered", seconds=at - group[0].started))
+        events.append(
+            msgspec.structs.replace(event, kind="recovered", seconds=at - group[0].started)
+        )
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
             events.append(_pod_event("started", started, run))
         if ended < math.inf:
             events.append(_pod_event("ended", ended, run, ended - started))
-    events = sorted((event for event in events if start <= event.at <= end), key=lambda event: (-event.at, event.text))
+    events = sorted(
+        (event for event in events if start <= event.at <= end),
+        key=lambda event: (-event.at, event.text),
+    )
     return EventsAnswer(
         from_=start,
         to=end,
@@ -126,15 +142,23 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
 
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
-    """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not interrupt a run."""
-    back = {(s.node, s.started): math.inf if s.ended is None else s.ended for s in spans if s.name == "node_gone"}
+    """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not
+    interrupt a run.
+    """
+    back = {
+        (s.node, s.started): math.inf if s.ended is None else s.ended
+        for s in spans
+        if s.name == "node_gone"
+    }
     held = (span for span in spans if span.account != GPU_ITSELF)
     pods = sorted(held, key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(pods, lambda span: (span.account, span.node)):
         run: list[_Span] = []
         ended = 0.0
         for span in own:
-            until = math.inf if span.ended is None else back.get((span.node, span.ended), span.ended)
+            until = (
+                math.inf if span.ended is None else back.get((span.node, span.ended), span.ended)
+            )
             if run and span.started > ended:
                 yield run, ended
                 run = []
@@ -143,8 +167,12 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
         yield run, ended
 
 
-def _group(spans: Iterable[_Span], time_of: Callable[[_Span], int | None]) -> Iterator[tuple[int, list[_Span]]]:
-    """Groups spans by time (see `time_of`), node and condition. Yields the time and the spans of each group."""
+def _group(
+    spans: Iterable[_Span], time_of: Callable[[_Span], int | None]
+) -> Iterator[tuple[int, list[_Span]]]:
+    """Groups spans by time (see `time_of`), node and condition. Yields the time and the spans of
+    each group.
+    """
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
@@ -173,6 +201,10 @@ def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None =
 def _condition_event(at: int, spans: list[_Span]) -> Event:
     first = spans[0]
     gpus = {span.uuid for span in spans}
-    what = f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
+    what = (
+        f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
+    )
     uuid = first.uuid if len(gpus) == 1 else ""
-    return Event(at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid)
+    return Event(
+        at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid
+    )

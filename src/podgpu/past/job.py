@@ -1,4 +1,6 @@
-"""Summarises a pod: its use, memory, energy and cost, and a hint if fewer or smaller GPUs would be enough."""
+"""Summarises a pod: its use, memory, energy and cost, and a hint if fewer or smaller GPUs would be
+enough.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
 _SHORTEST = 900.0  # seconds; a pod that ran for a shorter time gets no hint
 _THROTTLING = ("thermal", "power_brake")
-_MIG_PROFILES = ((1, 1), (2, 2), (3, 4), (4, 4))  # each MIG profile: sevenths of compute, eighths of memory
+_MIG_PROFILES = (
+    (1, 1),
+    (2, 2),
+    (3, 4),
+    (4, 4),
+)  # each MIG profile: sevenths of compute, eighths of memory
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
 _MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
 _GIB = 1024**3
-# Returns the times when a pod held a GPU. If the node was gone at the end, the time includes the outage.
+# Returns the times when a pod held a GPU. If the node was gone at the end, the time includes the
+# outage.
 _SPANS = """
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
@@ -34,7 +42,9 @@ WHERE namespace = ? AND pod = ? ORDER BY span.started"""
 
 
 class JobSummary(RangeFigures, kw_only=True):
-    """Response of `/api/v1/summary`. Peaks are maxima of means over `step_seconds`. Unknown values are omitted."""
+    """Response of `/api/v1/summary`. Peaks are maxima of means over `step_seconds`. Unknown values
+    are omitted.
+    """
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     namespace: str
@@ -49,7 +59,9 @@ class JobSummary(RangeFigures, kw_only=True):
     p95_use: float | None = None
     peak_memory_bytes: float | None = None
     step_seconds: int = 0
-    shared: bool = False  # another pod used one of its GPUs meanwhile, so the next five values are unknown
+    shared: bool = (
+        False  # another pod used one of its GPUs meanwhile, so the next five values are unknown
+    )
     mean_power_watts: float | None = None  # of one GPU
     power_limit_watts: float | None = None  # mean of its GPUs, now
     current_use: float | None = None  # mean of its GPUs, now
@@ -62,7 +74,9 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-def read_summary(db: Connection, namespace: str, pod: str, now: float, state: ClusterState) -> JobSummary | None:
+def read_summary(
+    db: Connection, namespace: str, pod: str, now: float, state: ClusterState
+) -> JobSummary | None:
     spans = db.execute(_SPANS, (namespace, pod)).fetchall()
     if not spans:
         return None
@@ -99,7 +113,9 @@ def read_summary(db: Connection, namespace: str, pod: str, now: float, state: Cl
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
     # The mean of an unfinished step still changes, so it counts only if a device has no other.
-    finished = None if summary.to is not None else int((end - history.from_) // history.step_seconds)
+    finished = (
+        None if summary.to is not None else int((end - history.from_) // history.step_seconds)
+    )
 
     def read(name: str) -> list[list[float]]:
         columns = [device.series[name] for device in history.devices]
@@ -110,11 +126,14 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
     known = [value for values in use for value in values]
     summary.peak_use = max(known, default=None)
-    # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to the pod's share.
+    # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to
+    # the pod's share.
     summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
     p95 = [sorted(values)[math.ceil(0.95 * len(values)) - 1] for values in use if values]
     summary.p95_use = max(p95, default=None)
-    summary.peak_memory_bytes = peak = max((value for values in memory for value in values), default=None)
+    summary.peak_memory_bytes = peak = max(
+        (value for values in memory for value in values), default=None
+    )
     summary.step_seconds = history.step_seconds
     throttled = (mark for mark in history.marks if mark.condition in _THROTTLING)
     summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
@@ -123,14 +142,20 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     if summary.duration_seconds >= _SHORTEST and held_whole:
         gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
         peaks = [max(values, default=peak or 0.0) for values in memory]
-        summary.hint = _hint(summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus])
+        summary.hint = _hint(
+            summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus]
+        )
 
 
 def _is_shared(spans: Sequence[HolderSpan], namespace: str, pod: str) -> bool:
     """Returns whether others held the GPU while the pod held it."""
     own = [span for span in spans if (span.namespace, span.pod) == (namespace, pod)]
     others = [span for span in spans if span not in own]
-    return any(min(a.to or math.inf, b.to or math.inf) - max(a.from_, b.from_) > _BRIEF for a in own for b in others)
+    return any(
+        min(a.to or math.inf, b.to or math.inf) - max(a.from_, b.from_) > _BRIEF
+        for a in own
+        for b in others
+    )
 
 
 def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> None:
@@ -180,23 +205,42 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
     """Returns the seconds for which the GPU had the condition while the pod held the GPU."""
-    spans = [span for device in history.devices if device.uuid == mark.uuid for span in device.holders]
+    spans = [
+        span for device in history.devices if device.uuid == mark.uuid for span in device.holders
+    ]
     until = end if mark.until is None else mark.until
     return sum(max(0.0, min(until, span.to or end) - max(mark.at, span.from_)) for span in spans)
 
 
-def _hint(summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[DeviceState]) -> str:
-    """Suggests fewer or smaller GPUs, enough for the peak memory and 95th percentile of use. "" if there are none."""
-    peak, total = summary.peak_memory_bytes, min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
+def _hint(
+    summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[DeviceState]
+) -> str:
+    """Suggests fewer or smaller GPUs, enough for the peak memory and 95th percentile of use. "" if
+    there are none.
+    """
+    peak, total = (
+        summary.peak_memory_bytes,
+        min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0),
+    )
     if not p95 or peak is None or not total:
         return ""
     if not summary.peak_use:
-        return f"Nothing ran on its {'GPU, so it' if len(p95) == 1 else f'{len(p95)} GPUs, so they'} can be released."
-    usual = f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} GiB of memory"
+        return (
+            f"Nothing ran on its {'GPU, so it' if len(p95) == 1 else f'{len(p95)} GPUs, so they'} "
+            "can be released."
+        )
+    usual = (
+        f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} "
+        "GiB of memory"
+    )
     proviso = "if its use stays as before: " + usual
     if len(p95) > 1:
         needed = max(1, math.ceil(sum(p95)), math.ceil(sum(peaks) / total))
-        return f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each." if needed < len(p95) else ""
+        return (
+            f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each."
+            if needed < len(p95)
+            else ""
+        )
     share = max(p95[0], peak / total)
     if share > _MAX_SHARE:
         return ""
@@ -205,5 +249,7 @@ def _hint(summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[
         fitting = [(s, m) for s, m in _MIG_PROFILES if s / 7 >= p95[0] and m / 8 * total >= peak]
         if fitting:
             slices, eighths = fitting[0]
-            smaller = f"a MIG instance {slices}g ({eighths / 8 * total / _GIB:.0f} GiB) or {smaller}"
+            smaller = (
+                f"a MIG instance {slices}g ({eighths / 8 * total / _GIB:.0f} GiB) or {smaller}"
+            )
     return f"{smaller[0].upper()}{smaller[1:]} would be enough, {proviso}."

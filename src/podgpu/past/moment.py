@@ -1,4 +1,6 @@
-"""Builds the state of a past time from SQLite. What the history does not have, such as models, is that of now."""
+"""Builds the state of a past time from SQLite. What the history does not have, such as models, is
+that of now.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from podgpu.past.events import IDLE
 from podgpu.past.store import GPU_ITSELF
 
 _NOTE = (
-    "the history has no processes, waiting times, DCGM fields and reservations; pods that have ended count with equal"
+    "the history has no processes, waiting times, DCGM fields and reservations; pods that have "
+    "ended count with equal"
     " shares; costs are computed with the current prices"
 )
 # Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
@@ -42,18 +45,22 @@ WHERE resolution = :resolution AND time = :time"""
 _CONDITIONS = f"""
 SELECT gpu, name, started, '', message FROM span
 WHERE account = {GPU_ITSELF} AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
-# While a node does not answer, its pods keep their GPUs. A correlated subquery would be slow (7 s for 500,000 spans).
+# While a node does not answer, its pods keep their GPUs. A correlated subquery would be slow (7 s
+# for 500,000 spans).
 _HOLDERS = f"""
 SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid, container_id,
     iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
 FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at
     OR (gpu, ended) IN (SELECT gpu, started FROM span WHERE account = {GPU_ITSELF} AND name = 'node_gone'
     AND started <= :at AND (ended IS NULL OR ended > :at))) ORDER BY started"""
-_GPUS = "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
+_GPUS = (
+    "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
+)
 _UNKNOWN = (None, None, None, None)
 _UNKNOWN_STATE = NodeState(producer="podgpu")
 _UNKNOWN_NODE = NodeEntry(NodeReading("", _UNKNOWN_STATE), _UNKNOWN_STATE)
-_MAX_SUM = 1.05  # the values of all holders may exceed the GPU's by this factor, because pods start within a step
+# the values of all holders may exceed the GPU's by this factor, because pods start within a step
+_MAX_SUM = 1.05
 
 
 class _PastHolder(NamedTuple):
@@ -72,15 +79,21 @@ class _Device(NamedTuple):
 
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
-    """Returns the state at the Unix time `at`. Raises UsageError if there is no record of this time."""
+    """Returns the state at the Unix time `at`. Raises UsageError if there is no record of this
+    time.
+    """
     found = db.execute(_RECORD, {"at": at}).fetchone()
     if found is None:
         [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
         more = "" if later is None else f"; the next record is of {utc_text(later)}"
         raise UsageError(f"there is no record of {utc_text(at)}{more}")
     time = {"at": at, "resolution": found[0], "time": found[1]}
-    figures = group_by_key((gpu, (account, row)) for gpu, account, *row in db.execute(_FIGURES, time))
-    conditions = group_by_key((gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time))
+    figures = group_by_key(
+        (gpu, (account, row)) for gpu, account, *row in db.execute(_FIGURES, time)
+    )
+    conditions = group_by_key(
+        (gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time)
+    )
     held: defaultdict[int, list[_PastHolder]] = defaultdict(list)
     owners: dict[tuple[str, str], WorkloadOwner] = {}
     for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
@@ -89,7 +102,17 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
         if owner_name:
             owners[holder.namespace, holder.pod] = WorkloadOwner(kind, owner_name)
     devices = group_by_key(
-        (node, _Device(uuid, instance, number, dict(figures.get(id_, ())), conditions.get(id_, ()), held.get(id_, ())))
+        (
+            node,
+            _Device(
+                uuid,
+                instance,
+                number,
+                dict(figures.get(id_, ())),
+                conditions.get(id_, ()),
+                held.get(id_, ()),
+            ),
+        )
         for id_, node, uuid, instance, number in db.execute(_GPUS)
         if id_ in figures or id_ in conditions or id_ in held
     )
@@ -149,15 +172,22 @@ def _find_gone_since(devices: Sequence[_Device], at: float) -> float | None:
     return None
 
 
-def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None) -> DeviceState:
-    known_devices: dict[str, Any] = {"": known, **{str(one.id): one for one in known.instances}} if known else {}
+def _make_gpu(
+    devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None
+) -> DeviceState:
+    known_devices: dict[str, Any] = (
+        {"": known, **{str(one.id): one for one in known.instances}} if known else {}
+    )
     is_hidden, model = all(device.instance for device in devices), known.model if known else ""
     gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=model, hidden=is_hidden)
     for device in devices:
         now = known_devices.get(device.instance)
         utilization, memory, power, temperature = device.figures.get(GPU_ITSELF, _UNKNOWN)
         # Clients that share an MPS server have values, but no utilisation.
-        is_mps = any(mps and device.figures.get(account, (0,))[0] is None for account, mps, *_ in device.holders)
+        is_mps = any(
+            mps and device.figures.get(account, (0,))[0] is None
+            for account, mps, *_ in device.holders
+        )
         shared: dict[str, Any] = {
             "utilization_ratio": utilization,
             "memory_used_bytes": memory,
@@ -166,19 +196,32 @@ def _make_gpu(devices: Sequence[_Device], known: DeviceState | None, idle_after:
             "usage": DeviceTotals(method="mps") if is_mps else None,
         }
         if device.instance:
-            instance = MigInstance(id=int(device.instance), profile=now.profile if now else "", **shared)
+            instance = MigInstance(
+                id=int(device.instance), profile=now.profile if now else "", **shared
+            )
             gpu = replace(gpu, instances=(*gpu.instances, instance))
         else:
             gpu = replace(gpu, power_mw=power, temperature_celsius=temperature, **shared)
-    conditions = {one.name: one for device in devices for one in device.conditions if one.name not in (IDLE, NODE_GONE)}
+    conditions = {
+        one.name: one
+        for device in devices
+        for one in device.conditions
+        if one.name not in (IDLE, NODE_GONE)
+    }
     return replace(gpu, conditions=tuple(conditions.values()))
 
 
-def _make_holders(device: _Device, now: Sequence[Holder], idle_after: float | None) -> Iterator[Holder]:
+def _make_holders(
+    device: _Device, now: Sequence[Holder], idle_after: float | None
+) -> Iterator[Holder]:
     own = _select_own_figures(device)
     for account, *_, holder in device.holders:
         same = next((one for one in now if one.key == holder.key), holder)
-        alarms = (one for one in device.conditions if one.name == IDLE and one.says.startswith(f"{holder.text} "))
+        alarms = (
+            one
+            for one in device.conditions
+            if one.name == IDLE and one.says.startswith(f"{holder.text} ")
+        )
         # An alarm begins when the holder has been idle for `idle_after` seconds.
         idle_since = next(((alarm.since or 0.0) - (idle_after or 0.0) for alarm in alarms), None)
         utilization, memory, *_ = own.get(account, _UNKNOWN)
@@ -187,15 +230,19 @@ def _make_holders(device: _Device, now: Sequence[Holder], idle_after: float | No
 
 
 def _select_own_figures(device: _Device) -> Mapping[int, Sequence[Any]]:
-    """Returns the values of each account with one holder. The containers of a pod have only a common sum.
+    """Returns the values of each account with one holder. The containers of a pod have only a
+    common sum.
 
-    On a shared GPU, omits copies of the GPU's values (see `_COPY_GPU_VALUES`). They have a power or exceed its values.
+    On a shared GPU, omits copies of the GPU's values (see `_COPY_GPU_VALUES`). They have a power or
+    exceed its values.
     """
     holders = Counter(account for account, *_ in device.holders)
     own = {account: device.figures[account] for account in holders if account in device.figures}
     if len(holders) > 1:
         own = {account: figures for account, figures in own.items() if figures[2:] == [None, None]}
-        for whole, *values in zip(device.figures.get(GPU_ITSELF, _UNKNOWN), *own.values(), strict=True):
+        for whole, *values in zip(
+            device.figures.get(GPU_ITSELF, _UNKNOWN), *own.values(), strict=True
+        ):
             if whole is not None and sum(value or 0 for value in values) > whole * _MAX_SUM:
                 return {}
     return {account: figures for account, figures in own.items() if holders[account] == 1}

@@ -42,7 +42,9 @@ from podgpu.past.store import COARSE, FINE
 
 CACHE_SECONDS = 15.0
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
-_MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap, because a scrape may fail
+_MAX_GAP_SECONDS = (
+    300  # a holder or condition continues through a shorter gap, because a scrape may fail
+)
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
@@ -75,11 +77,17 @@ class Window(NamedTuple):
         """Returns one value per step, or None if there is no valid value."""
         steps = self.find_steps(points)
         if figure == "utilization_ratio":
-            steps = {number: min(ratio, 1.0) for number, ratio in steps.items() if 0 <= ratio <= _MAX_RATIO}
+            steps = {
+                number: min(ratio, 1.0)
+                for number, ratio in steps.items()
+                if 0 <= ratio <= _MAX_RATIO
+            }
         return [steps.get(number) for number in range(self.steps)]
 
     def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
-        """Returns the start and end of each run of steps without a long gap. The end is None if the run goes on."""
+        """Returns the start and end of each run of steps without a long gap. The end is None if the
+        run goes on.
+        """
         runs: list[list[int]] = []
         for step in sorted(steps):
             if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
@@ -87,14 +95,21 @@ class Window(NamedTuple):
             else:
                 runs.append([step, step])
         starts = [self.start + first * self.step for first, _ in runs]
-        ends = [None if last >= self.steps - 1 else self.start + (last + 1) * self.step for _, last in runs]
+        ends = [
+            None if last >= self.steps - 1 else self.start + (last + 1) * self.step
+            for _, last in runs
+        ]
         return list(zip(starts, ends, strict=True))
 
 
 class PrometheusHistory:
-    """Implements `HistorySource`. Sparklines are cached for 15 s, because every open page requests them."""
+    """Implements `HistorySource`. Sparklines are cached for 15 s, because every open page requests
+    them.
+    """
 
-    def __init__(self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._server = server
         self._clock = clock
         self._sparklines: JSON = {}
@@ -116,7 +131,9 @@ class PrometheusHistory:
             device = (await reader.read_devices([uuid])).get((uuid, instance))
             return None if device is None else device.make_history(device.figures)
 
-    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
+    async def pod(
+        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
+    ) -> PodHistory | None:
         name = namespace, pod
         of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
         async with aclosing(PrometheusClient(self._server)) as client:
@@ -128,7 +145,9 @@ class PrometheusHistory:
                 devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
         histories = [device.history_of_pod(name) for device in devices.values()]
         own = [history for history in histories if history is not None]
-        own.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        own.sort(
+            key=lambda history: (history.node, history.index or 0, history.uuid, history.instance)
+        )
         return make_pod_history(namespace, pod, own)
 
     async def _read_sparklines(self, client: PrometheusClient) -> JSON:
@@ -138,11 +157,17 @@ class PrometheusHistory:
         lines = {}
         for labels, points in await reader.read("avg", reader.figures()["utilization_ratio"]):
             uuid, instance = _read_device(labels)
-            lines[f"{uuid}/{instance}" if instance else uuid] = window.align("utilization_ratio", points)
+            lines[f"{uuid}/{instance}" if instance else uuid] = window.align(
+                "utilization_ratio", points
+            )
         return sparklines_json(times, lines)
 
-    async def _make_reader(self, client: PrometheusClient, seconds: int, matcher: str = "") -> _HistoryReader:
-        step = FINE if seconds <= MAX_POINTS * FINE else COARSE * -(-seconds // (COARSE * MAX_POINTS))
+    async def _make_reader(
+        self, client: PrometheusClient, seconds: int, matcher: str = ""
+    ) -> _HistoryReader:
+        step = (
+            FINE if seconds <= MAX_POINTS * FINE else COARSE * -(-seconds // (COARSE * MAX_POINTS))
+        )
         count = seconds // step
         end = await client.query_time() // FINE * FINE
         server = replace(self._server, match=",".join(filter(None, (matcher, self._server.match))))
@@ -169,9 +194,13 @@ class _HistoryReader:
     async def read_devices(
         self, uuids: Sequence[str], pod: PodName | None = None
     ) -> dict[UuidAndInstance, _DeviceLines]:
-        """Reads devices. With `pod`, reads values and conditions only while the pod held them. Raises SourceError."""
+        """Reads devices. With `pod`, reads values and conditions only while the pod held them.
+        Raises SourceError.
+        """
         of_devices = self.figures(uuids, pod)
-        of_holders = {name: self._of_holders(series, uuids) for name, series in _HOLDER_SERIES.items()}
+        of_holders = {
+            name: self._of_holders(series, uuids) for name, series in _HOLDER_SERIES.items()
+        }
         own_pods, held, health, *means = await asyncio.gather(
             *(
                 self.read("max", query)
@@ -180,7 +209,9 @@ class _HistoryReader:
             *(self.read("avg", query) for query in (*of_devices.values(), *of_holders.values())),
         )
         device_means, holder_means = means[: len(of_devices)], means[len(of_devices) :]
-        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # their own pods, which are not holders
+        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(
+            set
+        )  # their own pods, which are not holders
         for labels in (line.labels for line in own_pods if line.labels.get("pod")):
             exporters[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[UuidAndInstance, _DeviceLines] = {}
@@ -199,23 +230,31 @@ class _HistoryReader:
             if holder is not None:
                 device.holders[holder] |= self._window.find_steps(points).keys()
         for labels, points in health:
-            find_device(labels).conditions[labels.get("condition", "")] |= self._window.find_steps(points).keys()
+            find_device(labels).conditions[labels.get("condition", "")] |= self._window.find_steps(
+                points
+            ).keys()
         for name, lines in zip(of_devices, device_means, strict=True):
             for labels, points in lines:
                 find_device(labels).figures[name] = self._window.align(name, points)
         for name, lines in zip(of_holders, holder_means, strict=True):
             for labels, points in lines:
                 if (holder := read_holder(labels)) is not None:
-                    find_device(labels).holder_figures[holder, name] = self._window.align(name, points)
+                    find_device(labels).holder_figures[holder, name] = self._window.align(
+                        name, points
+                    )
         return devices
 
     # PromQL
 
     def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
-        """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
+        """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all
+        devices.
+        """
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
-            "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(ENGINE, uuids)}",
+            "utilization_ratio": (
+                f"({self._field(UTIL, uuids)}) / 100 or {self._field(ENGINE, uuids)}"
+            ),
             "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
@@ -224,7 +263,9 @@ class _HistoryReader:
 
     def held_by(self, pod: PodName) -> str:
         series = " or ".join(
-            select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
+            select(
+                _HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match
+            )
             for namespace, name, _ in POD_LABEL_VARIANTS
         )
         return f"group {by(*_KEYS)} ({series})"
@@ -273,18 +314,30 @@ class _DeviceLines:
     conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
-        """Returns the values from the time when the pod held the device. None if the pod never held it.
+        """Returns the values from the time when the pod held the device. None if the pod never held
+        it.
 
-        Prefers the pod's own values. Without them, uses the device's values while no other pod held the device.
+        Prefers the pod's own values. Without them, uses the device's values while no other pod held
+        the device.
         """
-        own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
+        own = {
+            holder: steps
+            for holder, steps in self.holders.items()
+            if (holder.namespace, holder.pod) == pod
+        }
         held = {step for steps in own.values() for step in steps}
-        shared = {step for holder, steps in self.holders.items() if holder not in own for step in steps}
+        shared = {
+            step for holder, steps in self.holders.items() if holder not in own for step in steps
+        }
         if not held:
             return None
         figures: dict[str, Values] = {name: [None] * self.window.steps for name in Figures._fields}
         for name, values in figures.items():
-            lines = [line for holder in own if (line := self.holder_figures.get((holder, name))) is not None]
+            lines = [
+                line
+                for holder in own
+                if (line := self.holder_figures.get((holder, name))) is not None
+            ]
             device = self.figures.get(name)
             for step in held:
                 known = [value for line in lines if (value := line[step]) is not None]

@@ -1,4 +1,6 @@
-"""Stores the state of all GPUs every 15 s in a thread, and builds the responses of `/api/v1/history`."""
+"""Stores the state of all GPUs every 15 s in a thread, and builds the responses of
+`/api/v1/history`.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,30 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryRecorder:
-    """Records the history of a node or a cluster. Without a directory, the history is kept in memory."""
+    """Records the history of a node or a cluster. Without a directory, the history is kept in
+    memory.
+    """
 
     def __init__(
-        self, read_gpus: Callable[[], Sequence[GpuSample] | None], clock: Clock | None = None, directory: str = ""
+        self,
+        read_gpus: Callable[[], Sequence[GpuSample] | None],
+        clock: Clock | None = None,
+        directory: str = "",
     ) -> None:
         """`read_gpus` returns the current state, or None if the state is not available."""
         if directory and Path(directory).exists() and not Path(directory).is_dir():
-            raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
+            raise UsageError(
+                f"--history-dir {directory}: not a directory; give a directory that podgpu may "
+                "write to"
+            )
         self.fatal: StartError | None = None
         self._read_gpus = read_gpus
         self._clock = clock or Clock()
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
-        self._points: dict[int, Mapping[str, float | None]] = {}  # start of the minute -> utilisation by device
+        self._points: dict[
+            int, Mapping[str, float | None]
+        ] = {}  # start of the minute -> utilisation by device
         self._store = HistoryStore()
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
         self._reopen()
@@ -77,7 +89,9 @@ class HistoryRecorder:
         return (self._problem,) if self._problem else ()
 
     def _reopen(self) -> None:
-        """Opens the file. After a failure, retries every minute and meanwhile keeps history in memory."""
+        """Opens the file. After a failure, retries every minute and meanwhile keeps history in
+        memory.
+        """
         if self._path is None or self._clock.monotonic() < self._reopen_at:
             return
         try:
@@ -92,7 +106,11 @@ class HistoryRecorder:
         self._report("")
         if old := [path for pattern in _OLD_FILES for path in self._path.parent.glob(pattern)]:
             names = ", ".join(sorted(path.name for path in old))
-            _log.warning("history: files of podgpu 0.1 or 0.2 in %s are not read: %s", self._path.parent, names)
+            _log.warning(
+                "history: files of podgpu 0.1 or 0.2 in %s are not read: %s",
+                self._path.parent,
+                names,
+            )
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -130,7 +148,9 @@ class HistoryRecorder:
     # Answers
 
     async def ask(self, read: Callable[[Connection, float], T]) -> T:
-        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError if reading fails."""
+        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError
+        if reading fails.
+        """
 
         def ask() -> T:
             try:
@@ -147,13 +167,19 @@ class HistoryRecorder:
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await self.ask(lambda db, now: read_gpu(db, uuid, now - seconds, now, instance))
 
-    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
+    async def pod(
+        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
+    ) -> PodHistory | None:
         return await self.ask(
-            lambda db, now: make_pod_history(namespace, pod, read_pod(db, namespace, pod, now - seconds, now))
+            lambda db, now: make_pod_history(
+                namespace, pod, read_pod(db, namespace, pod, now - seconds, now)
+            )
         )
 
     def _read_sparklines(self, db: Connection, now: float) -> JSON:
-        """Builds the sparklines. Caches points of past minutes, because every open page requests them repeatedly."""
+        """Builds the sparklines. Caches points of past minutes, because every open page requests
+        them repeatedly.
+        """
         times = sparkline_times(now)
         cached, points = self._points, {}  # local, because another thread may replace self._points
         for at in times:
@@ -161,4 +187,6 @@ class HistoryRecorder:
             points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
         self._points = points
         names = sorted({name for values in points.values() for name in values})
-        return sparklines_json(times, {name: [values.get(name) for values in points.values()] for name in names})
+        return sparklines_json(
+            times, {name: [values.get(name) for values in points.values()] for name in names}
+        )

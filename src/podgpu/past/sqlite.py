@@ -26,7 +26,12 @@ FULL, NO_DATA = 200, 255
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
-_DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, "temperature_celsius": None}
+_DIGITS = {
+    "utilization_ratio": 4,
+    "memory_used_bytes": None,
+    "power_watts": 1,
+    "temperature_celsius": None,
+}
 
 
 class HolderSpan(Workload, frozen=True, kw_only=True):
@@ -37,7 +42,9 @@ class HolderSpan(Workload, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """A period in which a GPU had a condition, such as an XID. `until` is None while the condition lasts."""
+    """A period in which a GPU had a condition, such as an XID. `until` is None while the condition
+    lasts.
+    """
 
     at: float
     until: float | None = None
@@ -48,7 +55,9 @@ class Mark(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """History of a GPU or MIG instance. `series` maps a quantity, such as power_watts, to one mean per time step."""
+    """History of a GPU or MIG instance. `series` maps a quantity, such as power_watts, to one mean
+    per time step.
+    """
 
     uuid: str
     instance: str = ""
@@ -78,22 +87,30 @@ class PodHistory(msgspec.Struct, kw_only=True):
 
 
 class HistorySource(Protocol):
-    """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be read."""
+    """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be
+    read.
+    """
 
     async def sparklines(self) -> JSON: ...
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         """Returns None if the GPU is unknown."""
 
-    async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> PodHistory | None:
-        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores `cluster`."""
+    async def pod(
+        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
+    ) -> PodHistory | None:
+        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores
+        `cluster`.
+        """
 
 
 def parse_range(text: str) -> int:
     """Converts a duration such as `30m` or `7d` to seconds. Raises UsageError for other texts."""
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
     if found is None:
-        raise UsageError(f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w")
+        raise UsageError(
+            f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w"
+        )
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -106,12 +123,16 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
     except ValueError:
         time = math.nan
     if not 0 <= time < most:
-        raise UsageError(f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}")
+        raise UsageError(
+            f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}"
+        )
     return time
 
 
 def sparkline_times(now: float) -> range:
-    """Returns the Unix time of each point. A sparkline has 60 points and ends with the current minute."""
+    """Returns the Unix time of each point. A sparkline has 60 points and ends with the current
+    minute.
+    """
     end = (int(now) // _SPARKLINE_STEP + 1) * _SPARKLINE_STEP
     return range(end - _SPARKLINE_POINTS * _SPARKLINE_STEP, end, _SPARKLINE_STEP)
 
@@ -124,12 +145,21 @@ def utilization_byte(ratio: float | None) -> int:
 
 
 def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
-    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to ratios. Omits devices without data."""
+    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to ratios. Omits
+    devices without data.
+    """
     known = {
-        name: bytes(map(utilization_byte, line)) for name, line in lines.items() if any(v is not None for v in line)
+        name: bytes(map(utilization_byte, line))
+        for name, line in lines.items()
+        if any(v is not None for v in line)
     }
     devices = {name: b64encode(line).decode() for name, line in known.items()}
-    header = {"api": "podgpu/v1", "from": times.start, "step_seconds": times.step, "points": len(times)}
+    header = {
+        "api": "podgpu/v1",
+        "from": times.start,
+        "step_seconds": times.step,
+        "points": len(times),
+    }
     return {**header, "devices": devices}
 
 
@@ -141,12 +171,19 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of a pod's GPUs. Omits conditions from times when the pod did not hold the GPU."""
+    """Combines the histories of a pod's GPUs. Omits conditions from times when the pod did not hold
+    the GPU.
+    """
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
         own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
-        names: dict[str, Any] = {"uuid": gpu.uuid, "instance": gpu.instance, "node": gpu.node, "index": gpu.index}
+        names: dict[str, Any] = {
+            "uuid": gpu.uuid,
+            "instance": gpu.instance,
+            "node": gpu.node,
+            "index": gpu.index,
+        }
         devices.append(DeviceHistory(**names, series=gpu.series, holders=own))
         for mark in gpu.marks:
             end = math.inf if mark.until is None else mark.until
@@ -168,13 +205,14 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
 
 # Reading from SQLite
 
-# The table `round` has the times of samples. Selects those of one resolution, and those without a 5-minute mean yet.
+# The table `round` has the times of samples. Selects those of one resolution, and those without a
+# 5-minute mean yet.
 _TIMES = """
 WITH times AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Averages the values of a GPU. If :account is a pod or job, reads only the times in which this account held the GPU.
-# On a shared GPU, reads the account's own values instead of the GPU's values.
+# Averages the values of a GPU. If :account is a pod or job, reads only the times in which this
+# account held the GPU. On a shared GPU, reads the account's own values instead of the GPU's values.
 # CROSS JOIN makes SQLite look up one sample per time instead of scanning all samples.
 _FIGURES = f"""{_TIMES}
 SELECT (time - :start) / :step AS point,
@@ -204,21 +242,35 @@ FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = {GPU_ITSELF} GROUP BY gpu"""
 
 
-def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
+def read_gpu(
+    db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = ""
+) -> GpuHistory | None:
     """Returns the history of a GPU in at most MAX_POINTS steps, or None if the GPU is unknown."""
-    sql = f"SELECT uuid, instance, node, gpu_index, id, {GPU_ITSELF} FROM gpu WHERE uuid = ? AND instance = ?"
+    sql = (
+        f"SELECT uuid, instance, node, gpu_index, id, {GPU_ITSELF} FROM gpu WHERE uuid = ? AND "
+        "instance = ?"
+    )
     row = db.execute(sql, (uuid, instance)).fetchone()
     return None if row is None else _read_history(db, row, _choose_window(db, start, end))
 
 
-def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
-    """Returns the history of each GPU that a pod held. On a shared GPU, the values are those of the pod alone."""
+def read_pod(
+    db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float
+) -> list[GpuHistory]:
+    """Returns the history of each GPU that a pod held. On a shared GPU, the values are those of the
+    pod alone.
+    """
     window = _choose_window(db, start, end)
-    return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
+    return [
+        _read_history(db, row, window)
+        for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()
+    ]
 
 
 def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:
-    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. Reads 15 s samples, which are kept for an hour."""
+    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. Reads 15 s samples, which are kept
+    for an hour.
+    """
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
@@ -231,16 +283,32 @@ def ceil_time(time: float, step: int) -> int:
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
-    """Returns the SQL parameters for a time range: its start and end, the resolution to read, and the step."""
-    sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
+    """Returns the SQL parameters for a time range: its start and end, the resolution to read, and
+    the step.
+    """
+    sql = (
+        "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + "
+        "resolution LIMIT 1"
+    )
     oldest = db.execute(sql, (start, end)).fetchone()
-    newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
+    newest_coarse = db.execute(
+        "SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)
+    ).fetchone()[0]
     # A short range is read from 15 s samples, if they go back far enough.
     resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
     first, last = floor_time(start, resolution), ceil_time(end, resolution)
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
-    rolled_up = last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
-    return {"resolution": resolution, "fine": FINE, "rolled_up": rolled_up, "start": first, "end": last, "step": step}
+    rolled_up = (
+        last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
+    )
+    return {
+        "resolution": resolution,
+        "fine": FINE,
+        "rolled_up": rolled_up,
+        "start": first,
+        "end": last,
+        "step": step,
+    }
 
 
 def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, int]) -> GpuHistory:
@@ -261,6 +329,9 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
         to=start + step * steps,
         step_seconds=step,
         series=round_series(series),
-        holders=[HolderSpan(*names, from_=start, to=end) for start, end, *names in db.execute(_HOLDERS, parameters)],
+        holders=[
+            HolderSpan(*names, from_=start, to=end)
+            for start, end, *names in db.execute(_HOLDERS, parameters)
+        ],
         marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
     )

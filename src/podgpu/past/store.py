@@ -19,8 +19,10 @@ from podgpu.errors import PodgpuError
 
 SCHEMA_VERSION = 4
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
-GPU_ITSELF = 0  # the `account` of rows about the GPU itself: its values in `sample`, its conditions in `span`
-_LATEST = 60  # seconds; if a condition began earlier than this, only its message changed: the new span starts now
+# the `account` of rows about the GPU itself: its values in `sample`, its conditions in `span`
+GPU_ITSELF = 0
+# seconds; if a condition began earlier than this, only its message changed: the new span starts now
+_LATEST = 60
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
 
@@ -38,9 +40,11 @@ IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY 
 
 _SETTINGS = (
     "journal_mode = WAL",
-    "synchronous = NORMAL",  # a power failure may lose the last values, but does not damage the file
+    # a power failure may lose the last values, but does not damage the file
+    "synchronous = NORMAL",
     "temp_store = MEMORY",  # a container may have no writable /tmp
-    "wal_autocheckpoint = 4000",  # pages (16 MB); the same pages change often, so rare checkpoints save disk writes
+    # pages (16 MB); the same pages change often, so rare checkpoints save disk writes
+    "wal_autocheckpoint = 4000",
 )
 _SCHEMA = f"""
 BEGIN;
@@ -125,14 +129,17 @@ _ROLL_UP_USAGE = f"""
 INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
     {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
 FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
-_FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
+_FIGURE_MEANS = (
+    "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
+)
 _STEPS = """
 SELECT DISTINCT time / :coarse * :coarse FROM round WHERE resolution = :fine AND time >= :since AND time < :until"""
 _ROLL_UP_SAMPLES = f"""
 INSERT OR REPLACE INTO sample SELECT :coarse, :start, gpu, account, {_FIGURE_MEANS} FROM sample
 WHERE resolution = :fine AND time >= :start AND time < :start + :coarse GROUP BY gpu, account"""
-# If a pod starts or ends within a 5-minute step and has no values of its own, copies the GPU's values to the pod: the
-# mean over the rounds in which the pod held the GPU. The GPU's mean of the whole step includes times without the pod.
+# If a pod starts or ends within a 5-minute step and has no values of its own, copies the GPU's
+# values to the pod: the mean over the rounds in which the pod held the GPU. The GPU's mean of the
+# whole step includes times without the pod.
 _COPY_GPU_VALUES = f"""
 WITH changed AS MATERIALIZED (
     SELECT * FROM span WHERE account <> {GPU_ITSELF} AND (started > :since OR ended BETWEEN :since AND :until))
@@ -164,20 +171,27 @@ class GpuSample(NamedTuple):
     node: str = ""
     gpu_index: int | None = None
     figures: Figures | None = None
-    charges: Sequence[Charge] = ()  # of the holders and, if a part of the GPU was unallocated, of UNALLOCATED
-    conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
+    charges: Sequence[
+        Charge
+    ] = ()  # of the holders and, if a part of the GPU was unallocated, of UNALLOCATED
+    conditions: Sequence[
+        tuple[str, str]
+    ] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
     since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
     holders_known: bool = True  # if False, the previous holders still count as holders
 
 
 class HistoryStore:
-    """Writes history to a file, or to memory if `path` is None. No other process may write to the file.
+    """Writes history to a file, or to memory if `path` is None. No other process may write to the
+    file.
 
     Call `append` from one thread. `reader` may be called from any thread.
     """
 
     def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
-        """Opens or creates the file. A damaged file is renamed to `*.damaged`, and an empty one is created."""
+        """Opens or creates the file. A damaged file is renamed to `*.damaged`, and an empty one is
+        created.
+        """
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
@@ -192,11 +206,12 @@ class HistoryStore:
             self._lock = lock.pop_all()
 
     def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
-        """Stores a round: the state of all GPUs at the Unix time `now`. Replaces a round in the same interval of 15 s.
+        """Stores a round: the state of all GPUs at the Unix time `now`. Replaces a round in the
+        same interval of 15 s.
 
-        The holders and conditions of a GPU end if the GPU is missing in the round.
-        Raises HistoryError if the file cannot be written. The values of the round are then lost, but its usage is
-        kept in memory and written with the next round.
+        The holders and conditions of a GPU end if the GPU is missing in the round. Raises
+        HistoryError if the file cannot be written. The values of the round are then lost, but its
+        usage is kept in memory and written with the next round.
         """
         try:
             with self._translate_errors("write"), self._in_memory:
@@ -215,7 +230,9 @@ class HistoryStore:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """Opens a read-only connection for the functions in `answers`. Raises HistoryError if this fails."""
+        """Opens a read-only connection for the functions in `answers`. Raises HistoryError if this
+        fails.
+        """
         with self._translate_errors("read"):
             if self._path is None:
                 with self._in_memory:
@@ -233,15 +250,25 @@ class HistoryStore:
 
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
-        """Converts errors to HistoryError. If the file is damaged, the next `append` creates a new file."""
+        """Converts errors to HistoryError. If the file is damaged, the next `append` creates a new
+        file.
+        """
         try:
             yield
         except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # SQLite reports some full disks as I/O errors
-            hint = "; check that the disk has free space" if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else ""
-            raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}{hint}") from error
+            code = (
+                getattr(error, "sqlite_errorcode", 0) & 0xFF
+            )  # SQLite reports some full disks as I/O errors
+            hint = (
+                "; check that the disk has free space"
+                if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+                else ""
+            )
+            raise HistoryError(
+                f"cannot {action} {self._path or 'history'}: {error}{hint}"
+            ) from error
 
     def _open_or_replace(self) -> None:
         try:
@@ -260,7 +287,8 @@ class HistoryStore:
         if version not in (0, SCHEMA_VERSION):
             self._db.close()
             raise HistoryError(
-                f"{self._path} was written by another version of podgpu (schema {version}; this version supports"
+                f"{self._path} was written by another version of podgpu (schema {version}; this "
+                "version supports"
                 f" {SCHEMA_VERSION}); use that version or another --history-dir"
             )
         for setting in _SETTINGS:
@@ -270,20 +298,31 @@ class HistoryStore:
         self._reset_caches()
 
     def _replace_file(self, error: Exception) -> None:
-        self._db.close()  # must precede the renaming, because closing deletes the write-ahead log by its name
+        # must precede the renaming, because closing deletes the write-ahead log by its name
+        self._db.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
-        _log.error("%s is damaged (%s); it was renamed to *.damaged, and a new file was created", self._path, error)
+        _log.error(
+            "%s is damaged (%s); it was renamed to *.damaged, and a new file was created",
+            self._path,
+            error,
+        )
         self._damage = None
         self._open()
 
     def _reset_caches(self) -> None:
-        """Replaces cached values by those in the file. Needed after a rollback, which may invalidate cached row ids."""
+        """Replaces cached values by those in the file. Needed after a rollback, which may
+        invalidate cached row ids.
+        """
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = self._window = -1
-        self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
-        self._open_spans = set(self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL"))
+        self._last_round = self._fetch_value(
+            "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE
+        )
+        self._open_spans = set(
+            self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL")
+        )
 
     def _add_pending_usage(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Keeps the usage of a round that could not be written."""
@@ -295,23 +334,36 @@ class HistoryStore:
 
     def _write_round(self, now: float, gpus: Sequence[GpuSample]) -> None:
         time = int(now) // FINE * FINE
-        self._last_round = min(self._last_round, time)  # if the clock was set back, the last round may be in the future
+        self._last_round = min(
+            self._last_round, time
+        )  # if the clock was set back, the last round may be in the future
         rolled_up_until = self._last_round
-        if self._ids_hour != time // HOUR * HOUR:  # clears cached ids every hour, so that the upserts update last_seen
+        if (
+            self._ids_hour != time // HOUR * HOUR
+        ):  # clears cached ids every hour, so that the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
-        gpu_ids = [self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index)) for gpu in gpus]
+        gpu_ids = [
+            self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
+            for gpu in gpus
+        ]
         usage: dict[tuple[int, str], Amounts] = {}  # by account and currency
-        own: dict[tuple[int, int], Figures] = {}  # values of the holders of shared GPUs, by GPU and account
+        own: dict[
+            tuple[int, int], Figures
+        ] = {}  # values of the holders of shared GPUs, by GPU and account
         unknown: set[int] = set()  # GPUs without known holders
-        spans: dict[tuple[int, int, str, str], int] = {}  # with the start of each span, if it is new
+        spans: dict[
+            tuple[int, int, str, str], int
+        ] = {}  # with the start of each span, if it is new
         for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
             if not gpu.holders_known:
                 unknown.add(gpu_id)
             for charge in gpu.charges:
                 account_id = self._row_id(_UPSERT_ACCOUNT, charge.account)
                 earlier = usage.get((account_id, charge.currency))
-                usage[account_id, charge.currency] = earlier.plus(charge.amounts) if earlier else charge.amounts
+                usage[account_id, charge.currency] = (
+                    earlier.plus(charge.amounts) if earlier else charge.amounts
+                )
                 if charge.account != UNALLOCATED:
                     spans[gpu_id, account_id, charge.container, ""] = time
                 if charge.figures is not None:
@@ -322,8 +374,13 @@ class HistoryStore:
                 is_new = rolled_up_until - _LATEST < since <= now + 1
                 spans[gpu_id, GPU_ITSELF, name, message] = round(since) if is_new else time
         if unknown:
-            spans |= {span: time for span in self._open_spans if span[0] in unknown and span[1] != GPU_ITSELF}
-        # The rows are generators, because lists of them would cost a fifth of the CPU time in the garbage collector.
+            spans |= {
+                span: time
+                for span in self._open_spans
+                if span[0] in unknown and span[1] != GPU_ITSELF
+            }
+        # The rows are generators, because lists of them would cost a fifth of the CPU time in the
+        # garbage collector.
         samples = (
             (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
             for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
@@ -336,13 +393,18 @@ class HistoryStore:
             for (start, account, currency), amounts in self._pending_usage.items()
         )
         self._db.execute(_INSERT_ROUND, (FINE, time))
-        self._insert_samples(chain(samples, ((FINE, time, *key, *figures) for key, figures in own.items())))
+        self._insert_samples(
+            chain(samples, ((FINE, time, *key, *figures) for key, figures in own.items()))
+        )
         self._db.executemany(_ADD_USAGE, chain(added, pending))
         new = ((*span, started) for span, started in spans.items() if span not in self._open_spans)
         self._db.executemany(_START_SPAN, new)
-        # If podgpu did not run for some time, holders and conditions are recorded as ended at the last round before.
+        # If podgpu did not run for some time, holders and conditions are recorded as ended at the
+        # last round before.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
-        self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans.keys()])
+        self._db.executemany(
+            _END_SPAN, [(ended, *span) for span in self._open_spans - spans.keys()]
+        )
         self._open_spans, self._last_round = set(spans), time
         if self._window != time // COARSE:
             self._window = time // COARSE
@@ -353,7 +415,9 @@ class HistoryStore:
     def _insert_samples(self, rows: Iterator[tuple[float | None, ...]]) -> None:
         while block := list(islice(rows, _SAMPLE_BLOCK)):
             values = ", ".join([_SAMPLE_ROW] * len(block))
-            self._db.execute(f"INSERT OR REPLACE INTO sample VALUES {values}", list(chain.from_iterable(block)))
+            self._db.execute(
+                f"INSERT OR REPLACE INTO sample VALUES {values}", list(chain.from_iterable(block))
+            )
 
     def _row_id(self, upsert: str, row: tuple[object, ...]) -> int:
         row_id = self._ids.get(row)
@@ -371,12 +435,16 @@ class HistoryStore:
                 self._db.execute(_ROLL_UP_USAGE, window)
 
     def _roll_up_and_expire(self, time: int) -> None:
-        """Stores the means of the 15 s samples for each 5-minute step that has ended, then deletes expired rows."""
+        """Stores the means of the 15 s samples for each 5-minute step that has ended, then deletes
+        expired rows.
+        """
         keep, until = self._retention, time // COARSE * COARSE
         newest = "SELECT ifnull(max(time) + ?, 0) FROM round WHERE resolution = ? AND time < ?"
         since = self._fetch_value(newest, COARSE, COARSE, until)
         window = {"fine": FINE, "coarse": COARSE, "since": since, "until": until}
-        for (start,) in self._db.execute(_STEPS, window).fetchall():  # one by one, because SQLite then sorts faster
+        for (start,) in self._db.execute(
+            _STEPS, window
+        ).fetchall():  # one by one, because SQLite then sorts faster
             self._db.execute(_ROLL_UP_SAMPLES, {"fine": FINE, "coarse": COARSE, "start": start})
             self._db.execute(_INSERT_ROUND, (COARSE, start))
         for resolution, retention in ((FINE, keep.fine), (COARSE, keep.coarse)):
@@ -385,13 +453,22 @@ class HistoryStore:
                 self._db.execute(expired, (resolution, time - retention))
         self._db.execute(_COPY_GPU_VALUES, window)
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
-        for resolution, retention in ((COARSE, keep.usage_per_step), (HOUR, keep.usage_per_hour), (DAY, keep.usage)):
-            self._db.execute("DELETE FROM usage WHERE resolution = ? AND time < ?", (resolution, time - retention))
+        for resolution, retention in (
+            (COARSE, keep.usage_per_step),
+            (HOUR, keep.usage_per_hour),
+            (DAY, keep.usage),
+        ):
+            self._db.execute(
+                "DELETE FROM usage WHERE resolution = ? AND time < ?",
+                (resolution, time - retention),
+            )
         for table in ("gpu", "account"):
             self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
 
     def _enforce_size_limit(self) -> None:
-        """While the data exceeds the limit, deletes the oldest hours of samples, then the oldest days of usage."""
+        """While the data exceeds the limit, deletes the oldest hours of samples, then the oldest
+        days of usage.
+        """
         for rows, length in (
             (f"sample WHERE resolution = {COARSE}", HOUR),
             (f"usage WHERE resolution = {HOUR}", DAY),
@@ -408,14 +485,18 @@ class HistoryStore:
 
 
 def _lock_file(path: Path) -> IO[bytes]:
-    """Locks the file `PATH.lock` until the returned file is closed. After a crash, the kernel releases the lock."""
+    """Locks the file `PATH.lock` until the returned file is closed. After a crash, the kernel
+    releases the lock.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = open(f"{path}.lock", "ab")  # noqa: SIM115 - the store closes it
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise HistoryError(f"{path} is in use by another podgpu; give each process its own --history-dir") from None
+        raise HistoryError(
+            f"{path} is in use by another podgpu; give each process its own --history-dir"
+        ) from None
     return lock
 
 

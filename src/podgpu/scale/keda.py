@@ -1,7 +1,7 @@
 """Implements KEDA's external scaler protocol over gRPC.
 
-Without certificates the listener accepts only local connections. With certificates, `--keda-client-name` limits the
-accepted client names.
+Without certificates the listener accepts only local connections. With certificates,
+`--keda-client-name` limits the accepted client names.
 """
 
 from __future__ import annotations
@@ -35,14 +35,21 @@ _MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # so that a second podgpu on the same address fails to start
-    # KEDA opens one connection per replica. The limit is higher, because unfinished handshakes count too.
+    # KEDA opens one connection per replica. The limit is higher, because unfinished handshakes
+    # count too.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
-    ("grpc.max_concurrent_streams", 10),  # limits memory, because a stream may use 0.5 MB for headers
+    (
+        "grpc.max_concurrent_streams",
+        10,
+    ),  # limits memory, because a stream may use 0.5 MB for headers
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),  # clients must then connect again with a valid certificate
+    (
+        "grpc.max_connection_age_ms",
+        3_600_000,
+    ),  # clients must then connect again with a valid certificate
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -59,10 +66,14 @@ class ExternalScaler:
 
     async def start(self) -> Address:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
-        self._server = server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._server = server = grpc.aio.server(
+            options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS
+        )
         handlers = {
             "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
-            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
+            "GetMetricSpec": self._make_unary(
+                "GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef
+            ),
             "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
@@ -75,7 +86,9 @@ class ExternalScaler:
                 port, scheme = server.add_secure_port(target, self._credentials), "grpcs"
         except RuntimeError as error:
             raise StartError(
-                f"cannot listen on {target}: the port is in use, or the address is not local; see {KEDA_OPTION}"
+                f"cannot listen on {target}: the port is in use, or the address is not local; "
+                "see "
+                f"{KEDA_OPTION}"
             ) from error
         await server.start()
         return Address(host, port, scheme)
@@ -102,11 +115,15 @@ class ExternalScaler:
 
     def _check_client(self, context: Any) -> None:
         values = context.auth_context()
-        names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
+        names = (
+            *values.get("x509_common_name", ()),
+            *values.get("x509_subject_alternative_name", ()),
+        )
         texts = {name.decode("utf-8", "replace") for name in names}
         if self._client_names and not self._client_names & texts:
             raise forbidden(
-                f"the certificate of {', '.join(sorted(texts)) or '(no name)'} has none of the accepted names: see"
+                f"the certificate of {', '.join(sorted(texts)) or '(no name)'} has none of the "
+                "accepted names: see"
                 " --keda-client-name"
             )
 
@@ -118,9 +135,13 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Returns the metric's name and target. Needs no samples, because KEDA may call this before samples exist."""
+        """Returns the metric's name and target. Needs no samples, because KEDA may call this before
+        samples exist.
+        """
         query, target = self._parse_trigger(scaled)
-        spec = pb.MetricSpec(metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target)
+        spec = pb.MetricSpec(
+            metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target
+        )
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
     def _get_metrics(self, request: Any) -> Any:
@@ -128,7 +149,11 @@ class ExternalScaler:
         name, value = query.metric.name, compute_value(self._store.snapshot(), query).value
         # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
         return pb.GetMetricsResponse(
-            metricValues=[pb.MetricValue(metricName=name, metricValue=_round_up(value), metricValueFloat=value)]
+            metricValues=[
+                pb.MetricValue(
+                    metricName=name, metricValue=_round_up(value), metricValueFloat=value
+                )
+            ]
         )
 
 
@@ -138,9 +163,11 @@ def _round_up(value: float) -> int:
 
 
 def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
-    """Returns gRPC credentials that require a client certificate signed by the CA. Raises UsageError for invalid files.
+    """Returns gRPC credentials that require a client certificate signed by the CA. Raises
+    UsageError for invalid files.
 
-    The files are read again at every handshake. If they become invalid, the last valid content is used.
+    The files are read again at every handshake. If they become invalid, the last valid content is
+    used.
     """
 
     def read() -> tuple[bytes, bytes, bytes]:
@@ -154,11 +181,15 @@ def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
     used: tuple[bytes, ...] = ()
 
     def configure() -> Any:
-        """Called by gRPC at every handshake, in gRPC's thread. Returns None to keep the current configuration."""
+        """Called by gRPC at every handshake, in gRPC's thread. Returns None to keep the current
+        configuration.
+        """
         nonlocal used
         if (content := valid.get()) == used:
             return None
         used = content
         return grpc.ssl_server_certificate_configuration([(content[1], content[0])], content[2])
 
-    return grpc.dynamic_ssl_server_credentials(configure(), configure, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        configure(), configure, require_client_authentication=True
+    )

@@ -1,7 +1,8 @@
 """Serves the custom metrics API (HTTPS): discovery, values, and errors in Kubernetes' format.
 
-Only the API server can connect, with the certificate of its front proxy. The API server authenticates and authorizes
-users before it forwards their requests, so podgpu does not authenticate users.
+Only the API server can connect, with the certificate of its front proxy. The API server
+authenticates and authorizes users before it forwards their requests, so podgpu does not
+authenticate users.
 """
 
 from __future__ import annotations
@@ -34,12 +35,22 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject
 from podgpu.scale.answers import MIN_VALUE, MetricValue, compute_pod_values, compute_value
 from podgpu.scale.catalogue import METRICS
-from podgpu.scale.requests import API_GROUP, API_VERSIONS, KINDS, MetricRequest, Refusal, forbidden, parse_path
+from podgpu.scale.requests import (
+    API_GROUP,
+    API_VERSIONS,
+    KINDS,
+    MetricRequest,
+    Refusal,
+    forbidden,
+    parse_path,
+)
 from podgpu.scale.samples import MetricsSnapshot, SampleStore
 from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 API_OPTION = "--api-address"
-_LIFETIME = timedelta(days=3650)  # longer than a process runs, so that podgpu never renews the certificate
+_LIFETIME = timedelta(
+    days=3650
+)  # longer than a process runs, so that podgpu never renews the certificate
 _CLOCK_SKEW = timedelta(hours=1)
 _MAX_NAME = 40  # a common name has at most 64 characters
 MAX_CERTIFICATES = 32
@@ -54,7 +65,9 @@ _log = logging.getLogger(__name__)
 
 
 class FrontProxy(NamedTuple):
-    """Describes the API server's client certificate. Read from the ConfigMap extension-apiserver-authentication."""
+    """Describes the API server's client certificate. Read from the ConfigMap
+    extension-apiserver-authentication.
+    """
 
     ca: str = ""  # PEM; if empty, every connection is rejected
     allowed_names: tuple[str, ...] = ()  # common names; empty to allow every certificate of the CA
@@ -66,11 +79,17 @@ def parse_front_proxy(configmap: Mapping[str, Any]) -> FrontProxy | None:
     ca = data.get("requestheader-client-ca-file")
     if not ca:
         return None
-    return FrontProxy(ca, msgspec.json.decode(data.get("requestheader-allowed-names", "[]"), type=tuple[str, ...]))
+    return FrontProxy(
+        ca, msgspec.json.decode(data.get("requestheader-allowed-names", "[]"), type=tuple[str, ...])
+    )
 
 
-def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]) -> MakeTlsContext:
-    """Returns a function that builds the current TLS context. The context requires a client certificate."""
+def _make_api_tls(
+    certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]
+) -> MakeTlsContext:
+    """Returns a function that builds the current TLS context. The context requires a client
+    certificate.
+    """
     names = f"{certificate.name} and {key.name}"
 
     def make(material: tuple[bytes, bytes, str]) -> ssl.SSLContext:
@@ -78,10 +97,14 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        context.num_tickets = 0  # no session tickets: a resumed session would not be verified against a new CA
+        context.num_tickets = (
+            0  # no session tickets: a resumed session would not be verified against a new CA
+        )
         context.options |= ssl.OP_NO_TICKET
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accepts an intermediate CA as a root, as Go does
+        context.verify_flags |= (
+            ssl.VERIFY_X509_PARTIAL_CHAIN
+        )  # accepts an intermediate CA as a root, as Go does
         load_pair(context, certificate_pem, key_pem, names)
         if ca:
             load_authorities(context, ca.encode(), "requestheader-client-ca-file")
@@ -96,7 +119,9 @@ def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProx
 
 
 def _read_common_name(request: web.Request) -> str:
-    certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
+    certificate = (
+        request.transport.get_extra_info("peercert") if request.transport is not None else None
+    )
     names = dict(pair for pairs in (certificate or {}).get("subject", ()) for pair in pairs)
     return str(names.get("commonName", ""))
 
@@ -106,7 +131,11 @@ def _read_common_name(request: web.Request) -> str:
 
 class MetricsApi:
     def __init__(
-        self, store: SampleStore, certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]
+        self,
+        store: SampleStore,
+        certificate: Pem,
+        key: Pem,
+        find_proxy: Callable[[], FrontProxy | None],
     ) -> None:
         """`find_proxy` returns None until the ConfigMap of the front proxy has been read."""
         self._store = store
@@ -124,7 +153,8 @@ class MetricsApi:
         for path in documents:
             app.router.add_get(path, discover)
         app.router.add_get(
-            f"/apis/{API_GROUP}/{{version:{'|'.join(API_VERSIONS)}}}/namespaces/{{path:.+}}", self._get_values
+            f"/apis/{API_GROUP}/{{version:{'|'.join(API_VERSIONS)}}}/namespaces/{{path:.+}}",
+            self._get_values,
         )
         return app
 
@@ -134,10 +164,15 @@ class MetricsApi:
 
     @web.middleware
     async def _explain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        allowed, name = (self.find_proxy() or FrontProxy()).allowed_names, _read_common_name(request)
+        allowed, name = (
+            (self.find_proxy() or FrontProxy()).allowed_names,
+            _read_common_name(request),
+        )
         try:
             if allowed and name not in allowed:
-                raise forbidden(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
+                raise forbidden(
+                    f"{name!r} may not act as a front proxy (requestheader-allowed-names)"
+                )
             response = await handler(request)
         except Refusal as error:
             response = _respond_status(error.status, str(error))
@@ -149,7 +184,9 @@ class MetricsApi:
 
 
 def _respond(body: KubeObject, code: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=code, content_type="application/json")
+    return web.Response(
+        body=msgspec.json.encode(body), status=code, content_type="application/json"
+    )
 
 
 def _respond_status(code: int, message: str) -> web.Response:
@@ -177,8 +214,11 @@ def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue
     kind, api_version = KINDS[query.resource]
     described = {"kind": kind, "name": name, "apiVersion": api_version}
     item = {
-        "describedObject": described | ({"namespace": query.pods.namespace} if kind != "Namespace" else {}),
-        "timestamp": datetime.fromtimestamp(math.floor(value.at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "describedObject": described
+        | ({"namespace": query.pods.namespace} if kind != "Namespace" else {}),
+        "timestamp": datetime.fromtimestamp(math.floor(value.at), UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        ),
         "value": format_quantity(value.value),
     }
     metric, window = query.metric.name, round(value.window)
@@ -189,15 +229,21 @@ def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue
 
 
 def format_quantity(value: float) -> str:
-    """Formats a Kubernetes quantity such as `73500m` or `73`. A value above 0 is never formatted as 0."""
+    """Formats a Kubernetes quantity such as `73500m` or `73`. A value above 0 is never formatted as
+    0.
+    """
     thousandths = round(max(value, MIN_VALUE) * 1000) if value > 0 else 0
     whole, rest = divmod(thousandths, 1000)
     return str(whole) if rest == 0 else f"{thousandths}m"
 
 
 def make_discovery() -> dict[str, KubeObject]:
-    """Returns the discovery documents by path. Aggregated discovery is optional and not provided."""
-    versions = [{"groupVersion": f"{API_GROUP}/{version}", "version": version} for version in API_VERSIONS]
+    """Returns the discovery documents by path. Aggregated discovery is optional and not
+    provided.
+    """
+    versions = [
+        {"groupVersion": f"{API_GROUP}/{version}", "version": version} for version in API_VERSIONS
+    ]
     group = {"name": API_GROUP, "versions": versions, "preferredVersion": versions[0]}
     resources = [
         {
@@ -214,7 +260,11 @@ def make_discovery() -> dict[str, KubeObject]:
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{API_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
         # If the following two documents are missing, the API server logs errors.
-        "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
+        "/openapi/v2": {
+            "swagger": "2.0",
+            "info": {"title": "podgpu autoscale", "version": __version__},
+            "paths": {},
+        },
         "/openapi/v3": {"paths": {}},
     }
     for version in versions:
@@ -227,25 +277,41 @@ def make_discovery() -> dict[str, KubeObject]:
     return documents
 
 
-# podgpu's own certificate. Every replica creates a self-signed certificate at start and keeps the key only in memory.
-# The caBundle of the APIServices contains the certificates of all replicas. After a restart, a replica replaces its
-# earlier certificate.
+# podgpu's own certificate. Every replica creates a self-signed certificate at start and keeps the
+# key only in memory. The caBundle of the APIServices contains the certificates of all replicas.
+# After a restart, a replica replaces its earlier certificate.
 
 
-def issue(host: str, replica: str, now: datetime | None = None) -> tuple[x509.Certificate, Pem, Pem]:
-    """Returns a self-signed certificate, its PEM text and its key. `replica` must stay the same after a restart.
+def issue(
+    host: str, replica: str, now: datetime | None = None
+) -> tuple[x509.Certificate, Pem, Pem]:
+    """Returns a self-signed certificate, its PEM text and its key. `replica` must stay the same
+    after a restart.
 
     `host`: the name that the API server uses in the TLS handshake.
     """
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"podgpu autoscale {replica[-_MAX_NAME:]}")])
-    builder = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number(), now - _CLOCK_SKEW, now + _LIFETIME
+    name = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"podgpu autoscale {replica[-_MAX_NAME:]}")]
     )
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = x509.CertificateBuilder(
+        name,
+        name,
+        key.public_key(),
+        x509.random_serial_number(),
+        now - _CLOCK_SKEW,
+        now + _LIFETIME,
+    )
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False
+    )
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
     certificate = builder.sign(key, hashes.SHA256())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     public = Pem(text=_to_pem(certificate), origin="podgpu's certificate")
@@ -265,22 +331,30 @@ def parse_bundle(bundle: str) -> list[x509.Certificate]:
 
 
 def merge_bundle(bundle: str, own: x509.Certificate) -> str:
-    """Adds `own` to the PEM text. Removes this replica's earlier certificate. Keeps the newest MAX_CERTIFICATES."""
-    others = [certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject]
+    """Adds `own` to the PEM text. Removes this replica's earlier certificate. Keeps the newest
+    MAX_CERTIFICATES.
+    """
+    others = [
+        certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject
+    ]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
 @dataclass(eq=False)
 class CaBundleUpdater:
-    """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's Service."""
+    """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's
+    Service.
+    """
 
     client: ApiClient
     _certificate: x509.Certificate
     _api_services: Sequence[str]
     _service: str  # namespace and name of the Service in front of podgpu, separated by a slash
     ready: bool = False  # True after podgpu's certificate was added to all APIServices of podgpu
-    _faults: FaultLog[str] = field(default_factory=lambda: FaultLog(time.monotonic, _LOG_AGAIN_SECONDS))
+    _faults: FaultLog[str] = field(
+        default_factory=lambda: FaultLog(time.monotonic, _LOG_AGAIN_SECONDS)
+    )
 
     async def run(self) -> None:
         while True:
@@ -296,10 +370,13 @@ class CaBundleUpdater:
         try:
             await self._merge_into(name)
         except SourceError as error:
-            # A missing APIService is not an error: deleting it is the documented way to disable the API.
-            # A conflict (409) means that another replica has changed the bundle at the same time.
+            # A missing APIService is not an error: deleting it is the documented way to disable the
+            # API. A conflict (409) means that another replica has changed the bundle at the same
+            # time.
             if error.reason != "conflict" and self._faults.fail(name, error.reason):
-                _log.warning("cannot add podgpu's certificate to the APIService %s: %s", name, error)
+                _log.warning(
+                    "cannot add podgpu's certificate to the APIService %s: %s", name, error
+                )
             return error.reason in ("not_found", "foreign")
         self._faults.recover(name)
         return True
@@ -312,16 +389,21 @@ class CaBundleUpdater:
         if owner != self._service:
             raise SourceError(
                 "foreign",
-                f"it points to {owner}. podgpu receives no requests for these metrics. Delete that APIService if it is"
+                f"it points to {owner}. podgpu receives no requests for these metrics. Delete "
+                "that APIService if it is"
                 " not needed, or disable podgpu's API",
             )
         bundle = base64.b64decode(spec.get("caBundle") or "").decode("ascii", "ignore")
         if self._certificate not in parse_bundle(bundle):
             merged = merge_bundle(bundle, self._certificate)
-            # With the resource version, the API server rejects the patch if the bundle has changed since it was read.
+            # With the resource version, the API server rejects the patch if the bundle has changed
+            # since it was read.
             patch = {
                 "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
-                "spec": {"caBundle": base64.b64encode(merged.encode()).decode(), "insecureSkipTLSVerify": False},
+                "spec": {
+                    "caBundle": base64.b64encode(merged.encode()).decode(),
+                    "insecureSkipTLSVerify": False,
+                },
             }
             await self.client.patch(f"{_API_SERVICES}{name}", patch)
             _log.info("added podgpu's certificate to the APIService %s", name)

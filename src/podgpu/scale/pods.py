@@ -1,7 +1,7 @@
 """Watches the running pods.
 
-Exporters report only pods that hold GPUs. The API server also shows pods that request a GPU but are not reported, for
-example because their node cannot be reached.
+Exporters report only pods that hold GPUs. The API server also shows pods that request a GPU but are
+not reported, for example because their node cannot be reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from podgpu.kube.reflector import Informer, ReflectorSettings
 _PAGE_SIZE = 500
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
-_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # substrings of GPU resource names, such as nvidia.com/gpu
+_GPU_WORDS = (
+    "gpu",
+    "mig-",
+    "cuda",
+    "vgpu",
+)  # substrings of GPU resource names, such as nvidia.com/gpu
 
 
 class PodSeen(NamedTuple):
@@ -66,7 +71,10 @@ class RunningPods(NamedTuple):
 
 class PodWatcher:
     def __init__(
-        self, config: ApiConfig, settings: ReflectorSettings | None = None, clock: Clock | None = None
+        self,
+        config: ApiConfig,
+        settings: ReflectorSettings | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._clock = clock or Clock()
         self._updated_at = self._clock.monotonic()
@@ -75,14 +83,24 @@ class PodWatcher:
         )
 
     def current(self) -> RunningPods:
-        """Returns the running pods. If the list is unknown or too old, returns the reason instead. Not thread-safe."""
-        self.informer.wait_synced(0.0 if self.informer.error else 5.0)  # waits for the first list unless reading fails
+        """Returns the running pods. If the list is unknown or too old, returns the reason instead.
+        Not thread-safe.
+        """
+        self.informer.wait_synced(
+            0.0 if self.informer.error else 5.0
+        )  # waits for the first list unless reading fails
         error, now = self.informer.error, self._clock.monotonic()
         if not self.informer.synced:
-            return RunningPods(trouble=f"the list of running pods is not available yet: {error or 'it is being read'}")
+            return RunningPods(
+                trouble=(
+                    f"the list of running pods is not available yet: {error or 'it is being read'}"
+                )
+            )
         if error is None:
             self._updated_at = now
         seconds = now - self._updated_at
         if seconds <= _TRUST_SECONDS:
             return RunningPods({pod.key: pod for pod in self.informer.items()})
-        return RunningPods(trouble=f"the list of running pods could not be updated for {seconds:.0f} s: {error}")
+        return RunningPods(
+            trouble=f"the list of running pods could not be updated for {seconds:.0f} s: {error}"
+        )

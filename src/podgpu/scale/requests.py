@@ -1,4 +1,5 @@
-"""Parses KEDA triggers and paths of the custom metrics API. Both specify a metric, the pods and a window.
+"""Parses KEDA triggers and paths of the custom metrics API. Both specify a metric, the pods and a
+window.
 
 Unknown keys are errors, so that a misspelt key does not scale a workload by the wrong value.
 """
@@ -46,7 +47,9 @@ def quote(text: str) -> str:
 
 # Label selectors, such as `a=b,c in (d,e),!f`
 
-_REQUIREMENT = re.compile(r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII)
+_REQUIREMENT = re.compile(
+    r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII
+)
 _COMMA = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
 
 
@@ -76,7 +79,8 @@ def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     match = _REQUIREMENT.fullmatch(part)
     if match is None or (match[1] and (match[3] or match[5])):
         raise bad_request(
-            f"cannot parse {quote(part)} in the label selector {quote(whole)}: write key=value, key!=value,"
+            f"cannot parse {quote(part)} in the label selector {quote(whole)}: write key=value, "
+            "key!=value,"
             " key in (a,b), key notin (a,b), key or !key, separated by commas"
         )
     negation, key, operator, value, membership, members = match.groups()
@@ -109,7 +113,9 @@ class PodSelector:
         if self.owner is not None and pod.owner != self.owner:
             return False
         labels = dict(pod.labels) if self.labels else {}
-        return self.name in ("", pod.name) and all(requirement.matches(labels) for requirement in self.labels)
+        return self.name in ("", pod.name) and all(
+            requirement.matches(labels) for requirement in self.labels
+        )
 
     @property
     def text(self) -> str:
@@ -128,11 +134,14 @@ class MetricRequest:
     metric: ScalingMetric
     pods: PodSelector
     window: float = DEFAULT_WINDOW
-    aggregate: str = "mean"  # how the values of several pods are combined: mean, max, sum, or a quantile such as p90
+    # how the values of several pods are combined: mean, max, sum, or a quantile such as p90
+    aggregate: str = "mean"
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
-    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector; the response must repeat it
+    metric_labels: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the metric's selector; the response must repeat it
 
 
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
@@ -145,17 +154,25 @@ def _make_request(
 ) -> MetricRequest:
     missing = values.get("missing", "refuse")
     if missing not in ("refuse", "leave-out"):
-        raise bad_request(f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values")
+        raise bad_request(
+            f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values"
+        )
     aggregate = values.get("aggregate", "mean")
     if _AGGREGATE.fullmatch(aggregate) is None:
-        raise bad_request(f"aggregate {quote(aggregate)}: must be mean, max, sum, or a quantile such as p90")
+        raise bad_request(
+            f"aggregate {quote(aggregate)}: must be mean, max, sum, or a quantile such as p90"
+        )
     return MetricRequest(
         metric,
         pods,
-        _parse_window(values["window"], "window", max_window) if "window" in values else DEFAULT_WINDOW,
+        _parse_window(values["window"], "window", max_window)
+        if "window" in values
+        else DEFAULT_WINDOW,
         aggregate,
         missing == "leave-out",
-        _parse_window(values["idleFor"], "idleFor", _MAX_IDLE) if "idleFor" in values else DEFAULT_IDLE,
+        _parse_window(values["idleFor"], "idleFor", _MAX_IDLE)
+        if "idleFor" in values
+        else DEFAULT_IDLE,
     )
 
 
@@ -170,18 +187,26 @@ def _parse_window(text: str, key: str, longest: float) -> float:
     """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal for other texts."""
     seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
     if not 1 <= seconds <= longest:
-        raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
+        raise bad_request(
+            f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s"
+        )
     return seconds
 
 
 # KEDA's triggers
 
 TRIGGER_KEYS = ("metric", "target", "owner", "selector", "scope", *_AGGREGATION_KEYS)
-_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # keys for KEDA itself
+_KEDA_KEYS = frozenset(
+    {"scaleraddress", "enabletls", "unsafessl", "tlscertfile"}
+)  # keys for KEDA itself
 
 
-def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> tuple[MetricRequest, float]:
-    """Parses a trigger's `metadata`. Returns the request and the target value. Raises Refusal if a value is invalid."""
+def parse_trigger(
+    namespace: str, metadata: Mapping[str, str], max_window: float
+) -> tuple[MetricRequest, float]:
+    """Parses a trigger's `metadata`. Returns the request and the target value. Raises Refusal if a
+    value is invalid.
+    """
     values: dict[str, str] = {}
     for written, value in metadata.items():
         key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
@@ -190,26 +215,40 @@ def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float
             values[key] = value.strip()
     target = values.get("target")
     if not target:
-        raise bad_request('the trigger\'s metadata has no target: add the desired value, such as target: "60"')
+        raise bad_request(
+            'the trigger\'s metadata has no target: add the desired value, such as target: "60"'
+        )
     if _TARGET.fullmatch(target) is None or float(target) <= 0:
-        raise bad_request(f"target {quote(target)}: must be a number above 0 in the metric's unit, such as 60 for 60 %")
+        raise bad_request(
+            f"target {quote(target)}: must be a number above 0 in the metric's unit, such as "
+            "60 "
+            "for 60 %"
+        )
     metric = find_metric(values["metric"]) if "metric" in values else UTILIZATION
-    return _make_request(metric, _parse_trigger_pods(namespace, values), values, max_window), float(target)
+    return _make_request(metric, _parse_trigger_pods(namespace, values), values, max_window), float(
+        target
+    )
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
-        raise bad_request(f"{where} has an unknown key {quote(key)}: must be one of {', '.join(known)}")
+        raise bad_request(
+            f"{where} has an unknown key {quote(key)}: must be one of {', '.join(known)}"
+        )
 
 
 def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelector:
     if not namespace:  # an empty namespace would select the pods of all namespaces
-        raise bad_request("the request has no namespace: KEDA must send the ScaledObject's namespace")
+        raise bad_request(
+            "the request has no namespace: KEDA must send the ScaledObject's namespace"
+        )
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:
         raise bad_request(
-            "the trigger's metadata must have exactly one of owner, selector or scope, such as owner:"
-            f" Deployment/inference, selector: app=inference, or scope: namespace; found {' and '.join(keys) or 'none'}"
+            "the trigger's metadata must have exactly one of owner, selector or scope, such as "
+            "owner:"
+            " Deployment/inference, selector: app=inference, or scope: namespace; found "
+            f"{' and '.join(keys) or 'none'}"
         )
     text = values[keys[0]]
     if keys[0] == "selector":
@@ -238,15 +277,20 @@ KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
-    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal if the path is invalid."""
+    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal if the
+    path is invalid.
+    """
     match path.split("/"):
         case [namespace, "metrics", metric] if namespace:
             resource, name = "namespaces", ""
-        case [namespace, resource, name, metric] if namespace and name and resource in ("pods", *WORKLOADS):
+        case [namespace, resource, name, metric] if (
+            namespace and name and resource in ("pods", *WORKLOADS)
+        ):
             pass
         case _:
             raise not_found(
-                f"{quote(path)} is not a path of this API: write NAMESPACE/pods/*/METRIC, NAMESPACE/metrics/METRIC, or"
+                f"{quote(path)} is not a path of this API: write NAMESPACE/pods/*/METRIC, "
+                "NAMESPACE/metrics/METRIC, or"
                 f" NAMESPACE/RESOURCE/NAME/METRIC with one of {', '.join(WORKLOADS)}"
             )
     labels = parse_selector(query.get("labelSelector", ""))

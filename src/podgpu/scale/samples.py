@@ -1,7 +1,8 @@
-"""Stores the samples of each round: one row for each pod with a GPU, one for each namespace, and one for the cluster.
+"""Stores the samples of each round: one row for each pod with a GPU, one for each namespace, and
+one for the cluster.
 
-A round is one reading of all nodes. A pod on a shared GPU has values only if the exporter reports usage per
-pod. Pods on stale nodes have no samples.
+A round is one reading of all nodes. A pod on a shared GPU has values only if the exporter reports
+usage per pod. Pods on stale nodes have no samples.
 """
 
 from __future__ import annotations
@@ -22,13 +23,23 @@ from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState, used_value
 from podgpu.model import GpuOrInstance, HolderUsage, group_by_key
-from podgpu.scale.catalogue import COLUMNS, IDLE, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
+from podgpu.scale.catalogue import (
+    COLUMNS,
+    IDLE,
+    MEMORY,
+    POWER,
+    PROFILING_METRICS,
+    RATIO_METRICS,
+    USED,
+    USED_COUNT,
+)
 from podgpu.scale.pods import PodSeen, RunningPods
 from podgpu.scale.requests import no_data
 
 _log = logging.getLogger(__name__)
 SampleKey = tuple[str, str]
-"""Namespace and name of a pod. For a namespace, the name is empty. For the cluster, both are empty."""
+"""Namespace and name of a pod. For a namespace, the name is empty. For the cluster, both are empty.
+"""
 _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are read late
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
@@ -57,10 +68,16 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
             continue
         for _, group in groupby(node.held, key=attrgetter("device_key")):
             parts = list(group)
-            by_pod = group_by_key(((part.holder.namespace, part.holder.pod), part) for part in parts if part.holder.pod)
+            by_pod = group_by_key(
+                ((part.holder.namespace, part.holder.pod), part)
+                for part in parts
+                if part.holder.pod
+            )
             alone = len(by_pod) == 1 and all(part.holder.pod for part in parts)
             if not alone:
-                mps |= {pod for pod, own in by_pod.items() if any(part.unknown_because for part in own)}
+                mps |= {
+                    pod for pod, own in by_pod.items() if any(part.unknown_because for part in own)
+                }
             for pod, own in by_pod.items():
                 devices.setdefault(pod, {}).setdefault(node.name, []).append((own, alone))
     samples = RoundSamples(at, {}, {}, mps)
@@ -81,7 +98,8 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
 
 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: bool) -> str | None:
-    """Returns the node whose values are used for the pod: its node in Kubernetes, if this node reports the pod.
+    """Returns the node whose values are used for the pod: its node in Kubernetes, if this node
+    reports the pod.
 
     If no exporter uses the node names of Kubernetes, returns the only reporting node.
     """
@@ -92,7 +110,9 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: 
 
 def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float]:
     row = array("f", (nan,)) * COLUMNS
-    for metric, ratios in zip(RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True):
+    for metric, ratios in zip(
+        RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True
+    ):
         if (ratio := _sum(ratios)) is not None:
             row[metric.column] = 100 * ratio / len(devices)
     held = [parts[0].device for parts, _ in devices]
@@ -107,7 +127,11 @@ def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float
     if len(used) == len(held):
         row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
         row[USED_COUNT] = float(sum(value > 0 for value in used))
-    idle = [None if part.idle_since is None else part.measured_idle for parts, _ in devices for part in parts]
+    idle = [
+        None if part.idle_since is None else part.measured_idle
+        for parts, _ in devices
+        for part in parts
+    ]
     known = [seconds for seconds in idle if seconds is not None]
     if len(known) == len(idle):
         row[IDLE] = min(known)
@@ -122,8 +146,13 @@ def _read_ratios(parts: Sequence[HeldPart], alone: bool) -> tuple[float | None, 
         utilization = device.utilization_ratio
     busy = _sum(_rate(window.busy, window, _MAX_BUSY) for window in windows)
     wait = 0.0 if alone else _sum(_rate(window.waited, window, _MAX_BUSY) for window in windows)
-    profiling = (_read_field(device, metric.field) if alone else None for metric in PROFILING_METRICS)
-    return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, wait, *profiling))
+    profiling = (
+        _read_field(device, metric.field) if alone else None for metric in PROFILING_METRICS
+    )
+    return tuple(
+        None if ratio is None else min(1.0, ratio)
+        for ratio in (utilization, busy, wait, *profiling)
+    )
 
 
 def _read_memory(parts: Sequence[HeldPart], alone: bool) -> float | None:
@@ -167,7 +196,9 @@ class MetricsSnapshot:
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
     interval: float
-    held_before: frozenset[SampleKey]  # running pods that held a GPU in an earlier round and may still hold it
+    held_before: frozenset[
+        SampleKey
+    ]  # running pods that held a GPU in an earlier round and may still hold it
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
@@ -188,7 +219,9 @@ class MetricsSnapshot:
         return pod.key in self.last.rows or pod.requests_gpu or pod.key in self.held_before
 
     def is_starting(self, pod: PodSeen) -> bool:
-        """Returns True if the pod started so recently that its node's exporter may not report it yet."""
+        """Returns True if the pod started so recently that its node's exporter may not report it
+        yet.
+        """
         return self.age(pod) < 2 * self.interval + _STARTING_SECONDS
 
 
@@ -208,14 +241,21 @@ class SampleStore:
         for key, nodes in samples.ignored.items():
             if key in pods.by_key and (before is None or key not in before.last.ignored):
                 _log.warning(
-                    "the exporter on %s reports the pod %s/%s, but that pod runs on %s: these values are ignored",
+                    (
+                        "the exporter on %s reports the pod %s/%s, but that pod runs on %s: these "
+                        "values are ignored"
+                    ),
                     *(nodes, *key, pods.by_key[key].node or "no node"),
                 )
         rounds = [one for one in before.rounds if one.at > now - self.max_window] if before else []
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
-            held_before = frozenset(key for key in (*held_before, *samples.rows) if key in pods.by_key)
-        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # reuses key objects, to save memory
+            held_before = frozenset(
+                key for key in (*held_before, *samples.rows) if key in pods.by_key
+            )
+        keys = (
+            {key: key for key in rounds[-1].rows} if rounds else {}
+        )  # reuses key objects, to save memory
         rows = {keys.get(key, key): row for key, row in samples.rows.items()}
         self._snapshot = MetricsSnapshot(
             (*rounds, samples._replace(rows=rows)),
@@ -224,7 +264,11 @@ class SampleStore:
             held_before,
             pods,
             {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
-            tuple(dict.fromkeys((*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error)))),
+            tuple(
+                dict.fromkeys(
+                    (*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error))
+                )
+            ),
         )
 
     def snapshot(self) -> MetricsSnapshot:
@@ -234,5 +278,9 @@ class SampleStore:
             raise no_data("podgpu autoscale has not read the nodes yet: retry later")
         late = self._clock.monotonic() - snapshot.last.at
         if late > self.settings.stale_after + 2 * self.settings.interval:
-            raise no_data(f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: see its log")
+            raise no_data(
+                f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: "
+                "see "
+                "its log"
+            )
         return snapshot

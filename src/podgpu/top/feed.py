@@ -1,4 +1,6 @@
-"""Reads the view for `top` in the background: from this node's driver, an exporter, or a cluster."""
+"""Reads the view for `top` in the background: from this node's driver, an exporter, or a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,17 @@ class LocalSource:
         state = agent.published.state
         failing = [source for source in state.sources if source.up is False]
         if not has_readings(state):
-            why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
-            raise SourceError("no_gpu", f"no GPU could be read: {why}. To show other machines, use --url or --cluster")
+            why = (
+                "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
+            )
+            raise SourceError(
+                "no_gpu",
+                f"no GPU could be read: {why}. To show other machines, use --url or --cluster",
+            )
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        state = msgspec.structs.replace(state, sources=())  # the notes already include these errors, with messages
+        state = msgspec.structs.replace(
+            state, sources=()
+        )  # the notes already include these errors, with messages
         now, wall = agent.clock.monotonic(), agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
         return SourceReading(view, agent.list_processes() if self.with_processes else {})
@@ -96,8 +105,12 @@ class _HistoryAnswer(msgspec.Struct):
 class ClusterSource:
     """Reads the JSON API of `podgpu cluster` or of a podgpu exporter (docs/api.md)."""
 
-    def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT) -> None:
-        """`server` is the name of the expected server for error messages. Raises UsageError if the URL is invalid."""
+    def __init__(
+        self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT
+    ) -> None:
+        """`server` is the name of the expected server for error messages. Raises UsageError if the
+        URL is invalid.
+        """
         url = url.rstrip("/").removesuffix("/metrics")
         self._client = HttpClient(url, timeout=timeout)
         self._details_client = HttpClient(url, timeout=_DETAILS_TIMEOUT)
@@ -108,22 +121,33 @@ class ClusterSource:
         self._due_at = float("-inf")
 
     def read(self, selected: str = "") -> SourceReading:
-        """`selected` is the UUID of the GPU whose details are read. Raises SourceError if the view cannot be read."""
+        """`selected` is the UUID of the GPU whose details are read. Raises SourceError if the view
+        cannot be read.
+        """
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
         except SourceError as error:
-            raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
+            raise SourceError(
+                error.reason, f"{self.name} {error}: is it the address of {self._server}?"
+            ) from error
         if time.monotonic() >= self._due_at or selected != self._fetched.uuid:
-            with suppress(SourceError, msgspec.DecodeError, ValueError):  # not every server has a history
+            with suppress(
+                SourceError, msgspec.DecodeError, ValueError
+            ):  # not every server has a history
                 self._history = self._read_history()
             self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
             self._due_at = time.monotonic() + _DETAILS_SECONDS
         return SourceReading(view, history=self._history, fetched=self._fetched)
 
     def _read_history(self) -> Sparklines:
-        answer = find_decoder(_HistoryAnswer).decode(self._details_client.get_blocking("api/v1/history"))
-        points = {name.partition("/")[::2]: b64decode(text, validate=True) for name, text in answer.devices.items()}
+        answer = find_decoder(_HistoryAnswer).decode(
+            self._details_client.get_blocking("api/v1/history")
+        )
+        points = {
+            name.partition("/")[::2]: b64decode(text, validate=True)
+            for name, text in answer.devices.items()
+        }
         return Sparklines(points, answer.step_seconds * _POINTS)
 
     def _fetch_details(self, uuid: str, view: View) -> FetchedDetails:
@@ -135,13 +159,20 @@ class ClusterSource:
         gpus = [gpu for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
         slots = [slot for gpu in gpus for slot in (gpu, *gpu.instances)]
         pods = dict.fromkeys(
-            (h.namespace, h.pod) for slot in slots for h in (*slot.holders, *slot.last_holders) if h.pod
+            (h.namespace, h.pod)
+            for slot in slots
+            for h in (*slot.holders, *slot.last_holders)
+            if h.pod
         )
         jobs = []
-        for pod in () if problem else list(pods)[:_MAX_JOBS]:  # if the first request failed, the others are skipped
+        for pod in (
+            () if problem else list(pods)[:_MAX_JOBS]
+        ):  # if the first request failed, the others are skipped
             with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
                 path = "/".join(quote(name, safe="") for name in pod)
-                jobs.append(find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}")))
+                jobs.append(
+                    find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}"))
+                )
         return FetchedDetails(uuid, details, problem, jobs)
 
 
@@ -149,7 +180,9 @@ class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
 
     def __init__(self, url: str) -> None:
-        """Adds the path /metrics to a URL without a path. Raises UsageError if the URL is invalid."""
+        """Adds the path /metrics to a URL without a path. Raises UsageError if the URL is
+        invalid.
+        """
         self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
         self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown
@@ -157,7 +190,9 @@ class ExporterSource:
         self._state: ClusterState | None = None
 
     def read(self, selected: str = "") -> SourceReading:
-        """Reads the view of a podgpu exporter. If there is no view or no GPU in it, reads the metrics instead."""
+        """Reads the view of a podgpu exporter. If there is no view or no GPU in it, reads the
+        metrics instead.
+        """
         if self._is_podgpu:
             with suppress(SourceError):
                 reading = self._api.read(selected)
@@ -167,15 +202,25 @@ class ExporterSource:
         try:
             states = node_from_samples(samples_in(body.decode()), urlsplit(self.name).netloc)
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
-            raise SourceError("malformed", f"cannot parse the metrics of {self.name}: {error}") from error
+            raise SourceError(
+                "malformed", f"cannot parse the metrics of {self.name}: {error}"
+            ) from error
         if not any(state.devices for state in states):
-            failing = [source.name for state in states for source in state.sources if source.up is False]
-            reason = f"the exporter cannot read {few_of(failing)}" if failing else "is it a GPU exporter?"
+            failing = [
+                source.name for state in states for source in state.sources if source.up is False
+            ]
+            reason = (
+                f"the exporter cannot read {few_of(failing)}"
+                if failing
+                else "is it a GPU exporter?"
+            )
             raise SourceError("no_gpu", f"the metrics of {self.name} contain no GPU: {reason}")
         self._is_podgpu = any(state.producer == "podgpu" for state in states)
         now = time.monotonic()
         readings = tuple(NodeReading(self.name, state, now) for state in states)
-        self._state = build_cluster_state(ClusterReading(readings), self._state, ViewSettings(), now, time.time())
+        self._state = build_cluster_state(
+            ClusterReading(readings), self._state, ViewSettings(), now, time.time()
+        )
         return SourceReading(make_view(self._state))
 
 
@@ -209,18 +254,24 @@ class Seen:
 
 @dataclass
 class Feed:
-    """Reads a source in a thread, so that the screen never waits. Stores recent utilisation for sparklines."""
+    """Reads a source in a thread, so that the screen never waits. Stores recent utilisation for
+    sparklines.
+    """
 
     source: Source
     interval: float
     seen: Seen | None = None
     _wake: threading.Event = field(default_factory=threading.Event)
     _is_closed: bool = False
-    _points: dict[tuple[str, str], bytes] = field(default_factory=dict)  # all points by UUID and MIG instance
+    _points: dict[tuple[str, str], bytes] = field(
+        default_factory=dict
+    )  # all points by UUID and MIG instance
     _selected: str = ""
 
     def read(self) -> Seen:
-        """Reads the source once. Raises the error if the first reading fails. Later errors are in `seen.error`."""
+        """Reads the source once. Raises the error if the first reading fails. Later errors are in
+        `seen.error`.
+        """
         before = self.seen
         try:
             view, processes, history, fetched = self.source.read(self._selected)
@@ -230,7 +281,8 @@ class Feed:
             self.seen = replace(before, error=error)
             return self.seen
         wall = view.taken_at or time.time()
-        # A cluster's view changes every 15 s. In between, reuse the lines, because there may be thousands.
+        # A cluster's view changes every 15 s. In between, reuse the lines, because there may be
+        # thousands.
         is_same = before is not None and not processes and (view, wall) == (before.view, before.now)
         lines = before.lines if before and is_same else tuple(make_lines(view, wall, processes))
         slots = {line.row[1:3]: line.utilization for _, line in flatten(lines) if line.is_slot}

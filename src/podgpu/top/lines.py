@@ -1,4 +1,5 @@
-"""Turns a view into a tree of table lines. Below each GPU are its conditions, MIG instances, holders and processes.
+"""Turns a view into a tree of table lines. Below each GPU are its conditions, MIG instances,
+holders and processes.
 
 A GPU or instance and its holder share one line if there is only one holder.
 """
@@ -22,7 +23,9 @@ Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
 Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
-"""Identifies a line across readings. Contains node, GPU UUID, MIG instance, and the holder, process or condition."""
+"""Identifies a line across readings. Contains node, GPU UUID, MIG instance, and the holder, process
+or condition.
+"""
 SlotOfView = GpuView | InstanceView
 Processes = Mapping[str, Sequence[RunningProcess]]  # processes by the key of their GPU or instance
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
@@ -33,7 +36,8 @@ class Line:
     kind: Kind
     row: Row
     gpu: GpuView
-    slot: SlotOfView  # GPU or MIG instance to which this line belongs; without figures if it could not be read
+    # GPU or MIG instance to which this line belongs; without figures if it could not be read
+    slot: SlotOfView
     holder: Workload | None = None
     remark: str = ""  # shown if the line has no holder
     utilization: float | None = None
@@ -100,7 +104,9 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
 
 def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
     """Returns one tree of lines for each GPU. `now` is Unix time by the clock of the source."""
-    return [_make_gpu_line(node, gpu, now, processes or {}) for node in view.nodes for gpu in node.gpus]
+    return [
+        _make_gpu_line(node, gpu, now, processes or {}) for node in view.nodes for gpu in node.gpus
+    ]
 
 
 def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processes) -> Line:
@@ -117,19 +123,28 @@ def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processe
 
 
 def _without_figures(gpu: GpuView) -> GpuView:
-    """Returns a copy without the figures, which are out of date. Keeps identity, conditions and holders."""
+    """Returns a copy without the figures, which are out of date. Keeps identity, conditions and
+    holders.
+    """
     gpu = deepcopy(gpu)
     for slot in (gpu, *gpu.instances):
         slot.utilization_ratio = slot.power_watts = slot.temperature_celsius = None
         slot.memory_used_bytes = slot.memory_total_bytes = None
         slot.holders = [
-            HolderView(*parts_of(h), share_ratio=h.share_ratio, owner=h.owner, cost_per_hour=h.cost_per_hour)
+            HolderView(
+                *parts_of(h),
+                share_ratio=h.share_ratio,
+                owner=h.owner,
+                cost_per_hour=h.cost_per_hour,
+            )
             for h in slot.holders
         ]
     return gpu
 
 
-def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, processes: Processes) -> Line:
+def _make_slot_line(
+    node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, processes: Processes
+) -> Line:
     instance = slot.id if isinstance(slot, InstanceView) else ""
 
     def make(kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
@@ -141,7 +156,13 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
 
     def make_process(process: RunningProcess) -> Line:
         owner = process.owner
-        place = ", in no known container" if owner is None else "" if owner.key in keys else f", {name_of(owner)}"
+        place = (
+            ", in no known container"
+            if owner is None
+            else ""
+            if owner.key in keys
+            else f", {name_of(owner)}"
+        )
         return make(
             "process",
             f"pid {process.pid}",
@@ -154,7 +175,9 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     def make_holder(holder: HolderView) -> Line:
         own = [p for p in running if p.owner is not None and p.owner.key == holder.key]
         named = (msgspec.structs.replace(process, owner=holder) for process in holder.running)
-        is_guess = holder.utilization_ratio is None and len(slot.holders) > 1  # the busy holder may be another one
+        is_guess = (
+            holder.utilization_ratio is None and len(slot.holders) > 1
+        )  # the busy holder may be another one
         return make(
             "holder",
             holder.key,
@@ -173,7 +196,9 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     keys = {holder.key for holder in slot.holders}
     others = [make_process(p) for p in running if p.owner is None or p.owner.key not in keys]
     problems = [make_condition(condition) for condition in slot.conditions]
-    holders = _round_within([make_holder(holder) for holder in slot.holders], slot.utilization_ratio)
+    holders = _round_within(
+        [make_holder(holder) for holder in slot.holders], slot.utilization_ratio
+    )
     holders.sort(key=lambda line: line.name)
     only = holders[0] if len(holders) == 1 else None
 
@@ -195,16 +220,24 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
-    """Rounds the utilisation of several holders to whole per cents. Their sum never exceeds the GPU's rounded value."""
+    """Rounds the utilisation of several holders to whole per cents. Their sum never exceeds the
+    GPU's rounded value.
+    """
     if len(holders) < 2 or whole is None:
         return holders
     exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
     excess = sum(round(ratio) for _, ratio in exact) - round(100 * whole)
     rounded = []
-    for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # largest rounding error first
+    for line, ratio in sorted(
+        exact, key=lambda pair: pair[1] - round(pair[1])
+    ):  # largest rounding error first
         lower = excess > 0 and round(ratio) > ratio
         excess -= lower
-        rounded.append(line if line.utilization is None else replace(line, utilization=(round(ratio) - lower) / 100))
+        rounded.append(
+            line
+            if line.utilization is None
+            else replace(line, utilization=(round(ratio) - lower) / 100)
+        )
     return rounded
 
 
@@ -215,7 +248,11 @@ def describe_free(slot: SlotOfView) -> str:
     if slot.absent:
         return "missing"
     is_gone = any(condition.condition == NODE_GONE for condition in slot.conditions)
-    return "holder unknown" if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes) else "-"
+    return (
+        "holder unknown"
+        if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes)
+        else "-"
+    )
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -227,9 +264,15 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Returns the lines that match `wanted`, sorted by severity (broken first), then by `order` (largest first)."""
+    """Returns the lines that match `wanted`, sorted by severity (broken first), then by `order`
+    (largest first).
+    """
     kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
-    return list(_show_shared_once(sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))))
+    return list(
+        _show_shared_once(
+            sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))
+        )
+    )
 
 
 def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
@@ -243,12 +286,18 @@ def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _without_conditions(line: Line, names: Container[str]) -> Line:
-    kept = (inner for inner in line.beneath if inner.condition is None or inner.condition.condition not in names)
+    kept = (
+        inner
+        for inner in line.beneath
+        if inner.condition is None or inner.condition.condition not in names
+    )
     return replace(line, beneath=tuple(_without_conditions(inner, names) for inner in kept))
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """Returns a matching line unchanged. Removes non-matching lines below others. Returns None if nothing matches."""
+    """Returns a matching line unchanged. Removes non-matching lines below others. Returns None if
+    nothing matches.
+    """
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)
@@ -266,11 +315,21 @@ def _searchable(line: Line) -> str:
 def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
     if order == "gpu":
         return list(lines)
-    inner = [replace(line, beneath=tuple(_sort(line.beneath, order))) if line.beneath else line for line in lines]
+    inner = [
+        replace(line, beneath=tuple(_sort(line.beneath, order))) if line.beneath else line
+        for line in lines
+    ]
     return sorted(inner, key=lambda line: (line.kind != "condition", -_largest(line, order)))
 
 
 def _largest(line: Line, order: Order) -> float:
     """Returns the sort key of a line: the largest value of the line and of all lines below it."""
-    own = {"utilisation": line.utilization, "memory": line.memory, "power": line.power, "idle": line.idle}.get(order)
-    return max([float("-inf") if own is None else own, *(_largest(inner, order) for inner in line.beneath)])
+    own = {
+        "utilisation": line.utilization,
+        "memory": line.memory,
+        "power": line.power,
+        "idle": line.idle,
+    }.get(order)
+    return max(
+        [float("-inf") if own is None else own, *(_largest(inner, order) for inner in line.beneath)]
+    )

@@ -63,25 +63,33 @@ def make_text(line: Spans) -> Text:
 
 
 def decode_keys(data: bytes) -> list[str]:
-    """Returns characters and names of special keys, such as `page_up`. Returns unknown escape sequences unchanged."""
+    """Returns characters and names of special keys, such as `page_up`. Returns unknown escape
+    sequences unchanged.
+    """
     return [_NAMES.get(key, key) for key in _KEY.findall(data.decode(errors="replace"))]
 
 
 def show_live(feed: Feed, screen: Screen) -> int:
-    """Shows the table until the user quits. Returns the exit code: 0, or 128 plus the number of the signal.
+    """Shows the table until the user quits. Returns the exit code: 0, or 128 plus the number of the
+    signal.
 
     Raises SourceError if the first reading fails. Raises StartError if retrying cannot help.
     """
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # replaces characters that the terminal's encoding lacks
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # replaces characters that the terminal's encoding lacks
     console, keyboard = open_console(), sys.stdin.fileno()
     signals: list[int] = []
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda number, _frame: signals.append(number))
     feed.start()
     while True:
-        with _read_single_keys(keyboard), Live(console=console, screen=True, auto_refresh=False) as live:
+        with (
+            _read_single_keys(keyboard),
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
             is_suspended = _run(feed, screen, live, keyboard, signals)
         if not is_suspended:
             return _EXIT_BY_SIGNAL + signals[0] if signals else 0
@@ -116,7 +124,9 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
 
 
 def _read_keyboard(keyboard: int) -> bytes:
-    """Reads keys. Waits briefly for the remainder of an escape sequence, which a slow connection may split."""
+    """Reads keys. Waits briefly for the remainder of an escape sequence, which a slow connection
+    may split.
+    """
     data = os.read(keyboard, 1024)
     while _PARTIAL_KEY.search(data) and select.select([keyboard], [], [], _POLL_SECONDS)[0]:
         if not (rest := os.read(keyboard, 1024)):
@@ -127,7 +137,9 @@ def _read_keyboard(keyboard: int) -> bytes:
 
 @contextmanager
 def _read_single_keys(keyboard: int) -> Iterator[None]:
-    """Switches off line buffering and echo. Reads Ctrl-Z as a key, to restore the terminal before suspending."""
+    """Switches off line buffering and echo. Reads Ctrl-Z as a key, to restore the terminal before
+    suspending.
+    """
     before, mode = termios.tcgetattr(keyboard), termios.tcgetattr(keyboard)
     mode[3] &= ~(termios.ECHO | termios.ICANON)
     mode[6][termios.VSUSP] = b"\0"

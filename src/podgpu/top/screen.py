@@ -1,4 +1,6 @@
-"""Handles keys and computes the lines of the screen: title, totals, table or details, notes, keys."""
+"""Handles keys and computes the lines of the screen: title, totals, table or details, notes,
+keys.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ from podgpu.top.table import (
     shorten_model,
 )
 
-_SORT_KEYS: Mapping[str, Order] = {"g": "gpu", "u": "utilisation", "m": "memory", "p": "power", "i": "idle"}
+_SORT_KEYS: Mapping[str, Order] = {
+    "g": "gpu",
+    "u": "utilisation",
+    "m": "memory",
+    "p": "power",
+    "i": "idle",
+}
 _STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 _PAGES = {"page_up": -1, "page_down": 1, " ": 1}
 
@@ -45,7 +53,10 @@ _HELP = (
     "↑ ↓  j k   move the cursor; PgUp, PgDn by a page; Home, End",
     "Enter      details of the GPU; Enter or Esc closes them",
     "u m p i g  sort by utilisation, memory in use, power, idle time, GPU",
-    "/          show only lines whose holder, node or model contains a text; 'broken' finds broken GPUs",
+    (
+        "/          show only lines whose holder, node or model contains a text; 'broken' finds "
+        "broken GPUs"
+    ),
     "Esc        close the details, then clear the filter",
     "h or ?     this help",
     "",
@@ -53,8 +64,16 @@ _HELP = (
     "IDLE       busy: the holder uses the GPU; 5m02s: it has not used the GPU for this time",
     "–          unknown (not zero)",
 )
-_KEYS = "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
-_ORDER_NAMES = {"gpu": "GPU", "utilisation": "utilisation", "memory": "memory", "power": "power", "idle": "idle time"}
+_KEYS = (
+    "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
+)
+_ORDER_NAMES = {
+    "gpu": "GPU",
+    "utilisation": "utilisation",
+    "memory": "memory",
+    "power": "power",
+    "idle": "idle time",
+}
 _FIXED_LINES = 3  # title, header and keys
 _MIN_HEIGHT_OF_TOTALS = 8
 _MAX_NOTES = 3
@@ -62,7 +81,9 @@ _MAX_NOTES = 3
 
 @dataclass
 class Screen:
-    """Draws the lines of the terminal. Holds the state that keys change: sort order, filter, cursor, open details."""
+    """Draws the lines of the terminal. Holds the state that keys change: sort order, filter,
+    cursor, open details.
+    """
 
     source: str
     order: Order = "gpu"
@@ -70,7 +91,9 @@ class Screen:
     ended: bool = False
     detailed_uuid: str = ""  # the GPU whose details are shown
     _cursor: int = 0
-    _selected: Row | None = None  # the row that the cursor follows; None until the user moves the cursor
+    _selected: Row | None = (
+        None  # the row that the cursor follows; None until the user moves the cursor
+    )
     _scroll: int = 0
     _details_scroll: int = 0
     _is_detailed: bool = False
@@ -100,7 +123,11 @@ class Screen:
         elif key in _STEPS or key in _PAGES or key in ("home", "end"):
             self._move(key)
         else:
-            self.ended, self._is_typing, self._is_helping = key in ("q", "Q"), key == "/", key in ("h", "?")
+            self.ended, self._is_typing, self._is_helping = (
+                key in ("q", "Q"),
+                key == "/",
+                key in ("h", "?"),
+            )
 
     def _type(self, key: str) -> None:
         self._is_typing = key not in ("escape", "enter")
@@ -120,7 +147,9 @@ class Screen:
 
     def _move(self, key: str) -> None:
         now, count = (
-            (self._details_scroll, len(self._details)) if self._is_detailed else (self._cursor, len(self._rows))
+            (self._details_scroll, len(self._details))
+            if self._is_detailed
+            else (self._cursor, len(self._rows))
         )
         if key in _STEPS:
             target = now + _STEPS[key]
@@ -138,20 +167,34 @@ class Screen:
         """Moves the cursor to the selected row, and scrolls so that the cursor is visible."""
         rows, height = self._rows, self._height
         self._cursor = max(0, min(self._cursor, len(rows) - 1))
-        if self._selected is not None and rows and rows[self._cursor] != self._selected and self._selected in rows:
+        if (
+            self._selected is not None
+            and rows
+            and rows[self._cursor] != self._selected
+            and self._selected in rows
+        ):
             self._cursor = rows.index(self._selected)
-        lowest, highest = max(0, self._cursor - height + 1), max(0, min(self._cursor, len(rows) - height))
+        lowest, highest = (
+            max(0, self._cursor - height + 1),
+            max(0, min(self._cursor, len(rows) - height)),
+        )
         self._scroll = min(max(self._scroll, lowest), max(lowest, highest))
         self._details_scroll = max(0, min(self._details_scroll, len(self._details) - height))
 
     # Drawing
 
     def draw(self, seen: Seen, size: tuple[int, int], now: float) -> list[Spans]:
-        """Returns all lines of the terminal. A line may be longer than the terminal is wide. `now`: monotonic time."""
+        """Returns all lines of the terminal. A line may be longer than the terminal is wide. `now`:
+        monotonic time.
+        """
         (width, height), view = size, seen.view
         table = self._make_table(seen, width)
         notes = _notes(seen, width, now)
-        totals = [render_totals(view.totals, view.currency, width)] if height >= _MIN_HEIGHT_OF_TOTALS else []
+        totals = (
+            [render_totals(view.totals, view.currency, width)]
+            if height >= _MIN_HEIGHT_OF_TOTALS
+            else []
+        )
         self._height = max(1, height - _FIXED_LINES - len(totals) - len(notes))
         self._rows = [line.row for _, line in table.lines]
         self._clamp()
@@ -168,7 +211,9 @@ class Screen:
         made_for = (seen.lines, self.order, self.wanted, width)
         if self._table is None or self._made_for != made_for:
             self._made_for = made_for
-            self._table = Table(arrange(seen.lines, self.order, self.wanted), self.order, width, seen.sparklines)
+            self._table = Table(
+                arrange(seen.lines, self.order, self.wanted), self.order, width, seen.sparklines
+            )
         self._table.sparklines = seen.sparklines
         return self._table
 
@@ -181,7 +226,10 @@ class Screen:
         if not rows:
             return [[("no line matches the filter", "dim")]]
         at = self._cursor - self._scroll
-        rows[at] = [(text, "cursor" if style == "bar" else f"cursor {style}".strip()) for text, style in rows[at]]
+        rows[at] = [
+            (text, "cursor" if style == "bar" else f"cursor {style}".strip())
+            for text, style in rows[at]
+        ]
         return rows
 
     def _footer(self, width: int) -> Spans:
@@ -190,7 +238,9 @@ class Screen:
         count = len(self._rows)
         place = f"{min(self._scroll + self._height, count)}/{count}" if count > self._height else ""
         wanted = f"filter: {self.wanted} (Esc clears)  " if self.wanted else ""
-        return [(fit(printable(wanted + _KEYS), max(0, width - len(place) - 1)) + " " + place, "dim")]
+        return [
+            (fit(printable(wanted + _KEYS), max(0, width - len(place) - 1)) + " " + place, "dim")
+        ]
 
 
 def _title(seen: Seen, source: str, order: Order) -> str:
@@ -203,21 +253,31 @@ def _title(seen: Seen, source: str, order: Order) -> str:
     nodes = sorted({line.node for line in seen.lines if line.node})
     where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else source
     simulated = "SIMULATED  " if seen.view.simulated else ""
-    return printable(f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}")
+    return printable(
+        f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}"
+    )
 
 
 def _notes(seen: Seen, width: int, now: float) -> list[Spans]:
-    """Returns the error of the last reading. If it succeeded, returns the notes of the view, most serious first."""
+    """Returns the error of the last reading. If it succeeded, returns the notes of the view, most
+    serious first.
+    """
     if seen.error is not None:
         age = f"; the figures are {format_duration(max(0.0, now - seen.read_at))} old"
         return [[(fit_start(printable(str(seen.error)), width - len(age)).rstrip() + age, "bad")]]
     shown_at_gpu = {alert.text for alert in seen.view.alerts if alert.uuid}
-    styles = {alert.text: "bad" if alert.severity == "broken" else "warn" for alert in seen.view.alerts}
-    notes: list[Span] = [(note, styles.get(note, "warn")) for note in seen.notes if note not in shown_at_gpu]
+    styles = {
+        alert.text: "bad" if alert.severity == "broken" else "warn" for alert in seen.view.alerts
+    }
+    notes: list[Span] = [
+        (note, styles.get(note, "warn")) for note in seen.notes if note not in shown_at_gpu
+    ]
     notes.sort(key=lambda note: note[1] != "bad")
     if len(notes) > _MAX_NOTES:
         hidden = len(notes) - _MAX_NOTES + 1
-        notes[_MAX_NOTES - 1 :] = [(f"{hidden} more notes: run podgpu top --once to see them", "dim")]
+        notes[_MAX_NOTES - 1 :] = [
+            (f"{hidden} more notes: run podgpu top --once to see them", "dim")
+        ]
     return [[(fit_start(printable(text), width), style)] for text, style in notes]
 
 
@@ -266,7 +326,11 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
     if details is not None:
         if details.method:
             is_known = details.method != "mps"
-            text = f"usage measured by: {details.method}" if is_known else f"usage by container: {MPS_REASON}"
+            text = (
+                f"usage measured by: {details.method}"
+                if is_known
+                else f"usage by container: {MPS_REASON}"
+            )
             lines += _wrap(text, width, "dim")
         lines += _fields(details.fields or (), width)
     return lines
@@ -297,13 +361,19 @@ def _sparkline(line: Line, seen: Seen, width: int) -> Iterator[Spans]:
     points = seen.sparklines.points.get(line.row[1:3], b"")
     if points.strip(bytes([NO_DATA])):
         label = f"last {duration_text(seen.sparklines.span)} "
-        yield [(label, "dim"), (draw_sparkline(points, min(len(points), max(0, width - len(label)))), "bar")]
+        yield [
+            (label, "dim"),
+            (draw_sparkline(points, min(len(points), max(0, width - len(label)))), "bar"),
+        ]
 
 
 def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
     since, share, cost = holder.idle_since, holder.share_ratio, holder.cost_per_hour
     idle = format_idle(holder.use, None if since is None else max(0.0, seen.now - since))
-    runner = [f" ({format_percent(r.ratio)} for {r.text or 'processes outside pods'})" for r in holder.waits_for[:1]]
+    runner = [
+        f" ({format_percent(r.ratio)} for {r.text or 'processes outside pods'})"
+        for r in holder.waits_for[:1]
+    ]
     return [
         f"utilisation {format_percent(holder.utilization_ratio)}",
         f"memory {format_gib(holder.memory_used_bytes)} GiB",
@@ -316,20 +386,38 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
 
 
 def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
-    """Yields a table of waiting times on a shared GPU: rows are holders that waited, columns are holders that ran."""
+    """Yields a table of waiting times on a shared GPU: rows are holders that waited, columns are
+    holders that ran.
+    """
     waiters = [holder for holder in holders if holder.wait_ratio is not None]
     if len(waiters) < 2:
         return
-    rows = {waiter.text: {run.text: f"{run.seconds:.2f}" for run in waiter.waits_for} for waiter in waiters}
+    rows = {
+        waiter.text: {run.text: f"{run.seconds:.2f}" for run in waiter.waits_for}
+        for waiter in waiters
+    }
     names = list(dict.fromkeys([*rows, *(name for runners in rows.values() for name in runners)]))
-    yield from _wrap("seconds that each holder waited in the last reading; columns: the holder that ran", width)
+    yield from _wrap(
+        "seconds that each holder waited in the last reading; columns: the holder that ran", width
+    )
     lines = [("", [str(number) for number, _ in enumerate(names, 1)])]
     for number, name in enumerate(names, 1):
-        cells = [rows[name].get(other, "–" if other == name else "0.00") for other in names] if name in rows else []
+        cells = (
+            [rows[name].get(other, "–" if other == name else "0.00") for other in names]
+            if name in rows
+            else []
+        )
         lines.append((f"{number:>3} {printable(name or 'processes outside pods')}", cells))
     start = min(max(cell_len(text) for text, _ in lines), max(20, width - 6 * len(names)))
     for text, cells in lines:
-        yield [(fit_start(fit(text, start) + "".join(f"{cell:>6}" for cell in cells), width).rstrip(), "")]
+        yield [
+            (
+                fit_start(
+                    fit(text, start) + "".join(f"{cell:>6}" for cell in cells), width
+                ).rstrip(),
+                "",
+            )
+        ]
 
 
 def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Spans]:
@@ -346,7 +434,9 @@ def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Span
             f"mean {format_percent(job.mean_use)}",
             f"peak {format_percent(job.peak_use)}",
             f"peak memory{of_one} {memory} GiB",
-            "" if job.tensor_active_ratio is None else f"tensor cores {format_percent(job.tensor_active_ratio)} now",
+            ""
+            if job.tensor_active_ratio is None
+            else f"tensor cores {format_percent(job.tensor_active_ratio)} now",
             "" if job.energy_kwh is None else f"{job.energy_kwh:.2f} kWh",
             "" if job.cost is None else format_money(job.cost, job.currency),
             f"waited {format_duration(job.wait_seconds)}" if job.wait_seconds else "",
@@ -377,7 +467,9 @@ def _fields(fields: Iterable[FieldView], width: int) -> Iterator[Spans]:
     cell = min(max(map(cell_len, texts), default=0), max(_MAX_FIELD, width // 2 - 2))
     count = max(1, (width + 2) // (cell + 2))
     for start in range(0, len(texts), count):
-        yield [("  ".join(fit(text, min(cell, width)) for text in texts[start : start + count]), "")]
+        yield [
+            ("  ".join(fit(text, min(cell, width)) for text in texts[start : start + count]), "")
+        ]
 
 
 def _format_value(field: FieldView) -> str:
@@ -386,7 +478,11 @@ def _format_value(field: FieldView) -> str:
         return "no" if value in ("", "0", "False", 0) else "yes"
     if field.unit == "packed" and "CAPABILITY" in field.name and isinstance(value, int):
         return f"{value >> 16}.{value & 0xFFFF}"
-    text = f"{value:g}" if isinstance(value, float) and not value.is_integer() else str(value).removesuffix(".0")
+    text = (
+        f"{value:g}"
+        if isinstance(value, float) and not value.is_integer()
+        else str(value).removesuffix(".0")
+    )
     return text if field.unit in _UNITS_NOT_SHOWN else f"{text} {field.unit}".rstrip()
 
 
@@ -395,14 +491,20 @@ def _format_value(field: FieldView) -> str:
 
 def _wrap(text: str, width: int, style: str = "") -> list[Spans]:
     indent = _INDENT * (2 if text.startswith(_INDENT) else 1)
-    lines = textwrap.wrap(printable(text), max(1, width), subsequent_indent=indent if width > 20 else "")
+    lines = textwrap.wrap(
+        printable(text), max(1, width), subsequent_indent=indent if width > 20 else ""
+    )
     return [[(line, style)] for line in lines]
 
 
 def _join(facts: Iterable[str], width: int, indent: str = "") -> list[Spans]:
-    """Puts as many facts on each line as fit. Never breaks a line within a fact. Skips empty facts."""
+    """Puts as many facts on each line as fit. Never breaks a line within a fact. Skips empty
+    facts.
+    """
     text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts if fact)
-    lines = textwrap.wrap(text, max(1, width), initial_indent=indent, subsequent_indent=indent or _INDENT)
+    lines = textwrap.wrap(
+        text, max(1, width), initial_indent=indent, subsequent_indent=indent or _INDENT
+    )
     return [[(line.replace(_NO_BREAK, " "), "")] for line in lines]
 
 

@@ -1,4 +1,6 @@
-"""Formats values, and lays out lines as a table of a given width, with styled cells and a line of totals."""
+"""Formats values, and lays out lines as a table of a given width, with styled cells and a line of
+totals.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,11 @@ def format_money(amount: float, currency: str) -> str:
 
 def format_duration(seconds: float) -> str:
     whole = int(seconds)
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+    for unit, size, smaller, part in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
         if whole >= size:
             return f"{whole // size}{unit}{whole % size // part:02d}{smaller}"
     return f"{whole}s"
@@ -91,12 +97,16 @@ def shorten_model(model: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters, because names from other systems could contain escape sequences."""
+    """Replaces control characters, because names from other systems could contain escape
+    sequences.
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def fit(text: str, width: int, right: bool = False) -> str:
-    """Pads or truncates to exactly `width` columns. Truncates in the middle, because pod names differ at their ends."""
+    """Pads or truncates to exactly `width` columns. Truncates in the middle, because pod names
+    differ at their ends.
+    """
     if cell_len(text) > width:
         head = width // 2
         tail = set_cell_size(text[::-1], max(0, width - head - 1))[::-1]
@@ -113,13 +123,20 @@ def fit_start(text: str, width: int) -> str:
 
 
 def fit_holder(workload: Workload, width: int) -> str:
-    """Shortens a long name: removes the container first, then truncates the namespace, then the pod."""
-    name, pod, namespace = (printable(text) for text in (name_of(workload), workload.pod, workload.namespace))
+    """Shortens a long name: removes the container first, then truncates the namespace, then the
+    pod.
+    """
+    name, pod, namespace = (
+        printable(text) for text in (name_of(workload), workload.pod, workload.namespace)
+    )
     if cell_len(name) <= width or workload.job or not pod:
         return fit(name, width)
     room = width - cell_len(pod) - 1
     if namespace and room > _MIN_NAMESPACE:
-        return fit(f"{namespace if cell_len(namespace) <= room else fit_start(namespace, room)}/{pod}", width)
+        return fit(
+            f"{namespace if cell_len(namespace) <= room else fit_start(namespace, room)}/{pod}",
+            width,
+        )
     return fit(pod, width)
 
 
@@ -134,7 +151,12 @@ class Column:
     right: bool = True
     order: Order | None = None
     style: Callable[[Line], str] = lambda _line: ""
-    kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")  # kinds of lines that have this column
+    kinds: tuple[Kind, ...] = (
+        "gpu",
+        "instance",
+        "holder",
+        "process",
+    )  # kinds of lines that have this column
 
 
 _HOT, _VERY_HOT = 80.0, 90.0
@@ -152,14 +174,33 @@ def _severity_style(line: Line) -> str:
 
 
 def _memory_text(line: Line) -> str:
-    """Returns memory in use and the total. Lines below a device have blanks for the total, so that figures align."""
+    """Returns memory in use and the total. Lines below a device have blanks for the total, so that
+    figures align.
+    """
     total = f"/{format_gib(line.slot.memory_total_bytes):<4}"
     return format_gib(line.memory) + (total if line.is_slot else " " * len(total))
 
 
-_NODE = Column("NODE", lambda line: line.node, 4, right=False, style=_severity_style, kinds=("gpu",))
-_GPU = Column("GPU", lambda line: line.number, 3, right=False, order="gpu", style=_severity_style, kinds=_SLOTS)
-_MODEL = Column("MODEL", lambda line: shorten_model(line.model), 5, right=False, style=lambda _: "dim", kinds=_SLOTS)
+_NODE = Column(
+    "NODE", lambda line: line.node, 4, right=False, style=_severity_style, kinds=("gpu",)
+)
+_GPU = Column(
+    "GPU",
+    lambda line: line.number,
+    3,
+    right=False,
+    order="gpu",
+    style=_severity_style,
+    kinds=_SLOTS,
+)
+_MODEL = Column(
+    "MODEL",
+    lambda line: shorten_model(line.model),
+    5,
+    right=False,
+    style=lambda _: "dim",
+    kinds=_SLOTS,
+)
 _HOLDER = Column("HOLDER", lambda line: line.label, 6, right=False, style=_severity_style)
 _HISTORY = Column("HISTORY", lambda _: "", 8, right=False, style=lambda _: "bar", kinds=_SLOTS)
 _UTIL = Column("UTIL", lambda line: format_percent(line.utilization), 4, order="utilisation")
@@ -175,21 +216,36 @@ _TEMPERATURE = Column(
 _PROCESSES = Column("PROC", lambda line: format_number(line.processes), 4, kinds=_HELD)
 _IDLE_TIME = Column(
     "IDLE",
-    lambda line: "" if not line.holder else "0s" if line.use == "used" else format_idle(line.use, line.idle),
+    lambda line: (
+        "" if not line.holder else "0s" if line.use == "used" else format_idle(line.use, line.idle)
+    ),
     6,
     order="idle",
     style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),
     kinds=_HELD,
 )
-_COLUMNS = (*(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL), *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME))
-_OPTIONAL = (_PROCESSES, _TEMPERATURE, _POWER, _MEMORY, _HISTORY, _IDLE_TIME, _NODE)  # hidden in this order
+_COLUMNS = (
+    *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
+    *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
+)
+_OPTIONAL = (
+    _PROCESSES,
+    _TEMPERATURE,
+    _POWER,
+    _MEMORY,
+    _HISTORY,
+    _IDLE_TIME,
+    _NODE,
+)  # hidden in this order
 _READABLE_HOLDER = 34
 _NARROW_NODE = 16
 _MAX_HISTORY = 30
 
 
 def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
-    """Returns the width of each visible column. Hides columns until the holder column is readable."""
+    """Returns the width of each visible column. Hides columns until the holder column is
+    readable.
+    """
     widths, holder = dict(natural), natural[_HOLDER]
 
     def room() -> int:
@@ -213,9 +269,15 @@ def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
 
 class Table:
     def __init__(
-        self, lines: Iterable[Line], order: Order, width: int | None = None, sparklines: Sparklines | None = None
+        self,
+        lines: Iterable[Line],
+        order: Order,
+        width: int | None = None,
+        sparklines: Sparklines | None = None,
     ) -> None:
-        """Without `width`, nothing is truncated. The node column is shown if there are several nodes."""
+        """Without `width`, nothing is truncated. The node column is shown if there are several
+        nodes.
+        """
         self.lines = list(flatten(lines))  # each row's depth in the tree, and its line
         self.sparklines = sparklines
         self._order = order
@@ -275,12 +337,21 @@ def _cell(column: Column, line: Line) -> str:
 def format_condition(condition: ConditionView, age: float | None) -> str:
     """Returns a text such as `lost for 12m04s: GPU 3 has fallen off the bus`."""
     duration = "" if age is None else f" for {format_duration(age)}"
-    return f"{condition.condition.replace('_', ' ')}{duration}: {condition.says or condition.condition}"
+    return (
+        f"{condition.condition.replace('_', ' ')}{duration}: "
+        f"{condition.says or condition.condition}"
+    )
 
 
 # Totals
 
-_OPTIONAL_TOTALS = ("free", "used", "allocated", "unheld", "unknown")  # left out in this order in a narrow terminal
+_OPTIONAL_TOTALS = (
+    "free",
+    "used",
+    "allocated",
+    "unheld",
+    "unknown",
+)  # left out in this order in a narrow terminal
 _GAP = "  "
 
 
@@ -300,7 +371,10 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
             del parts[name]
     if totals.cost_per_hour is not None:
         wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
-        parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")
+        parts["cost"] = (
+            f"{format_money(totals.cost_per_hour, currency)}/h{wasted}",
+            "warn" if wasted else "",
+        )
     for name in _OPTIONAL_TOTALS:
         if len(_GAP.join(text for text, _ in parts.values())) > width:
             parts.pop(name, None)

@@ -1,1 +1,3 @@
-"""The HTTP servers of podgpu: listeners, TLS, authentication, metrics, probes, web page and JSON API."""
+"""The HTTP servers of podgpu: listeners, TLS, authentication, metrics, probes, web page and JSON
+API.
+"""

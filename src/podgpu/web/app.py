@@ -1,4 +1,6 @@
-"""Runs web applications until a signal or a fatal error. The sockets are bound by podgpu or passed by systemd."""
+"""Runs web applications until a signal or a fatal error. The sockets are bound by podgpu or passed
+by systemd.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,17 @@ class Address:
         if self.host.startswith(_UNIX):
             return self.host
         host = self.host or "localhost"
-        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
+        return (
+            f"{self.scheme}://[{host}]:{self.port}"
+            if ":" in host
+            else f"{self.scheme}://{host}:{self.port}"
+        )
 
 
 def parse_address(text: str) -> Address:
-    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError for other texts."""
+    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError for other
+    texts.
+    """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -61,7 +69,9 @@ def parse_address(text: str) -> Address:
 
 
 class Service(Protocol):
-    """Background work that runs while the server is up, such as a node's agent or the loop of the cluster view."""
+    """Background work that runs while the server is up, such as a node's agent or the loop of the
+    cluster view.
+    """
 
     @property
     def fatal(self) -> StartError | None:
@@ -79,19 +89,32 @@ class Listener:
     option: str = "-a"
     tls: MakeTlsContext | None = None
     announcement: str = ""  # logged when the listener is up; %s is replaced by its URL
-    sockets: Sequence[socket.socket] = ()  # bound sockets that replace `address`, for example from systemd
+    sockets: Sequence[
+        socket.socket
+    ] = ()  # bound sockets that replace `address`, for example from systemd
 
 
-def make_listeners(main: Listener, probes: list[web.RouteDef], probe_address: Address | None) -> list[Listener]:
-    """If `probe_address` is given, adds a listener for probes. It has no TLS or login: the kubelet cannot log in."""
+def make_listeners(
+    main: Listener, probes: list[web.RouteDef], probe_address: Address | None
+) -> list[Listener]:
+    """If `probe_address` is given, adds a listener for probes. It has no TLS or login: the kubelet
+    cannot log in.
+    """
     if probe_address is None:
         return [main]
     text = "serving only probes on %s/livez"
-    return [main, Listener(make_application(probes, None), probe_address, PROBE_OPTION, announcement=text)]
+    return [
+        main,
+        Listener(make_application(probes, None), probe_address, PROBE_OPTION, announcement=text),
+    ]
 
 
-def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
-    app = web.Application(client_max_size=64 * 1024, middlewares=[protection.check_request] if protection else [])
+def make_application(
+    handlers: list[web.RouteDef], protection: Protection | None
+) -> web.Application:
+    app = web.Application(
+        client_max_size=64 * 1024, middlewares=[protection.check_request] if protection else []
+    )
     app.add_routes(handlers)
     if protection:
         app.on_response_prepare.append(protection.add_headers)
@@ -105,10 +128,14 @@ async def _add_security_headers(_request: web.Request, response: web.StreamRespo
 
 
 def load_protection(path: str) -> Protection | None:
-    """Reads the web config file. Returns None if the path is empty. Raises UsageError if the file is invalid."""
+    """Reads the web config file. Returns None if the path is empty. Raises UsageError if the file
+    is invalid.
+    """
     if not path:
         return None
-    from podgpu.web.protection import Protection  # imports bcrypt and YAML, which are needed only here
+    from podgpu.web.protection import (
+        Protection,
+    )  # imports bcrypt and YAML, which are needed only here
 
     return Protection(path)
 
@@ -122,7 +149,8 @@ def run(
 ) -> None:
     """Runs until SIGINT, SIGTERM or a fatal error of a service.
 
-    Calls `on_listening` with the addresses of all listeners before the services start. Calls `release` on SIGUSR1.
+    Calls `on_listening` with the addresses of all listeners before the services start. Calls
+    `release` on SIGUSR1.
     """
 
     async def serve() -> None:
@@ -141,7 +169,10 @@ def run(
         async with AsyncExitStack() as stack:
             for service in services:
                 stack.callback(service.stop)
-            bound = [await stack.enter_async_context(listening(listener, limits)) for listener in listeners]
+            bound = [
+                await stack.enter_async_context(listening(listener, limits))
+                for listener in listeners
+            ]
             for listener, address in zip(listeners, bound, strict=True):
                 if listener.announcement:
                     _log.info(listener.announcement, address.url)
@@ -159,8 +190,8 @@ def run(
 def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
     """Calls `callback` in the event loop when the signal arrives.
 
-    `loop.add_signal_handler` is not used, because it restores the default action when the loop is closed. Then a second
-    SIGTERM would kill the process during shutdown.
+    `loop.add_signal_handler` is not used, because it restores the default action when the loop is
+    closed. Then a second SIGTERM would kill the process during shutdown.
     """
     loop = asyncio.get_running_loop()
 
@@ -172,7 +203,9 @@ def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> No
 
 
 def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
-    """Returns a signal handler that runs `work` in a thread. Ignores signals that arrive while `work` runs."""
+    """Returns a signal handler that runs `work` in a thread. Ignores signals that arrive while
+    `work` runs.
+    """
     loop = asyncio.get_running_loop()
     running: asyncio.Future[object] | None = None
 
@@ -186,7 +219,9 @@ def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterator[Address]:
-    """Serves requests while the context is open. Raises StartError if the address cannot be bound."""
+    """Serves requests while the context is open. Raises StartError if the address cannot be
+    bound.
+    """
     sockets = listener.sockets or await bind(listener.address, listener.option)
     server = asyncio.create_task(LimitedServer(listener.app, limits, listener.tls).serve(sockets))
     try:
@@ -206,12 +241,18 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
     try:
         # This server only resolves names and binds sockets. LimitedServer accepts the connections.
         server = await loop.create_server(
-            asyncio.Protocol, address.host or None, address.port, backlog=_BACKLOG, start_serving=False
+            asyncio.Protocol,
+            address.host or None,
+            address.port,
+            backlog=_BACKLOG,
+            start_serving=False,
         )
     except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
         why = getattr(e, "strerror", None) or e
         raise StartError(
-            f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
+            f"cannot listen on {address.host}:{address.port}: {why}; choose another address "
+            "with "
+            f"{option}"
         ) from e
     bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
     server.close()
@@ -222,21 +263,31 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
 
 
 def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
-    """Returns the sockets that systemd passed to this process (see sd_listen_fds). Raises UsageError if there are none.
+    """Returns the sockets that systemd passed to this process (see sd_listen_fds). Raises
+    UsageError if there are none.
 
     Removes the LISTEN_* variables, so that child processes do not use the sockets.
     """
     is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
     count = environment.pop("LISTEN_FDS", "")
     try:
-        sockets = [socket.socket(fileno=_FIRST_DESCRIPTOR + number) for number in range(int(count) if is_for_us else 0)]
-        is_listening = all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in sockets)
+        sockets = [
+            socket.socket(fileno=_FIRST_DESCRIPTOR + number)
+            for number in range(int(count) if is_for_us else 0)
+        ]
+        is_listening = all(
+            each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in sockets
+        )
     except (OSError, ValueError) as error:
-        raise UsageError(f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={count}): {error}") from error
+        raise UsageError(
+            f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={count}): {error}"
+        ) from error
     if not sockets or not is_listening:
         raise UsageError(
-            f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. Start podgpu through podgpu.socket "
-            "(systemctl enable --now podgpu.socket; it needs ListenStream= and Accept=no), or use -a instead"
+            f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. Start podgpu "
+            "through podgpu.socket "
+            "(systemctl enable --now podgpu.socket; it needs ListenStream= and Accept=no), or use "
+            "-a instead"
         )
     for each in sockets:
         each.set_inheritable(False)
@@ -245,7 +296,9 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """Returns the address of a bound socket. If `host` is given, it replaces the host in this address."""
+    """Returns the address of a bound socket. If `host` is given, it replaces the host in this
+    address.
+    """
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):

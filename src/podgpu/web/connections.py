@@ -23,10 +23,14 @@ _log.addFilter(RepeatFilter())
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    max_connections: int = 256  # per listener; three listeners use at most 768 of the usual 1,024 descriptors
+    max_connections: int = (
+        256  # per listener; three listeners use at most 768 of the usual 1,024 descriptors
+    )
     header_seconds: float = 10.0  # for the TLS handshake and the first complete request
     write_seconds: float = 60.0  # for computing and sending a response
-    idle_seconds: float = 180.0  # from a response to the next request; longer than usual scrape intervals
+    idle_seconds: float = (
+        180.0  # from a response to the next request; longer than usual scrape intervals
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -38,19 +42,31 @@ class _Connection:
 
     def close(self) -> None:
         with suppress(OSError):
-            self.socket.shutdown(SHUT_RDWR)  # makes asyncio close the socket, even during a TLS handshake
+            self.socket.shutdown(
+                SHUT_RDWR
+            )  # makes asyncio close the socket, even during a TLS handshake
 
 
 class LimitedServer:
-    """Replaces `web.SockSite`. If there are too many connections, closes the one that has been idle longest."""
+    """Replaces `web.SockSite`. If there are too many connections, closes the one that has been idle
+    longest.
+    """
 
-    def __init__(self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None) -> None:
+    def __init__(
+        self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None
+    ) -> None:
         app.middlewares.insert(0, self._track_request)
         self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=limits.idle_seconds, shutdown_timeout=1.0, max_headers=64
+            app,
+            access_log=None,
+            keepalive_timeout=limits.idle_seconds,
+            shutdown_timeout=1.0,
+            max_headers=64,
         )
         self._limits, self._make_tls = limits, make_tls
-        self._connections: dict[web.RequestHandler, _Connection] = {}  # ordered by the last complete request
+        self._connections: dict[
+            web.RequestHandler, _Connection
+        ] = {}  # ordered by the last complete request
 
     async def serve(self, sockets: Sequence[socket]) -> None:
         """Accepts connections until the task is cancelled. The sockets must be non-blocking."""
@@ -72,12 +88,16 @@ class LimitedServer:
                 tasks.create_task(self._open(accepted))
                 await asyncio.sleep(0)  # let other tasks run before the next accept
             except OSError as error:
-                _log.error("cannot accept connections (%s): raise LimitNOFILE or ulimit -n", error.strerror)
+                _log.error(
+                    "cannot accept connections (%s): raise LimitNOFILE or ulimit -n", error.strerror
+                )
                 self._evict()
                 await asyncio.sleep(0.1)
 
     async def _open(self, accepted: socket) -> None:
-        self._connections = {key: each for key, each in self._connections.items() if each.socket.fileno() >= 0}
+        self._connections = {
+            key: each for key, each in self._connections.items() if each.socket.fileno() >= 0
+        }
         if len(self._connections) >= self._limits.max_connections:
             _log.warning("too many connections: closing those that have been idle longest")
             if not self._evict():
@@ -92,7 +112,9 @@ class LimitedServer:
             )
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection, preferably one without any request. Returns False if none is idle."""
+        """Closes the longest idle connection, preferably one without any request. Returns False if
+        none is idle.
+        """
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
         if idle:
             longest = min(idle, key=lambda handler: self._connections[handler].has_requests)

@@ -1,4 +1,6 @@
-"""The web server of `podgpu exporter`: metrics, JSON API, web page, probes, and gpu-manager's metrics."""
+"""The web server of `podgpu exporter`: metrics, JSON API, web page, probes, and gpu-manager's
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def application(
     usage: UsageAnswers | None = None,
     scrapes: int = 16,
 ) -> web.Application:
-    """`lifecycle` enables POST /-/release and /-/forget. `scrapes` limits concurrent requests for /metrics."""
+    """`lifecycle` enables POST /-/release and /-/forget. `scrapes` limits concurrent requests for
+    /metrics.
+    """
     has_gpu_manager = agent.settings.policy.gpu_manager
     links = ["metrics", *(["metric"] if has_gpu_manager else []), "health", "ready"]
 
@@ -60,9 +64,12 @@ def application(
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    """Serves gpu-manager's metrics on /metric, which gpu-manager uses, and on /metrics, Prometheus' default."""
+    """Serves gpu-manager's metrics on /metric, which gpu-manager uses, and on /metrics, Prometheus'
+    default.
+    """
     return make_application(
-        [web.get(path, serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")], protection
+        [web.get(path, serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")],
+        protection,
     )
 
 
@@ -74,7 +81,9 @@ def node_probes(agent: Agent) -> list[web.RouteDef]:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """Fails only if the loop is stuck, because a restart would not help against a missing driver."""
+    """Fails only if the loop is stuck, because a restart would not help against a missing
+    driver.
+    """
     if not agent.is_running:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]
@@ -99,17 +108,26 @@ def describe_alerts(agent: Agent) -> list[str]:
 def describe_problems(agent: Agent) -> list[str]:
     """Returns one line per problem, such as a source that fails."""
     state = agent.published.state
-    lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
+    lines = [
+        f"{source.name}: {source.error}: {source.message}"
+        for source in state.sources
+        if source.up is False
+    ]
     has_answer = any(source.up is not None for source in state.sources)
     if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
-        lines.append(f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: run `podgpu doctor`")
+        lines.append(
+            f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: run "
+            "`podgpu doctor`"
+        )
     return [*lines, *agent.other_warnings()]
 
 
 # The page: the state, history and waste of this node
 
 
-def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[str] = ()) -> ClusterState:
+def build_state(
+    agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[str] = ()
+) -> ClusterState:
     """Builds a cluster state that contains only this node."""
     published = agent.published
     tags, problems = prices()
@@ -131,15 +149,23 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
     def make(published: Published, fresh: bool) -> PublishedState:
         notes = describe_problems(agent)
         if not fresh:
-            age = "the readings are too old to be shown" if published.state.taken_at else "there are no readings yet"
+            age = (
+                "the readings are too old to be shown"
+                if published.state.taken_at
+                else "there are no readings yet"
+            )
             notes = [age, *notes]
         return PublishedState(build_state(agent, prices, notes))
 
     return lambda: make(agent.published, agent.is_fresh(agent.published))
 
 
-def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
-    """Creates the recorder that stores this node's history. Raises UsageError if `directory` is not a directory."""
+def node_recorder(
+    agent: Agent, directory: str = "", prices: ReadPrices = no_prices
+) -> HistoryRecorder:
+    """Creates the recorder that stores this node's history. Raises UsageError if `directory` is not
+    a directory.
+    """
 
     def read_state() -> ClusterState | None:
         return build_state(agent, prices) if agent.is_fresh(agent.published) else None

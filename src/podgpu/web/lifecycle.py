@@ -1,7 +1,8 @@
 """POST /-/release and /-/forget, which only operators on this machine may use.
 
-Checking for a loopback address is not sufficient, because local browsers, sidecars and proxies also use loopback.
-Requests must also have the header X-Podgpu-Request. Browsers do not let pages of other sites send this header.
+Checking for a loopback address is not sufficient, because local browsers, sidecars and proxies also
+use loopback. Requests must also have the header X-Podgpu-Request. Browsers do not let pages of
+other sites send this header.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Forget = Callable[[str], tuple[int, str]]
 def explain_refusal(request: web.Request, action: str) -> str:
     """Returns why the request is rejected, or an empty string if it is allowed.
 
-    A request is allowed if it comes from this machine, without a proxy, and its header confirms `action`.
+    A request is allowed if it comes from this machine, without a proxy, and its header confirms
+    `action`.
     """
     is_proxied = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
     if request.remote not in _LOOPBACK or is_proxied:
@@ -45,11 +47,17 @@ def explain_refusal(request: web.Request, action: str) -> str:
 def _operator_route(
     path: str, action: str, allowed: bool, handle: Callable[[web.Request], tuple[int, str]]
 ) -> web.RouteDef:
-    """Handles requests in a thread, one at a time, so that a hanging driver blocks at most one thread."""
+    """Handles requests in a thread, one at a time, so that a hanging driver blocks at most one
+    thread.
+    """
     lock = asyncio.Lock()
 
     async def check_and_handle(request: web.Request) -> web.Response:
-        why = explain_refusal(request, action) if allowed else "disabled by --web-enable-lifecycle=false"
+        why = (
+            explain_refusal(request, action)
+            if allowed
+            else "disabled by --web-enable-lifecycle=false"
+        )
         if why:
             return web.Response(status=403, text=f"{why}\n")
         async with lock:
@@ -60,7 +68,9 @@ def _operator_route(
 
 
 def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
-    """POST /-/release: closes podgpu's driver handles for some time, so that the driver can be unloaded."""
+    """POST /-/release: closes podgpu's driver handles for some time, so that the driver can be
+    unloaded.
+    """
 
     def release(request: web.Request) -> tuple[int, str]:
         text = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
@@ -69,7 +79,10 @@ def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
         except ValueError:
             seconds = -1.0
         if not 0 < seconds <= _MAX_RELEASE_SECONDS:
-            return 400, f"seconds={text!r}: must be a number above 0, at most {_MAX_RELEASE_SECONDS:.0f}"
+            return (
+                400,
+                f"seconds={text!r}: must be a number above 0, at most {_MAX_RELEASE_SECONDS:.0f}",
+            )
         if not agent.release(seconds):
             return 409, "the driver cannot be released, because a call into it has not returned"
         return 200, f"driver released for {seconds:g} s"
@@ -105,6 +118,7 @@ def forget_in_cluster(cluster: Cluster, uuid: str) -> tuple[int, str]:
     if result == "present":
         return 409, f"{uuid} and its node are both present: nothing to remove"
     return 200, (
-        f"{uuid} is removed from this page until it reappears. To remove it from its exporter, run `podgpu forget`"
+        f"{uuid} is removed from this page until it reappears. To remove it from its exporter, "
+        "run `podgpu forget`"
         " on its node."
     )

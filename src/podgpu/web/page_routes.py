@@ -42,16 +42,20 @@ def page_routes(
     usage: UsageAnswers | None = None,
     select: Select | None = None,
 ) -> list[web.RouteDef]:
-    """Returns the routes of the page and the API. Add them last: they answer all other `/api` paths with 404.
+    """Returns the routes of the page and the API. Add them last: they answer all other `/api` paths
+    with 404.
 
-    `latest` is called in a thread. `links` are other paths of the server, shown at the bottom of the page. In a large
-    cluster, `latest` has only totals. Then `select` reads the GPUs that match a query.
+    `latest` is called in a thread. `links` are other paths of the server, shown at the bottom of
+    the page. In a large cluster, `latest` has only totals. Then `select` reads the GPUs that match
+    a query.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
     async def index(request: web.Request) -> web.Response:
         has_events = usage is None or isinstance(usage, RecordedUsage)
-        return await _response(request, lambda: _read_index(links, has_events), "text/html; charset=utf-8")
+        return await _response(
+            request, lambda: _read_index(links, has_events), "text/html; charset=utf-8"
+        )
 
     async def asset(request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -64,7 +68,9 @@ def page_routes(
             return await find_past(query, query.at)
         published = await asyncio.to_thread(latest)
         has_all_nodes = published.state.fleet is None  # the page then selects GPUs itself
-        return published if query is None or select is None or has_all_nodes else await select(query)
+        return (
+            published if query is None or select is None or has_all_nodes else await select(query)
+        )
 
     async def find_past(query: GpuQuery, at: float) -> PublishedState:
         """Answers `at=`: from SQLite, which has all nodes, or with --prometheus from Prometheus."""
@@ -84,7 +90,9 @@ def page_routes(
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         cluster = request.query.get("cluster")
         published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
-        answer = await asyncio.to_thread(lambda: make_pod(published.state, published.view, namespace, name, cluster))
+        answer = await asyncio.to_thread(
+            lambda: make_pod(published.state, published.view, namespace, name, cluster)
+        )
         return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
 
     async def gpu(request: web.Request) -> web.Response:
@@ -115,22 +123,33 @@ def _read_index(links: Sequence[str], has_events: bool) -> bytes:
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
-async def _json_response(request: web.Request, answer: msgspec.Struct | JsonObject | str) -> web.Response:
+async def _json_response(
+    request: web.Request, answer: msgspec.Struct | JsonObject | str
+) -> web.Response:
     """Encodes the answer. If `answer` is a string, returns it as the error message of a 404."""
     if isinstance(answer, str):
         return json_error(404, answer)
-    return await _response(request, lambda: msgspec.json.encode(answer), JSON_HEADERS["Content-Type"])
+    return await _response(
+        request, lambda: msgspec.json.encode(answer), JSON_HEADERS["Content-Type"]
+    )
 
 
 async def _response(
-    request: web.Request, make: Callable[[], bytes], content_type: str, headers: Mapping[str, str] | None = None
+    request: web.Request,
+    make: Callable[[], bytes],
+    content_type: str,
+    headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     def compress() -> tuple[Body, str]:
         content = make()
         return Body(content), etag_of(content)
 
     body, etag = await asyncio.to_thread(compress)
-    return body_response(request, body, {**PAGE_HEADERS, "Content-Type": content_type, **(headers or {}), "ETag": etag})
+    return body_response(
+        request,
+        body,
+        {**PAGE_HEADERS, "Content-Type": content_type, **(headers or {}), "ETag": etag},
+    )
 
 
 # History
@@ -148,10 +167,14 @@ def _reject_errors(handler: Handler) -> Handler:
     return handle
 
 
-def _history_routes(history: HistorySource, latest: Callable[[], PublishedState]) -> list[web.RouteDef]:
+def _history_routes(
+    history: HistorySource, latest: Callable[[], PublishedState]
+) -> list[web.RouteDef]:
     async def sparklines(request: web.Request) -> web.StreamResponse:
         has_few = (await asyncio.to_thread(latest)).state.fleet is None
-        return await _json_response(request, await history.sparklines() if has_few else "too many GPUs for sparklines")
+        return await _json_response(
+            request, await history.sparklines() if has_few else "too many GPUs for sparklines"
+        )
 
     async def gpu(request: web.Request) -> web.StreamResponse:
         uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
@@ -181,9 +204,13 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
             answer = await usage.range(query)
             if not query.is_csv:
                 return await _json_response(request, answer)
-            attachment = f'attachment; filename="{file_name}{"-SIMULATED" if answer.simulated else ""}.csv"'
+            attachment = (
+                f'attachment; filename="{file_name}{"-SIMULATED" if answer.simulated else ""}.csv"'
+            )
             headers = {"Content-Disposition": attachment}
-            return await _response(request, lambda: encode_range_csv(answer), "text/csv; charset=utf-8", headers)
+            return await _response(
+                request, lambda: encode_range_csv(answer), "text/csv; charset=utf-8", headers
+            )
 
         return _reject_errors(handle)
 
@@ -201,7 +228,9 @@ def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
     async def summary(request: web.Request) -> web.StreamResponse:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         answer = await jobs.summary(namespace, name)
-        return await _json_response(request, answer or f"there is no record that pod {namespace}/{name} held a GPU")
+        return await _json_response(
+            request, answer or f"there is no record that pod {namespace}/{name} held a GPU"
+        )
 
     return [
         web.get("/api/v1/events", _reject_errors(events)),
@@ -211,5 +240,8 @@ def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
 
 async def _unknown_path(request: web.Request) -> web.Response:
     if request.path.startswith(("/api/v1/events", "/api/v1/summary/")):
-        return json_error(404, "podgpu records no events and no summaries with --prometheus; use the alerts instead")
+        return json_error(
+            404,
+            "podgpu records no events and no summaries with --prometheus; use the alerts instead",
+        )
     return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")

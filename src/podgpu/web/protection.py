@@ -1,7 +1,8 @@
-"""Parses the web config file and applies it: TLS, rate limit, headers and basic auth. It is reloaded when it changes.
+"""Parses the web config file and applies it: TLS, rate limit, headers and basic auth. It is
+reloaded when it changes.
 
-The file has the format of Prometheus' exporter-toolkit. Settings that podgpu does not support are errors. The exception
-is http2, which is accepted and ignored.
+The file has the format of Prometheus' exporter-toolkit. Settings that podgpu does not support are
+errors. The exception is http2, which is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from podgpu.files import ReadOnChange
 from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 _MAX_CONFIG_BYTES = 256 * 1024
-_MAX_BCRYPT_BYTES = 72  # longer passwords are truncated, as in Go, because Python's bcrypt rejects them
+_MAX_BCRYPT_BYTES = (
+    72  # longer passwords are truncated, as in Go, because Python's bcrypt rejects them
+)
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -43,10 +46,14 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""Policies for client certificates. Two of Go's policies are missing, because they accept unverified certificates."""
+"""Policies for client certificates. Two of Go's policies are missing, because they accept
+unverified certificates.
+"""
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Names of TLS 1.3 ciphers. They are accepted but ignored, because TLS 1.3 ciphers cannot be selected."""
+"""Names of TLS 1.3 ciphers. They are accepted but ignored, because TLS 1.3 ciphers cannot be
+selected.
+"""
 CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
@@ -64,7 +71,12 @@ CIPHERS = {
     "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
 }
 """Maps Go's cipher names to OpenSSL's."""
-CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+CURVES = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+}
 
 
 class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -80,7 +92,9 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_version: str | None = None
     cipher_suites: list[str] | None = None
     prefer_server_cipher_suites: bool | None = None
-    curve_preferences: list[str] | None = None  # Python can set only one curve, so a longer list is ignored
+    curve_preferences: list[str] | None = (
+        None  # Python can set only one curve, so a longer list is ignored
+    )
 
     def __post_init__(self) -> None:
         _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
@@ -92,21 +106,40 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             _check_name("curve_preferences", name, CURVES)
         lowest, highest = self.versions
         if lowest > highest:
-            raise ValueError("max_version is below min_version, or cipher_suites has no cipher for max_version")
+            raise ValueError(
+                "max_version is below min_version, or cipher_suites has no cipher for max_version"
+            )
         if self.is_enabled and not ((self.cert_file or self.cert) and (self.key_file or self.key)):
             raise ValueError("needs a certificate (cert_file or cert) and a key (key_file or key)")
-        if self.verify_mode is ssl.CERT_NONE and (self.client_ca_file or self.client_ca or self.client_allowed_sans):
-            raise ValueError("client_ca and client_allowed_sans have no effect without client_auth_type")
+        if self.verify_mode is ssl.CERT_NONE and (
+            self.client_ca_file or self.client_ca or self.client_allowed_sans
+        ):
+            raise ValueError(
+                "client_ca and client_allowed_sans have no effect without client_auth_type"
+            )
 
     @property
     def is_enabled(self) -> bool:
-        pems = (self.cert_file, self.key_file, self.client_ca_file, self.cert, self.key, self.client_ca)
+        pems = (
+            self.cert_file,
+            self.key_file,
+            self.client_ca_file,
+            self.cert,
+            self.key,
+            self.client_ca,
+        )
         return any(pems) or bool(self.client_auth_type)
 
     def read_pems(self, path: str) -> tuple[bytes, bytes, bytes]:
-        """Reads certificate, key and client CAs. Paths are relative to the web config file `path`."""
+        """Reads certificate, key and client CAs. Paths are relative to the web config file
+        `path`.
+        """
         folder = os.path.dirname(os.path.abspath(path))
-        pairs = ((self.cert_file, self.cert), (self.key_file, self.key), (self.client_ca_file, self.client_ca))
+        pairs = (
+            (self.cert_file, self.cert),
+            (self.key_file, self.key),
+            (self.client_ca_file, self.client_ca),
+        )
         pems = (Pem(os.path.join(folder, file) if file else "", text or "") for file, text in pairs)
         certificate, key, authorities = (pem.read() for pem in pems)
         return certificate, key, authorities
@@ -122,7 +155,9 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def versions(self) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
-        """Minimum and maximum version. As in Go, TLS 1.2 is disabled if `cipher_suites` has no cipher for it."""
+        """Minimum and maximum version. As in Go, TLS 1.2 is disabled if `cipher_suites` has no
+        cipher for it.
+        """
         has_no_tls12 = bool(self.cipher_suites) and not self.ciphers
         lowest = "TLS13" if has_no_tls12 else self.min_version or "TLS12"
         return VERSIONS[lowest], VERSIONS[self.max_version or "TLS13"]
@@ -138,7 +173,9 @@ class HttpConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             if _HEADERS[name] and value not in _HEADERS[name]:
                 raise ValueError(f"headers: {name} must be {' or '.join(_HEADERS[name])}")
             if not value.isprintable():
-                raise ValueError(f"headers: {name} has a character that is not allowed, such as a line break")
+                raise ValueError(
+                    f"headers: {name} has a character that is not allowed, such as a line break"
+                )
 
 
 class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -164,7 +201,10 @@ class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for name, value in self.users.items():
             if not _BCRYPT_HASH.fullmatch(value):
                 advice = "create one with htpasswd -nBC 10 USER"
-                raise ValueError(f"basic_auth_users: the password of {name[:60]!r} is not a bcrypt hash ({advice})")
+                raise ValueError(
+                    f"basic_auth_users: the password of {name[:60]!r} is not a bcrypt hash "
+                    f"({advice})"
+                )
 
     @property
     def tls(self) -> TlsConfig | None:
@@ -183,7 +223,9 @@ class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 def _check_name(key: str, name: str | None, supported: Iterable[str]) -> None:
     if name and name not in supported:
-        raise ValueError(f"{key}: {name[:60]!r} is not supported; supported are {', '.join(supported)}")
+        raise ValueError(
+            f"{key}: {name[:60]!r} is not supported; supported are {', '.join(supported)}"
+        )
 
 
 def parse_web_config(content: bytes, file: str) -> WebConfig:
@@ -209,21 +251,29 @@ class Protection:
         self._config = LastValid(lambda: file.read(path), "the previous settings stay in effect")
         config = self._config.get()
         rate = config.rate_limit
-        self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
+        self._bucket = (
+            TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
+        )
         self.make_tls: MakeTlsContext | None = None
         """Builds the TLS context. None if TLS is off. Turning TLS on or off requires a restart."""
         if config.tls is not None:
-            self.make_tls = LastValid(self._load_context, "the previous certificate stays in effect").get
+            self.make_tls = LastValid(
+                self._load_context, "the previous certificate stays in effect"
+            ).get
 
     def _load_context(self) -> ssl.SSLContext:
         config = self._config.get().tls
         if config is None:
-            raise UsageError(f"{self._path} no longer enables TLS, but turning TLS off requires a restart")
+            raise UsageError(
+                f"{self._path} no longer enables TLS, but turning TLS off requires a restart"
+            )
         return self._contexts.get((config, self._path, *config.read_pems(self._path)))
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
         for name, value in self._config.get().headers.items():
-            response.headers.setdefault(name, value)  # as in Go, a header that a handler has set is kept
+            response.headers.setdefault(
+                name, value
+            )  # as in Go, a header that a handler has set is kept
 
     @web.middleware
     async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -232,9 +282,13 @@ class Protection:
             return web.Response(status=429, text="Too Many Requests\n")
         allowed = config.tls.client_allowed_sans if config.tls is not None else None
         if allowed and _client_names(request).isdisjoint(allowed):
-            return web.Response(status=403, text="the client certificate has none of the allowed names\n")
+            return web.Response(
+                status=403, text="the client certificate has none of the allowed names\n"
+            )
         if config.users and not await self._has_valid_login(request, config.users):
-            return web.Response(status=401, text="Unauthorized\n", headers={"WWW-Authenticate": "Basic"})
+            return web.Response(
+                status=401, text="Unauthorized\n", headers={"WWW-Authenticate": "Basic"}
+            )
         return await handler(request)
 
     async def _has_valid_login(self, request: web.Request, users: Mapping[str, str]) -> bool:
@@ -248,7 +302,9 @@ class Protection:
 class TokenBucket:
     """A rate limiter that starts with `burst` tokens and regains one token per interval."""
 
-    def __init__(self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._interval = interval
         self._burst = float(burst)
         self._clock = clock
@@ -266,7 +322,9 @@ class TokenBucket:
 
 
 class LoginChecker:
-    """Checks one password at a time, in a thread, and caches valid logins. Failed logins are not cached."""
+    """Checks one password at a time, in a thread, and caches valid logins. Failed logins are not
+    cached.
+    """
 
     def __init__(self, compare: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._compare = compare
@@ -276,14 +334,19 @@ class LoginChecker:
 
     async def is_valid(self, users: Mapping[str, str], user: str, password: bytes) -> bool:
         hashed = users.get(user)
-        # Unknown users are compared with a dummy hash, so that the timing does not reveal which users exist.
-        against = (hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}").encode()
+        # Unknown users are compared with a dummy hash, so that the timing does not reveal which
+        # users exist.
+        against = (
+            hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}"
+        ).encode()
         # The cache key contains the hash, so that a changed password takes effect immediately.
         login = hashlib.blake2b(repr((user, against, password)).encode(), key=self._salt).digest()
         if login in self._right:
             return True
         async with self._lock:
-            is_right = await asyncio.to_thread(self._is_equal, password, against) and hashed is not None
+            is_right = (
+                await asyncio.to_thread(self._is_equal, password, against) and hashed is not None
+            )
         if is_right:
             self._right.add(login)
         return is_right
@@ -313,11 +376,21 @@ def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) ->
         if config.curve_preferences and len(config.curve_preferences) == 1:
             context.set_ecdh_curve(CURVES[config.curve_preferences[0]])
     except (ssl.SSLError, ValueError) as error:
-        text = "tls_server_config: this OpenSSL supports none of cipher_suites, or not the curve in curve_preferences"
+        text = (
+            "tls_server_config: this OpenSSL supports none of cipher_suites, or not the curve in "
+            "curve_preferences"
+        )
         raise UsageError(text) from error
-    load_pair(context, certificate, key, f"{path}: {config.cert_file or 'cert'} and {config.key_file or 'key'}")
+    load_pair(
+        context,
+        certificate,
+        key,
+        f"{path}: {config.cert_file or 'cert'} and {config.key_file or 'key'}",
+    )
     context.verify_mode = config.verify_mode
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
+    context.verify_flags |= (
+        ssl.VERIFY_X509_PARTIAL_CHAIN
+    )  # as in Go, an intermediate CA is sufficient
     if config.verify_mode is not ssl.CERT_NONE and not authorities:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go, uses the system's CAs
     elif authorities:
@@ -327,11 +400,17 @@ def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) ->
 
 def _client_names(request: web.Request) -> frozenset[str]:
     transport = request.transport
-    return subject_names(transport.get_extra_info("peercert") or {}) if transport is not None else frozenset()
+    return (
+        subject_names(transport.get_extra_info("peercert") or {})
+        if transport is not None
+        else frozenset()
+    )
 
 
 def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """Returns the subject alternative names. Shortens IPv6 addresses, because OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
+    """Returns the subject alternative names. Shortens IPv6 addresses, because OpenSSL writes ::1 as
+    0:0:0:0:0:0:0:1.
+    """
     return frozenset(
         str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
         for kind, value in certificate.get("subjectAltName", ())

@@ -1,4 +1,6 @@
-"""Builds and sends HTTP responses: metrics, JSON and probes, in the encoding that the client accepts."""
+"""Builds and sends HTTP responses: metrics, JSON and probes, in the encoding that the client
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ if TYPE_CHECKING:
     from podgpu.node.agent.publish import RenderedText
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Probe = Callable[[], tuple[bool, str]]  # returns whether the probe succeeds, and the text of the response
+Probe = Callable[
+    [], tuple[bool, str]
+]  # returns whether the probe succeeds, and the text of the response
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
@@ -54,9 +59,14 @@ def metrics_route(make_families: Callable[[], Iterable[Family]]) -> web.RouteDef
 
 
 def serve_text(
-    agent: Agent, fresh: RenderedText, stale: RenderedText | None, headers: Mapping[str, str] = METRICS_HEADERS
+    agent: Agent,
+    fresh: RenderedText,
+    stale: RenderedText | None,
+    headers: Mapping[str, str] = METRICS_HEADERS,
 ) -> Handler:
-    """Returns a handler that renders each snapshot once. Long texts are rendered in a thread, to keep probes fast."""
+    """Returns a handler that renders each snapshot once. Long texts are rendered in a thread, to
+    keep probes fast.
+    """
     size = _LONG_TEXT  # size of the last text
 
     async def handle(request: web.Request) -> web.Response:
@@ -68,7 +78,11 @@ def serve_text(
         elif text in published.rendered:
             body = published.rendered[text]
         else:
-            body = published.render(text) if size < _LONG_TEXT else await asyncio.to_thread(published.render, text)
+            body = (
+                published.render(text)
+                if size < _LONG_TEXT
+                else await asyncio.to_thread(published.render, text)
+            )
             size = len(body.plain)
         return body_response(request, body, headers)
 
@@ -89,11 +103,15 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:
-    """`headers` must contain the Content-Type. If the client already has the ETag in `headers`, the status is 304."""
+    """`headers` must contain the Content-Type. If the client already has the ETag in `headers`, the
+    status is 304.
+    """
     sent = {**headers, "Vary": "Accept-Encoding"}
     known = request.headers.get("If-None-Match", "")
     if "ETag" in sent and sent["ETag"].removeprefix("W/") in known:
-        return web.Response(status=304, headers={k: v for k, v in sent.items() if k != "Content-Type"})
+        return web.Response(
+            status=304, headers={k: v for k, v in sent.items() if k != "Content-Type"}
+        )
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):
         return web.Response(body=body.zipped, headers={**sent, "Content-Encoding": "gzip"})
     return web.Response(body=body.plain, headers=sent)
@@ -105,12 +123,16 @@ def json_error(status: int, message: str, **headers: str) -> web.Response:
 
 
 def accepts_gzip(header: str) -> bool:
-    """Returns True if the Accept-Encoding header lists gzip. Ignores quality values, as Prometheus' Go client does."""
+    """Returns True if the Accept-Encoding header lists gzip. Ignores quality values, as Prometheus'
+    Go client does.
+    """
     return any(part.partition(";")[0].strip().lower() == "gzip" for part in header.split(","))
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Sends the whole response before it returns, so that slow clients count towards the limit of running scrapes."""
+    """Sends the whole response before it returns, so that slow clients count towards the limit of
+    running scrapes.
+    """
     with suppress(ConnectionError):  # the client has closed the connection
         await response.prepare(request)
         await response.write_eof()

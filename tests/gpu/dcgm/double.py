@@ -1,4 +1,6 @@
-"""A fake libdcgm in C, which is compiled once. Tests configure it, and podgpu's ctypes code reads it."""
+"""A fake libdcgm in C, which is compiled once. Tests configure it, and podgpu's ctypes code reads
+it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def compiled() -> str:
     folder = mkdtemp(prefix="fake-libdcgm-")
     atexit.register(shutil.rmtree, folder)
     library = str(Path(folder) / "libdcgm.so.4")
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, str(SOURCE)], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, str(SOURCE)], check=True
+    )
     return library
 
 
@@ -68,7 +72,9 @@ class Double:
     def double(self, entity: tuple[int, int], field: int, value: float, status: int = 0) -> None:
         self.call("double", *entity, field, self.now, status, float(value))
 
-    def text(self, entity: tuple[int, int], field: int, value: str, live_only: bool = False) -> None:
+    def text(
+        self, entity: tuple[int, int], field: int, value: str, live_only: bool = False
+    ) -> None:
         self.call("text", *entity, field, self.now, 0, value, live_only)
 
     def gpu(self, index: int, mig: bool = False, model: str = "NVIDIA H100 80GB HBM3") -> None:
@@ -135,4 +141,9 @@ def fields_named(*names: str) -> tuple[Field, ...]:
     return tuple(f for f in found if f is not None)
 
 
-PLAIN = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED")
+PLAIN = (
+    "DCGM_FI_DEV_GPU_TEMP",
+    "DCGM_FI_DEV_POWER_USAGE",
+    "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_FB_USED",
+)

@@ -46,7 +46,9 @@ def test_hostname_is_the_host_of_a_remote_engine(one_gpu: Double) -> None:
 def test_the_doctor_shows_the_versions(one_gpu: Double) -> None:
     one_gpu.text((GPU, 0), 1, "580.105.08")
     options = ["--kubernetes=false", "--telemetry", f"dcgm:{one_gpu.path}", "-r", "localhost:5555"]
-    findings = json.loads(execute(["doctor", "--json", *options], NODE_NAME="node-1").out)["findings"]
+    findings = json.loads(execute(["doctor", "--json", *options], NODE_NAME="node-1").out)[
+        "findings"
+    ]
     texts = {finding["subject"]: f"{finding['level']}: {finding['text']}" for finding in findings}
     assert texts["DCGM"] == "ok: libdcgm 4.2.3, host engine 4.2.3"
     assert "580.105.08" in texts["driver"]

@@ -1,4 +1,6 @@
-"""Tests connections to DCGM: embedded or remote, incompatible versions, and engines that restart."""
+"""Tests connections to DCGM: embedded or remote, incompatible versions, and engines that
+restart.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ def test_valid_addresses(text: str, address: EngineAddress) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":5555", "gpu-1:", "gpu-1:0", "gpu-1:70000", "::1:5555", "unix://x", "a b:1", "h/x"]
+    "text",
+    ["", ":5555", "gpu-1:", "gpu-1:0", "gpu-1:70000", "::1:5555", "unix://x", "a b:1", "h/x"],
 )
 def test_invalid_addresses(text: str) -> None:
     with pytest.raises(UsageError) as caught:

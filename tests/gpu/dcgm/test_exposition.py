@@ -18,7 +18,19 @@ from podgpu.metrics.labels import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.node.agent.agent import Agent, Settings
 from podgpu.node.holders.reader import HolderSources
-from tests.gpu.dcgm.double import CORE, CPU, FB_USED, GI, GPU, GR_ACTIVE, LINK, SWITCH, Bench, Double, uuid_of
+from tests.gpu.dcgm.double import (
+    CORE,
+    CPU,
+    FB_USED,
+    GI,
+    GPU,
+    GR_ACTIVE,
+    LINK,
+    SWITCH,
+    Bench,
+    Double,
+    uuid_of,
+)
 from tests.nodes.test_nodes import MASKED, VARYING
 from tests.web.server import running
 
@@ -45,7 +57,9 @@ def node(double: Double) -> Iterator[tuple[Bench, Agent]]:
     bench = Bench(double)
     clock = Clock(bench.clock.monotonic, bench.clock.wall)
     policy = Policy(counters=COUNTERS, hostname="node-1")
-    agent = Agent(bench.telemetry, HolderSources([Holders()]), Settings(interval=10.0, policy=policy), clock)
+    agent = Agent(
+        bench.telemetry, HolderSources([Holders()]), Settings(interval=10.0, policy=policy), clock
+    )
     yield bench, agent
     agent.stop()
 
@@ -96,7 +110,9 @@ def test_the_exposition(node: tuple[Bench, Agent], request: pytest.FixtureReques
         GOLDEN.write_text(text, encoding="utf-8")
     expected = GOLDEN.read_text(encoding="utf-8")
     if text != expected:
-        lines = difflib.unified_diff(expected.splitlines(True), text.splitlines(True), "expected", "got", n=0)
+        lines = difflib.unified_diff(
+            expected.splitlines(True), text.splitlines(True), "expected", "got", n=0
+        )
         pytest.fail("".join(lines), pytrace=False)
 
 
@@ -108,7 +124,10 @@ def test_without_the_engine_there_are_no_values_and_a_reason(node: tuple[Bench, 
     exposition = agent.published.fresh.plain.decode()
     assert not re.search(r"^DCGM_", exposition, re.MULTILINE)
     assert 'podgpu_exporter_source_up{source="dcgm"} 0' in exposition
-    assert 'podgpu_exporter_source_errors_total{source="dcgm",reason="connection_lost"} 1' in exposition
+    assert (
+        'podgpu_exporter_source_errors_total{source="dcgm",reason="connection_lost"} 1'
+        in exposition
+    )
     speak(bench.double)
     bench.pass_time()
     agent.read_telemetry()

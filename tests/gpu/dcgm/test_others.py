@@ -1,4 +1,6 @@
-"""Tests health, NVLink peers, and the devices of `-s` and `-p`: NVSwitches, NVLinks and Grace CPUs."""
+"""Tests health, NVLink peers, and the devices of `-s` and `-p`: NVSwitches, NVLinks and Grace
+CPUs.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +34,38 @@ def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
     bench.double.call("incident", 0, MEM, 10, 10)
     bench.double.call("incident", 1, ALL, 20, 9999)
     names = ("health_watch", "health_error_code", "health_error_severity", "health_error_category")
-    found = {(*(dict(labels)[name] for name in names), value) for _, labels, value in judged(bench, HEALTH)}
+    found = {
+        (*(dict(labels)[name] for name in names), value)
+        for _, labels, value in judged(bench, HEALTH)
+    }
     assert {f for f in found if f[-1]} == {
         ("PCIE", "DCGM_FR_PCI_REPLAY_RATE", "ISOLATE", "HARDWARE_PCIE", 20),
         ("MEM", "DCGM_FR_CLOCK_THROTTLE_THERMAL", "MONITOR", "HARDWARE_THERMAL", 10),
     }
     assert {f[1:] for f in found if not f[-1]} == {("DCGM_FR_OK", "NONE", "NONE", 0)}
     (other,) = (labels for _, labels, value in judged(bench, HEALTH, index=1) if value)
-    assert [dict(other)[name] for name in names] == ["ALL", "DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN"]
+    assert [dict(other)[name] for name in names] == [
+        "ALL",
+        "DCGM_FR_UNKNOWN(9999)",
+        "UNKNOWN",
+        "UNKNOWN",
+    ]
 
 
 def test_peers_over_nvlink(bench: Bench) -> None:
     bench.double.call("peer", 0, 1, 0)
     bench.double.call("peer", 1, 0, 3)
     assert judged(bench, P2P) == ((9004, {"link_status": "OK", "peer_gpu": "1"}, 0),)
-    assert judged(bench, P2P, 1) == ((9004, {"link_status": "TopologyNotSupported", "peer_gpu": "0"}, 3),)
+    assert judged(bench, P2P, 1) == (
+        (9004, {"link_status": "TopologyNotSupported", "peer_gpu": "0"}, 3),
+    )
 
 
 @pytest.fixture
 def fabric(double: Double) -> Double:
-    """Adds a GPU with links 0 and 2 up, two switches with links, and two CPUs with two cores each."""
+    """Adds a GPU with links 0 and 2 up, two switches with links, and two CPUs with two cores
+    each.
+    """
     double.gpu(0)
     double.speak(0)
     for link, state in ((0, 3), (1, 2), (2, 3)):
@@ -86,5 +100,7 @@ def others(bench: Bench) -> tuple[EntityState, ...]:
     ],
 )
 def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
-    bench = Bench(fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p"))
+    bench = Bench(
+        fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p")
+    )
     assert [o.kind for o in others(bench)] == kinds

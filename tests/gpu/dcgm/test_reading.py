@@ -1,4 +1,6 @@
-"""Tests DcgmTelemetry and its ctypes code: watched fields, values, MIG, XIDs and computed fields."""
+"""Tests DcgmTelemetry and its ctypes code: watched fields, values, MIG, XIDs and computed
+fields.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,20 @@ from podgpu.metrics.values import Blank
 from podgpu.node.gpu.dcgm.entities import decode
 from podgpu.node.gpu.dcgm.structs import FieldType, FieldValueV2
 from podgpu.node.gpu.source import FieldGroup
-from tests.gpu.dcgm.double import CI, FB_USED, GI, GPU, GR_ACTIVE, PLAIN, POWER, TEMP, UTIL, Bench, Double, uuid_of
+from tests.gpu.dcgm.double import (
+    CI,
+    FB_USED,
+    GI,
+    GPU,
+    GR_ACTIVE,
+    PLAIN,
+    POWER,
+    TEMP,
+    UTIL,
+    Bench,
+    Double,
+    uuid_of,
+)
 from tests.gpu.nvml_bench import of_gpu
 
 
@@ -29,7 +44,10 @@ def test_each_lane_has_its_own_interval(bench: Bench) -> None:
     values = of_gpu(bench.telemetry.read(gpu, slow.fields))
     assert values == {TEMP: 40, UTIL: 77, FB_USED: 1024}
     assert of_gpu(bench.telemetry.read(gpu, quick.fields)) == {POWER: 123.456}
-    watched = {i: tuple(bench.double.call("watch", i, what) for what in ("every", "keep", "most")) for i in ids}
+    watched = {
+        i: tuple(bench.double.call("watch", i, what) for what in ("every", "keep", "most"))
+        for i in ids
+    }
     assert watched == dict.fromkeys(ids, (30.0, 600.0, 0.0)) | {POWER: (2.0, 600.0, 0.0)}
     made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
     for _ in range(3):
@@ -53,7 +71,11 @@ def test_a_late_reading_of_earlier_counters_keeps_the_watches(bench: Bench) -> N
 
 
 def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
-    some = [f for f in fields().values() if f.level in DEVICE_LEVELS and f.type in ("int", "float") and f.id < 900]
+    some = [
+        f
+        for f in fields().values()
+        if f.level in DEVICE_LEVELS and f.type in ("int", "float") and f.id < 900
+    ]
     some = [f for f in some if f.id not in (230, 55)][:200]
     assert len(some) == 200
     for field in some:
@@ -67,7 +89,10 @@ def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("field", "blank"),
     [
-        *((TEMP, number) for number in (0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4, 0x7FFFFFF0, 0x7FFFFFF1)),
+        *(
+            (TEMP, number)
+            for number in (0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4, 0x7FFFFFF0, 0x7FFFFFF1)
+        ),
         *((POWER, number) for number in (140737488355328.0, 140737488355329.0, math.nan, math.inf)),
     ],
 )
@@ -158,9 +183,14 @@ def test_xids_of_gpus_and_instances_are_reported_once(mig: Bench) -> None:
 
 
 @given(
-    st.sampled_from(sorted(fields())), st.sampled_from([*FieldType, 98]), st.integers(-60, 3), st.binary(max_size=64)
+    st.sampled_from(sorted(fields())),
+    st.sampled_from([*FieldType, 98]),
+    st.integers(-60, 3),
+    st.binary(max_size=64),
 )
-def test_any_value_is_decoded_or_rejected(field_id: int, kind: int, status: int, payload: bytes) -> None:
+def test_any_value_is_decoded_or_rejected(
+    field_id: int, kind: int, status: int, payload: bytes
+) -> None:
     raw = FieldValueV2(fieldId=field_id, fieldType=kind, status=status)
     raw.value.blob = payload
     with suppress(Blank, SourceError):
@@ -194,7 +224,12 @@ def test_a_newer_engine_reads_the_new_fields(bench: Bench, version: str) -> None
     bench.double.call("versions", version, version)
     speak(bench)
     found = values(bench, NEW)
-    assert found == {UTIL_RATIO: 0.945, FB_BYTES: 1_073_741_999, CLOCK_HERTZ: 1_980_500_000, JOULES: 12}
+    assert found == {
+        UTIL_RATIO: 0.945,
+        FB_BYTES: 1_073_741_999,
+        CLOCK_HERTZ: 1_980_500_000,
+        JOULES: 12,
+    }
     assert watched(bench) == set(NEW)
 
 

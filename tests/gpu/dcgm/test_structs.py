@@ -46,4 +46,6 @@ def test_sizes_and_version_words(name: str) -> None:
 
 
 def test_the_fake_library_has_the_same_sizes(double: Double) -> None:
-    assert {name: double.call("size", name) for name in SIZES} == {name: size for name, (size, _) in SIZES.items()}
+    assert {name: double.call("size", name) for name in SIZES} == {
+        name: size for name, (size, _) in SIZES.items()
+    }

@@ -26,7 +26,9 @@ RING = 32768
 
 @dataclass
 class FakeKernel(KernelCalls):
-    """One GPU at 0000:06:00.0, device /dev/nvidia3. `refuse`: control or class -> status of its failure."""
+    """One GPU at 0000:06:00.0, device /dev/nvidia3. `refuse`: control or class -> status of its
+    failure.
+    """
 
     refuse: dict[int, int] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
@@ -73,7 +75,9 @@ class FakeKernel(KernelCalls):
         for place, record in enumerate(records):
             at = (get + place) % RING * 32
             ring[at : at + 32] = record
-        struct.pack_into("<IIQQQ", header, 0, get, (get + len(records)) % RING, len(records), dropped, 0)
+        struct.pack_into(
+            "<IIQQQ", header, 0, get, (get + len(records)) % RING, len(records), dropped, 0
+        )
 
     def _memories(self) -> tuple[mmap.mmap, mmap.mmap]:
         parameters = next(p for _, kind, p in self.allocated.values() if kind == 0x90CD)
@@ -88,7 +92,9 @@ class FakeKernel(KernelCalls):
             handle = 0xC1D00001
         wanted = {0x41: 0, 0x80: 56, 0x2080: 4, 0x90CE: 128, 0x90CD: 72}[kind]
         parameters = ctypes.string_at(where, wanted + 256) if wanted else b""
-        assert not any(parameters[wanted:]), "the kernel may read past the end, so the bytes there must be zero"
+        assert not any(parameters[wanted:]), (
+            "the kernel may read past the end, so the bytes there must be zero"
+        )
         self.allocated[handle] = (parent, kind, parameters[:wanted])
         struct.pack_into("<I", buffer, 8, handle)
         struct.pack_into("<I", buffer, 28, self.refuse.get(kind, 0))
@@ -124,7 +130,9 @@ class FakeKernel(KernelCalls):
         assert not any(parameters[:20])
         assert not any(parameters[32:])
         operation = ctypes.string_at(where, 32)
-        self.register_reads.append((operation[0], operation[1], struct.unpack_from("<I", operation, 12)[0]))
+        self.register_reads.append(
+            (operation[0], operation[1], struct.unpack_from("<I", operation, 12)[0])
+        )
         status, value = self.register
         changed = bytearray(operation)
         changed[2] = status
@@ -132,7 +140,9 @@ class FakeKernel(KernelCalls):
         ctypes.memmove(where, bytes(changed), 32)
 
     def _map(self, buffer: bytearray) -> None:
-        client, device, memory, _, offset, length, _, _, flags, fd = struct.unpack("<IIIIQQQIIi4x", buffer)
+        client, device, memory, _, offset, length, _, _, flags, fd = struct.unpack(
+            "<IIIIQQQIIi4x", buffer
+        )
         assert client == device
         assert offset == 0
         assert flags == 1, "the mapping must be read-only"

@@ -41,7 +41,9 @@ def read(data: bytes, lead: int = 0) -> Timeline:
     return timeline
 
 
-def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
+def windows(
+    switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0
+) -> list[Residency]:
     timeline = read(chunk(*switches), lead)
     return [timeline.take_window(end) for end in ends]
 
@@ -70,7 +72,14 @@ def test_the_time_between_contexts_and_the_lead_are_switching() -> None:
         (chunk((IN, 1, 1), (OUT, 2, 2)), "disorder"),
         (chunk((IN, 1, 5), (OUT, 1, 2)), "disorder"),
     ],
-    ids=["part of a record", "unknown tag", "missing number", "two switch-ins", "wrong save", "backwards"],
+    ids=[
+        "part of a record",
+        "unknown tag",
+        "missing number",
+        "two switch-ins",
+        "wrong save",
+        "backwards",
+    ],
 )
 def test_inconsistent_records_are_rejected(data: bytes, reason: str) -> None:
     with pytest.raises(SwitchLogError) as caught:
@@ -80,13 +89,17 @@ def test_inconsistent_records_are_rejected(data: bytes, reason: str) -> None:
 
 def test_numbers_wrap_around_and_continue_in_the_next_chunk() -> None:
     sequence = RecordDecoder()
-    assert list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534))) == [(255, 255, [1, 2], [1, ~1])]
+    assert list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534))) == [
+        (255, 255, [1, 2], [1, ~1])
+    ]
     assert list(sequence.decode(chunk((IN, 1, 3), first=0))) == [(255, 255, [3], [1])]
 
 
 @settings(max_examples=40)
 @given(
-    steps=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3 * MS), st.integers(0, 3 * MS)), max_size=60),
+    steps=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(0, 3 * MS), st.integers(0, 3 * MS)), max_size=60
+    ),
     ends=st.lists(st.integers(1, 5 * MS), min_size=1, max_size=20),
     lead=st.sampled_from([0, 64_000]),
 )
@@ -100,7 +113,9 @@ def test_stays_switching_and_unknown_add_up_to_any_window(
     cuts = [sum(ends[: n + 1]) for n in range(len(ends))]
     for window in windows(switches, cuts, lead):
         assert sum(window.resident.values()) + window.switching + window.unknown == window.window
-        assert all(window.since <= period.since < period.until <= window.until for period in window.periods)
+        assert all(
+            window.since <= period.since < period.until <= window.until for period in window.periods
+        )
     whole = windows(switches, [cuts[-1]], lead)[0].resident
     parts: dict[int, int] = {}
     for window in windows(switches, cuts, lead):
@@ -133,20 +148,34 @@ def test_without_samples_every_stay_is_busy_from_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("age", "saving"),
     [(1_536_000, 0), (2_054_000, 0), (2_104_000, 49_000), (2_157_000, 102_000), (6 * MS, 37_000)],
-    ids=["finished", "just finished", "small kernel preempted", "large kernel preempted", "long period"],
+    ids=[
+        "finished",
+        "just finished",
+        "small kernel preempted",
+        "large kernel preempted",
+        "long period",
+    ],
 )
-@pytest.mark.parametrize("estimate", [estimate_without_samples, BusyShareModel().estimate], ids=["switches", "exact"])
+@pytest.mark.parametrize(
+    "estimate", [estimate_without_samples, BusyShareModel().estimate], ids=["switches", "exact"]
+)
 def test_saving_a_preempted_context_is_not_busy_time(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
-    """An H200 preempts a kernel 2.1 ms after the switch-in. The time to save a context depends on the kernel."""
+    """An H200 preempts a kernel 2.1 ms after the switch-in. The time to save a context depends on
+    the kernel.
+    """
     periods = [Period(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
     window = Residency(0, 100 * age, periods, costs=SwitchCosts(slice_work=2_055_000))
-    assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
+    assert sum(estimate(window, 100 * age).values()) == pytest.approx(
+        100 * (age - saving), rel=0.001
+    )
 
 
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30),
+    lengths=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30
+    ),
     samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
     busy=st.floats(0, 1.2),
 )

@@ -24,7 +24,10 @@ def record(number: int, tag: int = 6, pid: int = 7, at: int = 0) -> bytes:
 def test_allocated_objects() -> None:
     kernel = FakeKernel()
     open_log(kernel)
-    by_class = {kind: (handle, parent, parameters) for handle, (parent, kind, parameters) in kernel.allocated.items()}
+    by_class = {
+        kind: (handle, parent, parameters)
+        for handle, (parent, kind, parameters) in kernel.allocated.items()
+    }
     client = by_class[0x41][0]
     device, subdevice = by_class[0x80], by_class[0x2080]
     assert device[1:] == (client, struct.pack("<I52x", 5))
@@ -64,7 +67,9 @@ def test_only_the_busy_register_is_read() -> None:
     assert kernel.register_reads == [(0, 0, 0x40060C)] * 2
 
 
-@pytest.mark.parametrize("refused", [0x41, 0x80, 0x2080, 0x90CE, 0x90CD, 0x201, 0x20801238, 0x90CD0101])
+@pytest.mark.parametrize(
+    "refused", [0x41, 0x80, 0x2080, 0x90CE, 0x90CD, 0x201, 0x20801238, 0x90CD0101]
+)
 def test_after_a_refusal_nothing_stays_open(refused: int) -> None:
     kernel = FakeKernel(refuse={refused: 0x1F})
     with pytest.raises(SwitchLogError, match="status 0x1f") as caught:

@@ -31,13 +31,17 @@ A, B, C = 1, 2, 3
 
 
 def follow(*periods: tuple[int, float], busy: float = 1.0) -> ProcessWaits:
-    """Estimates the waits in a window of consecutive periods (pid, milliseconds). `busy`: busy fraction of each."""
+    """Estimates the waits in a window of consecutive periods (pid, milliseconds). `busy`: busy
+    fraction of each.
+    """
     at, made = 0, []
     for pid, length in periods:
         made.append(Period(pid, at, at, at + int(length * MS)))
         at = made[-1].until
     residency = Residency(0, at, made)
-    return WaitEstimator().add(residency, {pid: int(busy * ns) for pid, ns in residency.resident.items()})
+    return WaitEstimator().add(
+        residency, {pid: int(busy * ns) for pid, ns in residency.resident.items()}
+    )
 
 
 def test_a_process_that_lost_the_gpu_at_the_end_of_its_slice_waited_until_it_returned() -> None:
@@ -58,7 +62,9 @@ def test_a_process_waited_at_most_for_one_stay_of_each_other_process() -> None:
 
 
 @pytest.mark.parametrize(("busy", "estimate"), [(1.0, 1.07), (0.0, 0.0)])
-def test_a_process_did_not_wait_before_the_last_slice_of_a_long_stay(busy: float, estimate: float) -> None:
+def test_a_process_did_not_wait_before_the_last_slice_of_a_long_stay(
+    busy: float, estimate: float
+) -> None:
     waits = follow((A, 1.0), (B, 50.0), (A, 1.0), busy=busy)
     assert waits.processes[A] == (estimate * MS, 0, 2.14 * MS)
 
@@ -102,7 +108,9 @@ def test_the_estimate_is_near_the_truth(loads: Sequence[tuple[float, ...]], slic
 def run(
     loads: Sequence[tuple[float, ...]], seconds: int = 20, slice_ns: int = 2_100_000
 ) -> tuple[WaitEstimator, tuple[dict[int, float], dict[int, list[float]]]]:
-    """Simulates loads (work, period and delay in ms). Returns true and estimated waits in % of the time, by pid."""
+    """Simulates loads (work, period and delay in ms). Returns true and estimated waits in % of the
+    time, by pid.
+    """
     engine, estimator = Engine(slice_ns=slice_ns), WaitEstimator()
     timeline = Timeline(0, SwitchCosts(LEAD))
     for pid, (work, period, *late) in enumerate(loads, 1):
@@ -119,7 +127,9 @@ def run(
         check(residency, waits)
         for pid, figures in waits.processes.items():
             sums = waited.setdefault(pid, [0.0, 0.0, 0.0])
-            waited[pid] = [one + ns * 100 / SECOND / seconds for one, ns in zip(sums, figures, strict=True)]
+            waited[pid] = [
+                one + ns * 100 / SECOND / seconds for one, ns in zip(sums, figures, strict=True)
+            ]
         read, busy = engine.switched, engine.busy_ns
     truth = {pid: ns * 100 / SECOND / seconds for pid, ns in engine.waited.items()}
     return estimator, (truth, waited)
@@ -141,7 +151,9 @@ def check(residency: Residency, waits: ProcessWaits) -> None:
 
 
 @given(
-    lengths=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9 * MS), st.integers(0, MS)), min_size=1),
+    lengths=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 9 * MS), st.integers(0, MS)), min_size=1
+    ),
     window=st.integers(MS, 100 * MS),
     busy=st.floats(0, 1),
 )
@@ -153,30 +165,51 @@ def test_waiting_and_running_never_exceed_the_time_that_passed(
     for pid, length, pause in lengths:
         timeline.add([at, at + length], [pid, ~pid])
         at += length + pause
-    for until in (0, *range(window, at + window, window)):  # one without length: the clock was set back
+    for until in (
+        0,
+        *range(window, at + window, window),
+    ):  # one without length: the clock was set back
         residency = timeline.take_window(until)
-        check(residency, estimator.add(residency, estimate_without_samples(residency, int(busy * window))))
+        check(
+            residency,
+            estimator.add(residency, estimate_without_samples(residency, int(busy * window))),
+        )
 
 
 def test_a_missing_window_is_not_counted_as_waiting() -> None:
     estimator = WaitEstimator()
     for since in (0, SECOND, 3 * SECOND):
-        periods = [Period(A, since, since, since + 2 * MS), Period(B, since + 2 * MS, since + 2 * MS, since + SECOND)]
-        waits = estimator.add(Residency(since, since + SECOND, periods), {A: 2 * MS, B: SECOND - 2 * MS})
+        periods = [
+            Period(A, since, since, since + 2 * MS),
+            Period(B, since + 2 * MS, since + 2 * MS, since + SECOND),
+        ]
+        waits = estimator.add(
+            Residency(since, since + SECOND, periods), {A: 2 * MS, B: SECOND - 2 * MS}
+        )
         assert bool(waits.processes) == (since == SECOND)
 
 
 @pytest.mark.parametrize(
     ("name", "busy", "waited"),
     [
-        ("h200-three-loads", 0.74, {684: 27.4, 685: 24.5, 686: 12.4}),  # 22 of 50, 18 of 65 and 40 of 400 ms
-        ("h200-short-bursts", 0.31, {678: 4.2, 679: 6.2, 680: 5.9}),  # 1 of 8, 1.5 of 13 and 0.5 of 6 ms
+        (
+            "h200-three-loads",
+            0.74,
+            {684: 27.4, 685: 24.5, 686: 12.4},
+        ),  # 22 of 50, 18 of 65 and 40 of 400 ms
+        (
+            "h200-short-bursts",
+            0.31,
+            {678: 4.2, 679: 6.2, 680: 5.9},
+        ),  # 1 of 8, 1.5 of 13 and 0.5 of 6 ms
     ],
 )
 def test_the_estimate_agrees_with_loads_that_recorded_their_waiting(
     name: str, busy: float, waited: dict[int, float]
 ) -> None:
-    """Logs of 20 s on an H200 with random pauses, from tests/device/waiting.py. `waited`: pid -> % of the time."""
+    """Logs of 20 s on an H200 with random pauses, from tests/device/waiting.py. `waited`: pid -> %
+    of the time.
+    """
     path = Path(__file__).with_name("recorded") / f"{name}.bin.gz"
     ((_, _, times, pids),) = RecordDecoder().decode(gzip.decompress(path.read_bytes()))
     first, last = times[0], times[-1]

@@ -1,4 +1,6 @@
-"""Reads the addresses of exporters (EndpointSlices of Services) and data of pods and nodes from the API server."""
+"""Reads the addresses of exporters (EndpointSlices of Services) and data of pods and nodes from the
+API server.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,17 @@ class ServiceSelector(NamedTuple):
     def parse(cls, text: str) -> ServiceSelector:
         """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
 
-        A label name may also contain a slash. The text before the first slash is a namespace if it contains no dot.
-        A leading slash means all namespaces.
+        A label name may also contain a slash. The text before the first slash is a namespace if it
+        contains no dot. A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
         is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
         namespace, labels = (before, after) if is_namespace else ("", text.strip())
         if not labels or not labels.isprintable():
             raise UsageError(
-                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE with a label of the exporters' Service"
+                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE with a label "
+                "of "
+                "the exporters' Service"
             )
         return cls(namespace, labels)
 
@@ -45,11 +49,14 @@ class ServiceSelector(NamedTuple):
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 """Kubernetes sets this label on EndpointSlices. The value is the name of the Service."""
-METRICS_PORT = "metrics"  # name of the port to scrape; if a Service has only one port, the port may have any name
+# name of the port to scrape; if a Service has only one port, the port may have any name
+METRICS_PORT = "metrics"
 
 
 class EndpointSliceRecord(NamedTuple):
-    """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are still scraped."""
+    """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are
+    still scraped.
+    """
 
     service: tuple[str, str]  # namespace and name
     urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
@@ -61,14 +68,29 @@ def _collection_path(api: str, kind: str, namespace: str) -> str:
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
-    """Parses an EndpointSlice. With `https`, all URLs use https; otherwise only those of ports declared as https."""
+    """Parses an EndpointSlice. With `https`, all URLs use https; otherwise only those of ports
+    declared as https.
+    """
     metadata = body["metadata"]
-    service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
-    ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
-    chosen = next((port for port in ports if port.get("name") == METRICS_PORT), ports[0] if len(ports) == 1 else None)
+    service = (
+        metadata["namespace"],
+        (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"],
+    )
+    ports = [
+        port
+        for port in body.get("ports") or ()
+        if port.get("port") and port.get("protocol") in (None, "TCP")
+    ]
+    chosen = next(
+        (port for port in ports if port.get("name") == METRICS_PORT),
+        ports[0] if len(ports) == 1 else None,
+    )
     if chosen is None:
         existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
-        problem = f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; it has {existing}: rename a port"
+        problem = (
+            f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; it has "
+            f"{existing}: rename a port"
+        )
         return EndpointSliceRecord(service, problem=problem if body.get("endpoints") else "")
     is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
     urls = []
@@ -81,7 +103,9 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
-    """Returns one URL per pod, sorted. If a pod has an IPv4 and an IPv6 address, uses the IPv4 address."""
+    """Returns one URL per pod, sorted. If a pod has an IPv4 and an IPv6 address, uses the IPv4
+    address.
+    """
     urls: dict[str, str] = {}
     every = [each for record in slices for each in record.urls]
     for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
@@ -90,7 +114,8 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
 
 
 class KubernetesTargets:
-    """Lists the exporters that --discover-kubernetes selects. Keeps the last list while the API server is unavailable.
+    """Lists the exporters that --discover-kubernetes selects. Keeps the last list while the API
+    server is unavailable.
 
     The list includes endpoints that are not ready, so that a failing exporter stays visible.
     """
@@ -103,7 +128,9 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: use HTTPS for all exporters. Otherwise, HTTPS is used only for ports declared as https."""
+        """`https`: use HTTPS for all exporters. Otherwise, HTTPS is used only for ports declared as
+        https.
+        """
         self._config = config
         self._selector = selector
         self._https = https
@@ -118,13 +145,16 @@ class KubernetesTargets:
         )
         self._labelled = self._watch_slices(selector.labels)
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
-        """Watches EndpointSlices that lack the selector's labels, if their Service has the labels."""
+        """Watches EndpointSlices that lack the selector's labels, if their Service has the labels.
+        """
         self._unlabelled_names: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
         return Informer(
             self._config,
-            _collection_path("/apis/discovery.k8s.io/v1", "endpointslices", self._selector.namespace),
+            _collection_path(
+                "/apis/discovery.k8s.io/v1", "endpointslices", self._selector.namespace
+            ),
             {"labelSelector": selector},
             lambda body: parse_endpoint_slice(body, self._https),
             settings=self._settings,
@@ -145,7 +175,9 @@ class KubernetesTargets:
         if names != self._unlabelled_names:
             if self._unlabelled is not None:
                 self._unlabelled.close()
-            self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})") if names else None
+            self._unlabelled = (
+                self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})") if names else None
+            )
             self._unlabelled_names = names
         others = self._unlabelled.items() if self._unlabelled is not None else ()
         return (*labelled, *(record for record in others if record.service in missing))
@@ -157,7 +189,11 @@ class KubernetesTargets:
             return (f"the list of exporters may be out of date: {error}", *problems)
         if problems or merge_urls(slices):
             return problems
-        if not all(one.synced or one.error for one in (self._services, self._labelled, self._unlabelled) if one):
+        if not all(
+            one.synced or one.error
+            for one in (self._services, self._labelled, self._unlabelled)
+            if one
+        ):
             return ("the API server has not yet returned the list of exporters",)
         return (f"no Service with the labels {self._selector} has an endpoint",)
 
@@ -169,7 +205,9 @@ class KubernetesTargets:
 
 @dataclass
 class ApiMap(Generic[K, V]):
-    """Watches the objects at an API path and reads a key and a value from each. The first `read` starts the watch."""
+    """Watches the objects at an API path and reads a key and a value from each. The first `read`
+    starts the watch.
+    """
 
     config: ApiConfig
     path: str
@@ -180,7 +218,11 @@ class ApiMap(Generic[K, V]):
 
     def read(self) -> dict[K, V]:
         if self._objects is None:
-            more: dict[str, Any] = {"settings": self.settings, "metadata_only": True, "page_size": _PAGE_SIZE}
+            more: dict[str, Any] = {
+                "settings": self.settings,
+                "metadata_only": True,
+                "page_size": _PAGE_SIZE,
+            }
             self._objects = Informer(self.config, self.path, {}, self.parse, **more)
             for _ in range(_SYNC_CHECKS):  # otherwise the first round would not have the values
                 if self._objects.wait_synced(0.1) or self._objects.error:

@@ -1,6 +1,8 @@
-"""Reads the nodes that a request selects from Prometheus. Used if there are too many GPUs to read in every round.
+"""Reads the nodes that a request selects from Prometheus. Used if there are too many GPUs to read
+in every round.
 
-Prometheus finds and sorts the nodes with matching GPUs. podgpu then reads only the series of one page of these nodes.
+Prometheus finds and sorts the nodes with matching GPUs. podgpu then reads only the series of one
+page of these nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from msgspec import Meta
 
 from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.prices import ReadPrices
-from podgpu.fleet.read.prometheus import BROKEN, PrometheusClient, PrometheusCollector, PrometheusServer
+from podgpu.fleet.read.prometheus import (
+    BROKEN,
+    PrometheusClient,
+    PrometheusCollector,
+    PrometheusServer,
+)
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
@@ -47,8 +54,11 @@ class GpuQuery(msgspec.Struct, frozen=True):
     model: str = ""
     gpu: str = ""  # UUID
     state: Literal["", "held", "free", "used", "idle", "broken"] = ""
-    q: str = ""  # words; each must occur in the name of the node, model, namespace or pod, or in the UUID
-    sort: Literal["", "broken", "idle", "utilization", "memory"] = ""  # by a node's highest value; if empty, by name
+    # words; each must occur in the name of the node, model, namespace or pod, or in the UUID
+    q: str = ""
+    sort: Literal["", "broken", "idle", "utilization", "memory"] = (
+        ""  # by a node's highest value; if empty, by name
+    )
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     at: float | None = None  # a past Unix time
 
@@ -64,7 +74,9 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
 
 @dataclass(eq=False)
 class PrometheusSelection:
-    """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the next round."""
+    """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the
+    next round.
+    """
 
     _server: PrometheusServer
     _cluster: Cluster
@@ -103,8 +115,12 @@ class PrometheusSelection:
         selected = await self._collect(state, targets, query.at)
         return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
 
-    async def _collect(self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None) -> ClusterState:
-        """Reads the targets (cluster, address). Without targets, reads all of them, or totals if there are too many."""
+    async def _collect(
+        self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
+    ) -> ClusterState:
+        """Reads the targets (cluster, address). Without targets, reads all of them, or totals if
+        there are too many.
+        """
         clock, prices, settings = self._cluster.clock, self._prices()[0], self._cluster.settings
         collector = PrometheusCollector(
             self._server,
@@ -124,16 +140,24 @@ class PrometheusSelection:
             raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
         # Exporters of two clusters may have the same address, so compare the cluster, too.
         if targets:
-            nodes = (node for node in reading.nodes if not node.cluster or (node.cluster, node.target) in targets)
+            nodes = (
+                node
+                for node in reading.nodes
+                if not node.cluster or (node.cluster, node.target) in targets
+            )
             reading = replace(reading, nodes=tuple(nodes))
         wall, notes = (clock.wall(), state.notes) if at is None else (at, ())
-        built = build_cluster_state(reading, None, settings, clock.monotonic(), wall, prices=prices, notes=notes)
+        built = build_cluster_state(
+            reading, None, settings, clock.monotonic(), wall, prices=prices, notes=notes
+        )
         return replace(
             built, is_past=at is not None, alerts=built.alerts if at is None else ()
         )  # alerts say what to do now
 
 
-async def _find_targets(client: PrometheusClient, server: PrometheusServer, query: GpuQuery) -> list[tuple[str, str]]:
+async def _find_targets(
+    client: PrometheusClient, server: PrometheusServer, query: GpuQuery
+) -> list[tuple[str, str]]:
     """Returns the cluster and address of each exporter with a matching GPU, sorted as requested."""
     cluster, _, node = query.node.rpartition("/")
     cluster = query.cluster or cluster
@@ -163,7 +187,9 @@ async def _find_targets(client: PrometheusClient, server: PrometheusServer, quer
     return targets
 
 
-def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str) -> str:
+def _write_conditions(
+    query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str
+) -> str:
     """Returns PromQL to append to a query for GPUs. It keeps only the GPUs that match."""
     names = (  # parameter, series and labels in which to search for it
         (node, _GPUS, server.node_labels),
@@ -176,7 +202,9 @@ def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, wher
     def any_of(series: Sequence[str], labels: Iterable[str], test: str) -> str:
         return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
 
-    conditions = [any_of(series, labels, f"={quote(name)}") for name, series, labels in names if name]
+    conditions = [
+        any_of(series, labels, f"={quote(name)}") for name, series, labels in names if name
+    ]
     for word in query.q.split():
         test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
         conditions.append(" or ".join(any_of(series, labels, test) for _, series, labels in names))
@@ -184,8 +212,15 @@ def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, wher
     if query.owner:
         kind, _, name = query.owner.rpartition("/")
         owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
-        conditions.append(f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])")
-    required = {"held": held, "idle": held, "used": used, "broken": select(_CONDITIONS, BROKEN, *where)}
+        conditions.append(
+            f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])"
+        )
+    required = {
+        "held": held,
+        "idle": held,
+        "used": used,
+        "broken": select(_CONDITIONS, BROKEN, *where),
+    }
     conditions += [required[query.state]] if query.state in required else []
     text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
     excluded = {"free": held, "idle": used}.get(query.state)
@@ -195,7 +230,8 @@ def _write_conditions(query: GpuQuery, node: str, server: PrometheusServer, wher
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
     used, free, utilization = (
-        f"({field_query(field, labels, lambda names: select(names, *where))})" for field in (FB_USED, FB_FREE, UTIL)
+        f"({field_query(field, labels, lambda names: select(names, *where))})"
+        for field in (FB_USED, FB_FREE, UTIL)
     )
     return {
         "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",

@@ -1,6 +1,8 @@
-"""Collector that reads the exporters directly: `GET /api/v1/node` from podgpu, metrics text from other exporters.
+"""Collector that reads the exporters directly: `GET /api/v1/node` from podgpu, metrics text from
+other exporters.
 
-A failing exporter affects only its own node. If a target is no longer listed, its last reading is kept for a while.
+A failing exporter affects only its own node. If a target is no longer listed, its last reading is
+kept for a while.
 """
 
 from __future__ import annotations
@@ -21,14 +23,30 @@ from msgspec.structs import replace
 
 from podgpu.clock import Clock, RepeatFilter
 from podgpu.errors import SourceError, UsageError
-from podgpu.fleet.readings import ClusterReading, NodeLabels, NodeReading, Owners, TargetOutcome, ViewSettings
-from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
+from podgpu.fleet.readings import (
+    ClusterReading,
+    NodeLabels,
+    NodeReading,
+    Owners,
+    TargetOutcome,
+    ViewSettings,
+)
+from podgpu.http_client import (
+    MAX_METRICS_BYTES,
+    METRICS_TYPES,
+    Access,
+    HttpClient,
+    check_is_metrics,
+    open_session,
+)
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE, Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
-_CONCURRENCY = 256  # high, because each failing target blocks one concurrent request until its timeout
+_CONCURRENCY = (
+    256  # high, because each failing target blocks one concurrent request until its timeout
+)
 _MAX_FILES = 65_536
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
@@ -50,7 +68,9 @@ class ScrapeTarget:
     """One exporter and its last readings."""
 
     def __init__(self, url: str, access: Access | None, timeout: float) -> None:
-        self._metrics = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
+        self._metrics = HttpClient(
+            url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics"
+        )
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
@@ -59,15 +79,25 @@ class ScrapeTarget:
         self.errors: Counter[str] = Counter()  # by reason
 
     async def read_states(
-        self, session: aiohttp.ClientSession, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
+        self,
+        session: aiohttp.ClientSession,
+        keep_fields: frozenset[str],
+        node_labels: Sequence[str],
+        wall: float,
     ) -> list[NodeState]:
         response = await self.api.send(session, path="/api/v1/node", accept="application/json")
         if response.status == 200 and response.content_type == "application/json":
             try:
                 state = decode_node(response.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise SourceError("malformed", f"{self.name}: cannot parse its /api/v1/node: {error}") from error
-            return [reduce_state(state if state.node else replace(state, node=self.api.host), keep_fields)]
+                raise SourceError(
+                    "malformed", f"{self.name}: cannot parse its /api/v1/node: {error}"
+                ) from error
+            return [
+                reduce_state(
+                    state if state.node else replace(state, node=self.api.host), keep_fields
+                )
+            ]
         if response.status != 200 and not 400 <= response.status < 500:
             raise self.api.status_error(response)
         # The exporter has no such path, or a proxy rejects every path except /metrics.
@@ -76,17 +106,27 @@ class ScrapeTarget:
         try:
             samples = samples_in(text.decode())
             states = node_from_samples(
-                samples, self.api.host, scraped_at=wall, keep_fields=keep_fields, node_labels=node_labels
+                samples,
+                self.api.host,
+                scraped_at=wall,
+                keep_fields=keep_fields,
+                node_labels=node_labels,
             )
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
-            raise SourceError("malformed", f"the metrics of {self.name} cannot be parsed: {error}") from error
+            raise SourceError(
+                "malformed", f"the metrics of {self.name} cannot be parsed: {error}"
+            ) from error
         if not any(state.devices or state.producer == "podgpu" for state in states):
-            raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: check that it is a GPU exporter")
+            raise SourceError(
+                "no_gpu", f"{self.name} has no GPU in its metrics: check that it is a GPU exporter"
+            )
         return states
 
 
 def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
-    """Drops the fields of `NodeState` that the cluster view does not use. This halves the memory of 1,000 nodes."""
+    """Drops the fields of `NodeState` that the cluster view does not use. This halves the memory of
+    1,000 nodes.
+    """
     return replace(
         state,
         devices=tuple(
@@ -94,7 +134,9 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
                 _reduce_device(device, keep_fields),
                 throttled_ns={},
                 healthy=(),
-                instances=tuple(_reduce_device(instance, keep_fields) for instance in device.instances),
+                instances=tuple(
+                    _reduce_device(instance, keep_fields) for instance in device.instances
+                ),
             )
             for device in state.devices
         ),
@@ -107,14 +149,22 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
     kept = None
     if device.fields is not None:
-        own = ((spec, device.fields.get(name)) for name, spec in _find_meanings(keep_fields).items())
-        kept = {spec.field.name: spec.value(value) for spec, value in own if isinstance(value, int | float)}
+        own = (
+            (spec, device.fields.get(name)) for name, spec in _find_meanings(keep_fields).items()
+        )
+        kept = {
+            spec.field.name: spec.value(value)
+            for spec, value in own
+            if isinstance(value, int | float)
+        }
     return replace(device, fields=kept, details=(), unsupported=(), clock_events={})
 
 
 @cache
 def _find_meanings(fields: frozenset[str]) -> dict[str, Meaning]:
-    """Returns the meanings of the fields' names in all versions. They convert the units of 4.9 to those of 4.8."""
+    """Returns the meanings of the fields' names in all versions. They convert the units of 4.9 to
+    those of 4.8.
+    """
     return {name: spec for field in fields for name in names_of(field) if (spec := meaning(name))}
 
 
@@ -136,7 +186,9 @@ class ScrapeCollector:
     node_labels: Sequence[str] = NODE_LABELS
     read_owners: Callable[[], Owners] = dict
     read_node_labels: Callable[[], NodeLabels] = dict
-    read_notes: Callable[[], Iterable[str]] = tuple  # returns problems with the list of exporters and with owners
+    read_notes: Callable[[], Iterable[str]] = (
+        tuple  # returns problems with the list of exporters and with owners
+    )
     clock: Clock = field(default_factory=Clock)
     _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
     _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
@@ -146,7 +198,9 @@ class ScrapeCollector:
         targets = {}
         for url in self.read_urls():
             try:
-                targets[url] = self._targets.get(url) or ScrapeTarget(url, self.access, self.timeout)
+                targets[url] = self._targets.get(url) or ScrapeTarget(
+                    url, self.access, self.timeout
+                )
             except UsageError as error:  # a discovered endpoint may have an invalid address
                 _url_log.warning("an exporter is not read: %s", error)
         self._targets = targets
@@ -164,11 +218,16 @@ class ScrapeCollector:
             reason, message = "", ""
             try:
                 keep = self.settings.keep_fields | {TENSOR_ACTIVE, DRAM_ACTIVE}
-                states = await target.read_states(session, keep, self.node_labels, self.clock.wall())
+                states = await target.read_states(
+                    session, keep, self.node_labels, self.clock.wall()
+                )
             except SourceError as error:
                 reason, message = error.reason, str(error)
             except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others
-                reason, message = "bug", f"{target.name}: unexpected error ({type(error).__name__}: {str(error)[:200]})"
+                reason, message = (
+                    "bug",
+                    f"{target.name}: unexpected error ({type(error).__name__}: {str(error)[:200]})",
+                )
                 _log.exception("%s: unexpected error; please report it", target.name)
             else:
                 target.readings = tuple(
@@ -176,7 +235,9 @@ class ScrapeCollector:
                         target=target.name,
                         state=state,
                         read_at=self.clock.monotonic(),
-                        skew_seconds=None if state.taken_at is None else state.taken_at - self.clock.wall(),
+                        skew_seconds=None
+                        if state.taken_at is None
+                        else state.taken_at - self.clock.wall(),
                         listed=True,
                         named=state.node != target.api.host,
                     )
@@ -184,7 +245,9 @@ class ScrapeCollector:
                 )
             if reason:
                 target.errors[reason] += 1
-            target.outcome = TargetOutcome(target.name, self.clock.monotonic() - started, reason, message)
+            target.outcome = TargetOutcome(
+                target.name, self.clock.monotonic() - started, reason, message
+            )
 
     def _make_reading(self) -> ClusterReading:
         targets, labels = self._targets.values(), self.read_node_labels()
@@ -192,7 +255,11 @@ class ScrapeCollector:
         return ClusterReading(
             nodes=tuple(replace(reading, labels=labels.get(reading.name)) for reading in readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
-            errors={(target.name, reason): n for target in targets for reason, n in target.errors.items()},
+            errors={
+                (target.name, reason): n
+                for target in targets
+                for reason, n in target.errors.items()
+            },
             notes=tuple(self.read_notes()),
             owners=self.read_owners(),
         )

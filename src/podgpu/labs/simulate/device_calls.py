@@ -1,6 +1,7 @@
 """Implements the NVML calls of simulated devices: functions, field values and GPM samples.
 
-Results have the types of pynvml. Functions that are missing in GPU_CALLS and MIG_CALLS are not supported.
+Results have the types of pynvml. Functions that are missing in GPU_CALLS and MIG_CALLS are not
+supported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "m
 
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
-    """Creates a handle, a pointer of pynvml's type. The address only identifies an object and is never dereferenced."""
+    """Creates a handle, a pointer of pynvml's type. The address only identifies an object and is
+    never dereferenced.
+    """
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)
 
 
@@ -64,10 +67,15 @@ def _pci_info(gpu: SimulatedGpu) -> Any:
     return fill(pynvml.nvmlPciInfo_t(), busIdLegacy=bus_id[4:], busId=bus_id, **ids)
 
 
-def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, version: int | None = None) -> Any:
+def _memory(
+    gpu: SimulatedGpu, instance: SimulatedInstance | None = None, version: int | None = None
+) -> Any:
     total, reserved, used = gpu.model.memory, gpu.model.reserved, gpu.memory_used()
     if instance is not None:
-        total, reserved = instance.profile.memory_mib * MIB, 16 * MIB * instance.profile.memory_slices
+        total, reserved = (
+            instance.profile.memory_mib * MIB,
+            16 * MIB * instance.profile.memory_slices,
+        )
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
     if version is None:  # the first version of the structure includes reserved memory in `used`
@@ -78,11 +86,17 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
 
 def _utilisation(gpu: SimulatedGpu) -> Any:
     activity = gpu.activity.device
-    return fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * activity.busy), memory=round(100 * activity.dram))
+    return fill(
+        pynvml.c_nvmlUtilization_t(),
+        gpu=round(100 * activity.busy),
+        memory=round(100 * activity.dram),
+    )
 
 
 def _clock(model: GpuModel, kind: int, is_busy: bool) -> int:
-    """Returns a clock by its NVML constant: graphics (which equals the SM clock), SM, memory or video."""
+    """Returns a clock by its NVML constant: graphics (which equals the SM clock), SM, memory or
+    video.
+    """
     return (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)[kind][is_busy]
 
 
@@ -117,13 +131,22 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
         sample = fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
         sample.sampleValue.uiVal = round(100 * sum(seen.shares.values()))
         samples.append(sample)
-    return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+    return (
+        (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples)
+        if samples
+        else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+    )
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """Implements both NVML functions for process utilisation. They return structures of different types (`kind`)."""
+    """Implements both NVML functions for process utilisation. They return structures of different
+    types (`kind`).
+    """
     means = gpu.process_means(since_us)
-    entries = [fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean)) for pid, last_ran, mean in means]
+    entries = [
+        fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean))
+        for pid, last_ran, mean in means
+    ]
     return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
@@ -148,8 +171,12 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetArchitecture": lambda gpu: gpu.model.architecture,
     "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.model.compute_capability,
     "nvmlDeviceGetVbiosVersion": lambda gpu: f"{gpu.model.pci_device >> 24:02X}.00.A5.00.1A",
-    "nvmlDeviceGetMigMode": _where(lambda gpu: bool(gpu.model.profiles), lambda gpu: [int(gpu.mig_enabled)] * 2),
-    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: gpu.model.compute_slices if gpu.mig_enabled else 0,
+    "nvmlDeviceGetMigMode": _where(
+        lambda gpu: bool(gpu.model.profiles), lambda gpu: [int(gpu.mig_enabled)] * 2
+    ),
+    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: (
+        gpu.model.compute_slices if gpu.mig_enabled else 0
+    ),
     "nvmlDeviceGetMemoryInfo": lambda gpu, version=None: _memory(gpu, None, version),
     "nvmlDeviceGetUtilizationRates": _without_mig(_utilisation),
     "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
@@ -158,19 +185,28 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetEnforcedPowerLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
-    "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
+    "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [
+        gpu.model.power[1] * 1000,
+        _LIMIT(gpu),
+    ],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.model, kind, gpu.activity.device.busy > 0),
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(
+        gpu.model, kind, gpu.activity.device.busy > 0
+    ),
     "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.model, kind, True),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),
-    "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
+    "nvmlDeviceGetPerformanceState": lambda gpu: (
+        0 if gpu.activity.device.busy else gpu.model.idle_pstate
+    ),
     "nvmlDeviceGetTemperature": lambda gpu, sensor: round(gpu.celsius),
     "nvmlDeviceGetTemperatureThreshold": _threshold,
     "nvmlDeviceGetFanSpeed": _where(
         lambda gpu: gpu.model.fan,
-        lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
+        lambda gpu: round(
+            30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)
+        ),
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
     "nvmlDeviceGetRemappedRows": _where(
@@ -203,7 +239,9 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-Reader = Callable[[SimulatedGpu, int], int | None]  # (GPU, scope) -> value, or None if not supported
+Reader = Callable[
+    [SimulatedGpu, int], int | None
+]  # (GPU, scope) -> value, or None if not supported
 
 
 def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
@@ -216,7 +254,9 @@ def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
         value.fieldId, value.scopeId, value.timestamp = field_id, scope, gpu.wall_us
         value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
         value.value.ullVal = number or 0
-        value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if number is None else pynvml.NVML_SUCCESS
+        value.nvmlReturn = (
+            pynvml.NVML_ERROR_NOT_SUPPORTED if number is None else pynvml.NVML_SUCCESS
+        )
     return values
 
 
@@ -225,7 +265,9 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
-    """Returns the KiB sent or received since the last reset. `scope`: number of a link, or ALL_LINKS."""
+    """Returns the KiB sent or received since the last reset. `scope`: number of a link, or
+    ALL_LINKS.
+    """
     links = gpu.nvlinks
     if not links or (scope >= links and scope != ALL_LINKS):
         return None
@@ -238,7 +280,9 @@ _FIELDS: dict[int, Reader] = {
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
     **dict.fromkeys((138, 139), _nvlink_kib),
     78: lambda gpu, scope: int(gpu.idle_seconds * 1e9),
-    82: lambda gpu, scope: round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None,
+    82: lambda gpu, scope: (
+        round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None
+    ),
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 
@@ -253,7 +297,9 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
     12: (0.2, -0.2, 0.0),  # FP32, which is used only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 }
-"""GPM metric -> weights of busy, tensor and DRAM time. The weighted sum of these times is the metric's value."""
+"""GPM metric -> weights of busy, tensor and DRAM time. The weighted sum of these times is the
+metric's value.
+"""
 
 
 class GpmSample(NamedTuple):
@@ -265,13 +311,17 @@ class GpmSample(NamedTuple):
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
-    """Implements nvmlGpmMetricsGet. Writes the results into `request` (c_nvmlGpmMetricsGet_t) and returns it."""
+    """Implements nvmlGpmMetricsGet. Writes the results into `request` (c_nvmlGpmMetricsGet_t) and
+    returns it.
+    """
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):
         metric = request.metrics[index]
         value = _evaluate(metric.metricId, first, second)
-        metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
+        metric.nvmlReturn = (
+            pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
+        )
         metric.value = value or 0.0
     return request
 
@@ -280,7 +330,9 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     seconds = second.at - first.at
     if seconds <= 0:
         return None
-    times = [(after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)]
+    times = [
+        (after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)
+    ]
     nvlink = second.nvlinks * _NVLINK_BYTES
     if rate := {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}.get(metric):
         return times[0] * rate / MIB

@@ -1,7 +1,8 @@
-"""Simulates one GPU: identity, MIG layout, loads, and the resulting power, temperature and counters.
+"""Simulates one GPU: identity, MIG layout, loads, and the resulting power, temperature and
+counters.
 
-The activity depends only on loads and time, and is constant within each second. So counters do not depend on how often
-they are read, and past samples can be computed later.
+The activity depends only on loads and time, and is constant within each second. So counters do not
+depend on how often they are read, and past samples can be computed later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from podgpu.labs.simulate.models import GpuModel, MigProfile
 
-LONG_GAP = 600.0  # seconds; a longer time without reads is simulated in one step, instead of one step per second
+# seconds; a longer time without reads is simulated in one step, instead of one step per second
+LONG_GAP = 600.0
 THERMAL_LAG = 15.0  # seconds; time constant of temperature changes
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 DRAM = 0.3  # fraction of the memory bandwidth in use while busy
@@ -23,7 +25,9 @@ SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """One process on one GPU. In every `period`, it is busy for the fraction `duty` and then idle."""
+    """One process on one GPU. In every `period`, it is busy for the fraction `duty` and then
+    idle.
+    """
 
     gpu: int  # number of the GPU (`SimulatedGpu.number`)
     pid: int
@@ -44,14 +48,18 @@ class SimulatedLoad:
 
 
 class Activity(NamedTuple):
-    """Work of a GPU or MIG instance: either fractions of its capacity, or seconds of work since the last reset."""
+    """Work of a GPU or MIG instance: either fractions of its capacity, or seconds of work since the
+    last reset.
+    """
 
     busy: float = 0.0
     tensor: float = 0.0
     dram: float = 0.0
 
     def plus(self, other: Activity, compute: float, memory: float) -> Activity:
-        """Adds `other`, with the weight `compute` for busy and tensor time, and the weight `memory` for DRAM time."""
+        """Adds `other`, with the weight `compute` for busy and tensor time, and the weight `memory`
+        for DRAM time.
+        """
         return Activity(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
@@ -61,7 +69,9 @@ class Activity(NamedTuple):
 
 def compute_watts(model: GpuModel, activity: Activity) -> float:
     idle, _, limit = model.power
-    return idle + (limit - idle) * (0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram)
+    return idle + (limit - idle) * (
+        0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram
+    )
 
 
 def final_celsius(model: GpuModel, watts: float) -> float:
@@ -71,7 +81,9 @@ def final_celsius(model: GpuModel, watts: float) -> float:
 
 
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
-    """Returns the fraction of one second in which each load is busy. Scales the fractions if their sum exceeds 1."""
+    """Returns the fraction of one second in which each load is busy. Scales the fractions if their
+    sum exceeds 1.
+    """
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
     return [part / total for part in wanted] if total > 1 else wanted
@@ -115,7 +127,9 @@ class SimulatedGpu:
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     lost: bool = False
-    loads: list[PlacedLoad] = field(default_factory=list)  # includes loads that ended less than `SAMPLE_BUFFER` ago
+    loads: list[PlacedLoad] = field(
+        default_factory=list
+    )  # includes loads that ended less than `SAMPLE_BUFFER` ago
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     idle_seconds: float = 0.0
@@ -144,7 +158,9 @@ class SimulatedGpu:
 
     def _step(self, seconds: float, activity: GpuActivity) -> None:
         self.energy += activity.watts * seconds
-        self.celsius += (final_celsius(self.model, activity.watts) - self.celsius) * -math.expm1(-seconds / THERMAL_LAG)
+        self.celsius += (final_celsius(self.model, activity.watts) - self.celsius) * -math.expm1(
+            -seconds / THERMAL_LAG
+        )
         if activity.device.busy == 0:
             self.idle_seconds += seconds
         self.meter = self.meter.plus(activity.device, seconds, seconds)
@@ -159,17 +175,27 @@ class SimulatedGpu:
         for instance in self.instances:
             activity = instances[instance.gi_id] = self._activity_of(second, instance.gi_id)
             compute = instance.profile.compute_slices / model.compute_slices
-            device = device.plus(activity, compute, instance.profile.memory_slices / model.memory_slices)
+            device = device.plus(
+                activity, compute, instance.profile.memory_slices / model.memory_slices
+            )
         return GpuActivity(device, instances, compute_watts(model, device))
 
     def _activity_of(self, second: int, gi_id: int | None = None) -> Activity:
         loads = self.running(gi_id)
         parts = split_busy(loads, second)
         busy = min(1.0, sum(parts))  # a sum of fractions may be 1.0000000000000002
-        return Activity(busy, sum(part * load.tensor for load, part in zip(loads, parts, strict=True)), DRAM * busy)
+        return Activity(
+            busy,
+            sum(part * load.tensor for load, part in zip(loads, parts, strict=True)),
+            DRAM * busy,
+        )
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
-        return [r.load for r in self.loads if r.until == math.inf and (gi_id is None or r.load.gi_id == gi_id)]
+        return [
+            r.load
+            for r in self.loads
+            if r.until == math.inf and (gi_id is None or r.load.gi_id == gi_id)
+        ]
 
     def memory_used(self, gi_id: int | None = None) -> int:
         return sum(load.memory for load in self.running(gi_id))
@@ -192,7 +218,9 @@ class SimulatedGpu:
         self._end_loads()
 
     def reset(self) -> None:
-        """Ends all loads and resets the counters. The MIG layout stays, as with `nvidia-smi --gpu-reset`."""
+        """Ends all loads and resets the counters. The MIG layout stays, as with `nvidia-smi
+        --gpu-reset`.
+        """
         self.energy = self.idle_seconds = 0.0
         self.meter = Activity()
         self._end_loads()
@@ -204,14 +232,16 @@ class SimulatedGpu:
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""
         first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
-        # Begins one sample early, because rounding could skip a sample. The last line removes a superfluous sample.
+        # Begins one sample early, because rounding could skip a sample. The last line removes a
+        # superfluous sample.
         first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
         last = math.floor(self.at * SAMPLES_PER_SECOND)
         samples = (self._sample(index) for index in range(first, last + 1))
         return [sample for sample in samples if sample.wall_us > since_us]
 
     def process_means(self, since_us: int) -> Iterator[tuple[int, int, float]]:
-        """Yields for each process: pid, time of the last sample in which it ran, and mean utilisation after `since_us`.
+        """Yields for each process: pid, time of the last sample in which it ran, and mean
+        utilisation after `since_us`.
 
         The mean is over all samples. Idle and ended processes are omitted, as the driver does.
         """

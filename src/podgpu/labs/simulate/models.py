@@ -1,7 +1,9 @@
-"""Defines the GPU models that can be simulated, and parses specs such as `8xH100` or `1xA100/2x1g.5gb+1x3g.20gb,L4`.
+"""Defines the GPU models that can be simulated, and parses specs such as `8xH100` or
+`1xA100/2x1g.5gb+1x3g.20gb,L4`.
 
-The numbers of the H200 in models.csv were measured, except its MIG sizes. The numbers of other models are estimates.
-Each model has only the features of the real GPU: a T4 has no MIG, an L40S no memory temperature, an A100 no GPM.
+The numbers of the H200 in models.csv were measured, except its MIG sizes. The numbers of other
+models are estimates. Each model has only the features of the real GPU: a T4 has no MIG, an L40S no
+memory temperature, an A100 no GPM.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
         values[column] = int(float(row[f"{column}_mib"]) * MIB)
     values["pci_device"] = int(row["pci_device"], 16)
     names = ("name", "compute_slices", "memory_slices", "memory_mib")
-    values["profiles"] = [dict(zip(names, profile.split(":"), strict=True)) for profile in row["profiles"].split()]
+    values["profiles"] = [
+        dict(zip(names, profile.split(":"), strict=True)) for profile in row["profiles"].split()
+    ]
     return msgspec.convert(values, GpuModel, strict=False)
 
 
@@ -85,7 +89,9 @@ class GpuSpec:
 
 
 def parse_spec(text: str) -> tuple[GpuSpec, ...]:
-    """Parses a spec such as `2xH100,L4`. Returns one `GpuSpec` per GPU. Raises UsageError if the spec is invalid."""
+    """Parses a spec such as `2xH100,L4`. Returns one `GpuSpec` per GPU. Raises UsageError if the
+    spec is invalid.
+    """
     gpus: list[GpuSpec] = []
     for group in text.split(","):
         count, spec = _parse_group(group.strip())
@@ -96,15 +102,21 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
 
 def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, ...]:
-    """Returns the MIG profiles with these names. Raises UsageError for unknown profiles, or if they do not fit."""
+    """Returns the MIG profiles with these names. Raises UsageError for unknown profiles, or if they
+    do not fit.
+    """
     known = {profile.name: profile for profile in model.profiles}
-    profiles = [known.get(name.lower()) or _unknown("MIG profile", name, known, f" of {model.name}") for name in names]
+    profiles = [
+        known.get(name.lower()) or _unknown("MIG profile", name, known, f" of {model.name}")
+        for name in names
+    ]
     compute = sum(profile.compute_slices for profile in profiles)
     memory = sum(profile.memory_slices for profile in profiles)
     if compute > model.compute_slices or memory > model.memory_slices:
         layout = "+".join(profile.name for profile in profiles)
         raise UsageError(
-            f"{layout} does not fit {model.name}: {compute} of {model.compute_slices} compute slices, "
+            f"{layout} does not fit {model.name}: {compute} of {model.compute_slices} compute "
+            "slices, "
             f"{memory} of {model.memory_slices} memory slices"
         )
     return tuple(profiles)
@@ -125,9 +137,13 @@ def _parse_group(group: str) -> tuple[int, GpuSpec]:
 def _parse_counted(part: str, group: str) -> tuple[int, str]:
     match = _COUNTED.fullmatch(part)
     if match is None:
-        raise UsageError(f"GPU spec group {group!r} must be COUNTxMODEL or COUNTxMODEL/COUNTxPROFILE+...")
+        raise UsageError(
+            f"GPU spec group {group!r} must be COUNTxMODEL or COUNTxMODEL/COUNTxPROFILE+..."
+        )
     return int(match[1] or 1), match[2]
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-    raise UsageError(f"{kind} {name!r}{where} cannot be simulated; known: {', '.join(known) or 'none'}")
+    raise UsageError(
+        f"{kind} {name!r}{where} cannot be simulated; known: {', '.join(known) or 'none'}"
+    )

@@ -1,4 +1,5 @@
-"""Simulates the driver: an object with the functions, constants and structures of the pynvml module.
+"""Simulates the driver: an object with the functions, constants and structures of the pynvml
+module.
 
 Functions that are not simulated raise "not supported". One lock protects all state.
 """
@@ -22,10 +23,18 @@ import pynvml
 from podgpu.labs.simulate import device_calls as calls
 from podgpu.labs.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.labs.simulate.models import MigProfile, parse_spec
-from podgpu.node.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
+from podgpu.node.gpu.nvml.switch_attribution import (
+    FECS_RECORD,
+    RECORD,
+    SAVED,
+    SWITCHED_IN,
+    WHOLE_GPU,
+)
 
 _MAX_WAIT_SECONDS = 0.1
-"""Maximum real time to wait for events. It is short, because stopping podgpu waits until it has passed."""
+"""Maximum real time to wait for events. It is short, because stopping podgpu waits until it has
+passed.
+"""
 _SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # time slice and context switch, measured on an H200
 
 
@@ -52,14 +61,18 @@ class SimulatedNvml:
     ) -> None:
         self.calls: Counter[str] = Counter()  # number of calls per function
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)  # notified when an event occurs or a session ends
+        self._changed = threading.Condition(
+            self.lock
+        )  # notified when an event occurs or a session ends
         self._clock = clock
         self._node = node
         self._driver_version = driver_version
         self._sessions = 0
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
-        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}  # address in a handle -> device
+        self._targets: dict[
+            int, tuple[SimulatedGpu, SimulatedInstance | None]
+        ] = {}  # address in a handle -> device
         self._event_sets: dict[int, EventSet] = {}
         self._gpm_samples: dict[int, calls.GpmSample] = {}
         epoch = wall() - clock()  # computed once, so that the timestamp of a sample never changes
@@ -104,13 +117,18 @@ class SimulatedNvml:
         with self.lock:
             self.recover(number)
             self.advance(gpu).reset()
-            self._targets = {address: target for address, target in self._targets.items() if target[0] is not gpu}
+            self._targets = {
+                address: target for address, target in self._targets.items() if target[0] is not gpu
+            }
 
     def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
         gpu = self.gpus[number]
         with self.lock:
             # After a reload of the driver, a GPU has no handle until podgpu lists the GPUs again.
-            address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
+            address = next(
+                (address for address, target in self._targets.items() if target == (gpu, None)),
+                None,
+            )
             for event_set in self._event_sets.values():
                 if address is not None and number in event_set.registered:
                     event = calls.fill(
@@ -124,7 +142,8 @@ class SimulatedNvml:
             self._changed.notify_all()
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this method only for missing attributes. The first access stores the function as an attribute.
+        # Python calls this method only for missing attributes. The first access stores the function
+        # as an attribute.
         known = getattr(pynvml, name)
         if name not in self._functions and not isinstance(known, FunctionType):
             return known
@@ -148,9 +167,13 @@ class SimulatedNvml:
             _check_present(gpu)
             return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
 
-    def _call_device(self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any) -> Any:
+    def _call_device(
+        self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any
+    ) -> Any:
         if "RunningProcesses" in name:
-            return calls.list_processes(gpu.running(None if instance is None else instance.gi_id), name)
+            return calls.list_processes(
+                gpu.running(None if instance is None else instance.gi_id), name
+            )
         if instance is not None:
             function = calls.MIG_CALLS.get(name) or calls.raise_error()
             return function(gpu, instance, *arguments)
@@ -193,7 +216,9 @@ class SimulatedNvml:
             ),
             "nvmlGpmSampleFree": lambda sample: self._free(self._gpm_samples, sample),
             "nvmlGpmMetricsGet": self._read_gpm,
-            "nvmlEventSetCreate": lambda: self._allocate(self._event_sets, EventSet(), pynvml.c_nvmlEventSet_t),
+            "nvmlEventSetCreate": lambda: self._allocate(
+                self._event_sets, EventSet(), pynvml.c_nvmlEventSet_t
+            ),
             "nvmlEventSetFree": lambda event_set: self._free(self._event_sets, event_set),
             "nvmlEventSetWait_v2": self._wait,
         }
@@ -219,12 +244,16 @@ class SimulatedNvml:
         gpu.advance(self._clock())
         return gpu
 
-    def _find_handle(self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None) -> Any:
+    def _find_handle(
+        self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None
+    ) -> Any:
         if gpu is None:
             calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
         _check_present(gpu)
         target = (gpu, instance)
-        address = next((address for address, known in self._targets.items() if known == target), None)
+        address = next(
+            (address for address, known in self._targets.items() if known == target), None
+        )
         if address is None:
             address = next(self._addresses)
             self._targets[address] = target
@@ -242,7 +271,9 @@ class SimulatedNvml:
         return self._find_handle(gpu if instance else None, instance)
 
     def _create_instances(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
-        """Creates MIG instances. As in the real driver, a whole GPU has the id 0, halves begin at 1, quarters at 3."""
+        """Creates MIG instances. As in the real driver, a whole GPU has the id 0, halves begin at
+        1, quarters at 3.
+        """
         layout = next(self._layouts)
         instances: dict[int, SimulatedInstance] = {}
         for index, profile in enumerate(profiles):
@@ -285,11 +316,15 @@ class SimulatedNvml:
             calls.raise_error()
         meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
-        self._gpm_samples[calls.address_in(pointer)] = calls.GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
+        self._gpm_samples[calls.address_in(pointer)] = calls.GpmSample(
+            gpu.number, gi_id, gpu.at, gpu.nvlinks, meter
+        )
         return pointer
 
     def _read_gpm(self, request: Any) -> Any:
-        first, second = (self._find(self._gpm_samples, sample) for sample in (request.sample1, request.sample2))
+        first, second = (
+            self._find(self._gpm_samples, sample) for sample in (request.sample1, request.sample2)
+        )
         return calls.evaluate_gpm(request, first, second)
 
 
@@ -299,7 +334,8 @@ def _check_present(gpu: SimulatedGpu) -> None:
 
 
 class RoundRobinLog:
-    """Simulates the context-switch log of a GPU without MIG. Processes with work run in turn, for one time slice each.
+    """Simulates the context-switch log of a GPU without MIG. Processes with work run in turn, for
+    one time slice each.
 
     The context switches are computed when the log is read.
     """
@@ -326,7 +362,9 @@ class RoundRobinLog:
         chunk = b""
         while self._records and self._records[0][0] <= now:
             at, tag, pid = self._records.pop(0)
-            chunk += RECORD.pack(FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, WHOLE_GPU, WHOLE_GPU, at)
+            chunk += RECORD.pack(
+                FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, WHOLE_GPU, WHOLE_GPU, at
+            )
             self._number = (self._number + 1) % (1 << 16)
         return chunk
 
@@ -342,7 +380,10 @@ class RoundRobinLog:
         while self._at < until:
             for pid, load in loads.items():
                 period = int(load.period * 1e9)
-                if self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period) <= self._at:
+                if (
+                    self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period)
+                    <= self._at
+                ):
                     start = self._at / 1e9 - self._gpu.epoch
                     self._left[pid] = self._left.get(pid, 0) or int(load.demand(start) * period)
                     self._next[pid] += period

@@ -18,7 +18,9 @@ Resources = Mapping[str, Sequence[str]]  # resource name -> device ids
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """One pod and the devices of its containers. A container without devices has an empty mapping."""
+    """One pod and the devices of its containers. A container without devices has an empty
+    mapping.
+    """
 
     namespace: str
     name: str
@@ -44,8 +46,9 @@ class SimulatedKubelet:
         import grpc  # optional dependency
 
         self._server = grpc.server(ThreadPoolExecutor(4, "simulated-kubelet"), handlers=(self,))
-        # The server binds a temporary name, and the socket is renamed. Otherwise, gRPC could delete the socket of the
-        # next server, because gRPC deletes the bound path some time after a server stops.
+        # The server binds a temporary name, and the socket is renamed. Otherwise, gRPC could delete
+        # the socket of the next server, because gRPC deletes the bound path some time after a
+        # server stops.
         bound = self.socket + ".new"
         self._server.add_insecure_port("unix://" + quote(os.fsencode(os.path.abspath(bound))))
         self._server.start()
@@ -81,7 +84,9 @@ class SimulatedKubelet:
         """Returns the allocatable devices. A simplification: free devices are missing."""
         containers = [resources for pod in self.pods for resources in pod.containers.values()]
         devices = [device for resources in containers for device in encode_devices(resources)]
-        return bytes(podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString())
+        return bytes(
+            podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString()
+        )
 
 
 def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> Iterator[Any]:
@@ -89,4 +94,6 @@ def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> It
     ids = ((resource, device_id) for resource, ids in resources.items() for device_id in ids)
     for (resource, device_id), node in itertools.product(ids, numa_nodes):
         topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
-        yield podresources_pb2.ContainerDevices(resource_name=resource, device_ids=[device_id], topology=topology)
+        yield podresources_pb2.ContainerDevices(
+            resource_name=resource, device_ids=[device_id], topology=topology
+        )

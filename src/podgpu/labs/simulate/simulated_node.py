@@ -1,7 +1,8 @@
-"""Simulates the pods of a node: loads on the GPUs, the kubelet's list of pods, /proc and log directories.
+"""Simulates the pods of a node: loads on the GPUs, the kubelet's list of pods, /proc and log
+directories.
 
-Every eight GPUs have: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share one GPU by
-time-slicing, an idle pod, a busy pod, and a GPU without a pod.
+Every eight GPUs have: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share
+one GPU by time-slicing, an idle pod, a busy pod, and a GPU without a pod.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ class Tenant:
     job: str = ""  # Slurm job of the process
 
 
-_USERS = ((0, "ada", "", 0.85, 17), (1, "ben", "4711", 0.6, 9), (1, "cleo", "", 0.2, 4))  # GPU, user, job, duty, GiB
+_USERS = (
+    (0, "ada", "", 0.85, 17),
+    (1, "ben", "4711", 0.6, 9),
+    (1, "cleo", "", 0.2, 4),
+)  # GPU, user, job, duty, GiB
 
 
 def users() -> list[Tenant]:
@@ -61,14 +66,17 @@ def users() -> list[Tenant]:
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     """Returns the tenants of a node.
 
-    `first`: position of the first GPU in `_PATTERN`. A different multiple of 8 for each node makes pod names unique.
+    `first`: position of the first GPU in `_PATTERN`. A different multiple of 8 for each node makes
+    pod names unique.
     """
     result: list[Tenant] = []
     whole = [g for g in driver.gpus if not g.instances]
     for position, gpu in enumerate(whole, first):
         result += _on_gpu(position, gpu.number, gpu.uuid)
     for gpu in driver.gpus:
-        for slot, instance in enumerate(gpu.instances[:5]):  # the sixth and later instances have no pod
+        for slot, instance in enumerate(
+            gpu.instances[:5]
+        ):  # the sixth and later instances have no pod
             pod = f"jupyter-{first + gpu.number}-{slot}"
             resource = f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"
             place = instance.uuid, gpu.number, instance.gi_id
@@ -77,7 +85,9 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     return result
 
 
-_PATTERN: tuple[list[tuple[str, str, str, float, int]], ...] = (  # namespace, pod, container, duty, GiB of memory
+_PATTERN: tuple[
+    list[tuple[str, str, str, float, int]], ...
+] = (  # namespace, pod, container, duty, GiB of memory
     [("research", "llm-train", "trainer", 0.93, 61)],
     [("research", "llm-train", "trainer", 0.93, 61)],
     [("serving", "chat", "engine", 0.55, 40)],
@@ -96,7 +106,9 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
     for part, (namespace, pod, container, duty, memory) in enumerate(_PATTERN[place]):
         device_id = f"{uuid}::{part}" if is_shared else uuid
         name = f"{pod}-{number}"
-        yield Tenant(namespace, name, container, resource, device_id, gpu, duty=duty, memory=memory * _GIB)
+        yield Tenant(
+            namespace, name, container, resource, device_id, gpu, duty=duty, memory=memory * _GIB
+        )
 
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
@@ -122,7 +134,9 @@ def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.
 
 
 def create_host_files(root: Path, of: list[Tenant]) -> None:
-    """Creates files of the host below `root`: /proc/<pid> of each process, and the kubelet's log directories."""
+    """Creates files of the host below `root`: /proc/<pid> of each process, and the kubelet's log
+    directories.
+    """
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
         create_files(root, proc, tenant, _FIRST_PID + number)
@@ -145,7 +159,10 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
 
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
-    return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
+    return (
+        root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}",
+        root / "containers" / log,
+    )
 
 
 def _uid(tenant: Tenant) -> str:
@@ -157,12 +174,18 @@ def _container_id(tenant: Tenant) -> str:
 
 
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
-    """Returns each pod once, with its containers and their device ids, as the kubelet lists them."""
+    """Returns each pod once, with its containers and their device ids, as the kubelet lists
+    them.
+    """
     held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
     for tenant in (tenant for tenant in of if tenant.pod):
         containers = held.setdefault((tenant.namespace, tenant.pod), {})
-        containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(tenant.device_id)
-    return [SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()]
+        containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(
+            tenant.device_id
+        )
+    return [
+        SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()
+    ]
 
 
 class SimulatedProc:
@@ -176,12 +199,16 @@ class SimulatedProc:
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
-        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user without a name."""
+        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user
+        without a name.
+        """
         folder = self.root / str(pid)
         folder.mkdir()
         before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
         # The kernel cuts the name to 15 characters.
-        (folder / "stat").write_text(f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n")
+        (folder / "stat").write_text(
+            f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n"
+        )
         (folder / "cgroup").write_text(cgroup)
         if environment:
             (folder / "status").write_text("Uid:\t4000000000\n")
@@ -192,12 +219,16 @@ class SimulatedProc:
 
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
-"""Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of services varies."""
+"""Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of
+services varies.
+"""
 
 
 @dataclass(eq=False)
 class DemoNode:
-    """A node of the demo: simulated driver, simulated kubelet and files of the host. Pods can be added and removed."""
+    """A node of the demo: simulated driver, simulated kubelet and files of the host. Pods can be
+    added and removed.
+    """
 
     name: str
     gpus: str
@@ -207,7 +238,9 @@ class DemoNode:
     answers: bool = True  # False while the node's exporter does not answer
 
     def __post_init__(self) -> None:
-        self.driver = SimulatedNvml(self.gpus, node=self.name, clock=self.clock.monotonic, wall=self.clock.wall)
+        self.driver = SimulatedNvml(
+            self.gpus, node=self.name, clock=self.clock.monotonic, wall=self.clock.wall
+        )
         self._folder = TemporaryDirectory(prefix="podgpu-demo-")
         self.root = Path(self._folder.name)  # for the files of the host
         self._proc = SimulatedProc(self.root / "proc")
@@ -229,8 +262,15 @@ class DemoNode:
         return list(self._pids)
 
     def load_of(self, tenant: Tenant) -> SimulatedLoad:
-        """Returns the load of a tenant. The tenant need not be present. One job hardly uses the tensor cores."""
-        load = _make_load(self.driver, tenant, self._pids.get(tenant, _FIRST_PID), _SWAY.get(tenant.namespace, 0.0))
+        """Returns the load of a tenant. The tenant need not be present. One job hardly uses the
+        tensor cores.
+        """
+        load = _make_load(
+            self.driver,
+            tenant,
+            self._pids.get(tenant, _FIRST_PID),
+            _SWAY.get(tenant.namespace, 0.0),
+        )
         return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
 
     def add_tenants(self, *new: Tenant) -> None:
@@ -242,7 +282,9 @@ class DemoNode:
         self.kubelet.pods = tuple(pods(self._pids))
 
     def remove_pod(self, namespace: str, pod: str) -> None:
-        for tenant in [each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)]:
+        for tenant in [
+            each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)
+        ]:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)

@@ -1,1 +1,3 @@
-"""Reads GPUs, allocations and usage in three loops, and publishes a new document after each reading."""
+"""Reads GPUs, allocations and usage in three loops, and publishes a new document after each
+reading.
+"""

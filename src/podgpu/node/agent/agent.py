@@ -1,4 +1,6 @@
-"""Reads telemetry, allocations and usage in three loops, and publishes a new document after each reading."""
+"""Reads telemetry, allocations and usage in three loops, and publishes a new document after each
+reading.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,21 @@ from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Va
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
 from podgpu.node.agent.health import HealthWatch
-from podgpu.node.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state, list_unsupported
-from podgpu.node.agent.schedule import WARM_UP_SECONDS, Collection, ReadCounters, Schedule, group_fields
+from podgpu.node.agent.publish import (
+    COUNTERS,
+    ChangeLog,
+    Published,
+    add_memory,
+    build_node_state,
+    list_unsupported,
+)
+from podgpu.node.agent.schedule import (
+    WARM_UP_SECONDS,
+    Collection,
+    ReadCounters,
+    Schedule,
+    group_fields,
+)
 from podgpu.node.agent.usage_collector import UsageCollector, UsageResult
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders.reader import AllocationReader, HolderSources, find_lost_gpus
@@ -41,18 +56,24 @@ class Settings:
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
     collections: tuple[Collection, ...] = ()  # groups of fields with their own interval
-    skip_empty: bool = False  # skip collections without fields, because a ConfigMap may add their fields later
+    skip_empty: bool = (
+        False  # skip collections without fields, because a ConfigMap may add their fields later
+    )
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
-        """Maximum duration of a reading. Long enough for a slow driver, but shorter than the default interval."""
+        """Maximum duration of a reading. Long enough for a slow driver, but shorter than the
+        default interval.
+        """
         return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
-        """Maximum age of values that are served. Long enough for one reading that waits for a source that hangs."""
+        """Maximum age of values that are served. Long enough for one reading that waits for a
+        source that hangs.
+        """
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -73,7 +94,9 @@ class Agent:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.other_warnings: Callable[[], Sequence[str]] = tuple  # returns warnings of other components for the page
+        self.other_warnings: Callable[[], Sequence[str]] = (
+            tuple  # returns warnings of other components for the page
+        )
         selection, deadline = self.settings.selection, self.settings.deadline
         self._telemetry = telemetry
         self._pod_labels = pod_labels
@@ -87,15 +110,27 @@ class Agent:
         self._telemetry_collector = TelemetryCollector(
             telemetry, groups, selection, workers, errors, deadline, self.clock
         )
-        self._allocations = AllocationReader(holders or HolderSources(), workers, errors, self.clock, self.reload)
+        self._allocations = AllocationReader(
+            holders or HolderSources(), workers, errors, self.clock, self.reload
+        )
         self._usage_collector = None
         if containers is not None:
-            owners = ProcessOwners(containers, self._allocations.complete, self._allocations.read_identities)
-            ledger = ledger or Ledger(unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval)
-            self._usage_collector = UsageCollector(telemetry, owners, ledger, workers, errors, deadline, self.clock)
-        self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
+            owners = ProcessOwners(
+                containers, self._allocations.complete, self._allocations.read_identities
+            )
+            ledger = ledger or Ledger(
+                unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval
+            )
+            self._usage_collector = UsageCollector(
+                telemetry, owners, ledger, workers, errors, deadline, self.clock
+            )
+        self._health = HealthWatch(
+            self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000
+        )
         self._telemetry_result = TelemetryResult()
-        self._serials: dict[str, Mapping[int, Value]] = {}  # by UUID; shown even after a GPU was lost
+        self._serials: dict[
+            str, Mapping[int, Value]
+        ] = {}  # by UUID; shown even after a GPU was lost
         self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
@@ -110,10 +145,11 @@ class Agent:
         self._allocate_now = threading.Event()
         self.published = self._make_published()
 
-    # -- readings ------------------------------------------------------------------------------------------------
+    # Readings
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """Reads the GPUs and publishes the result. With `only_due`, reads only the fields that are due.
+        """Reads the GPUs and publishes the result. With `only_due`, reads only the fields that are
+        due.
 
         Raises StartError if the process cannot continue.
         """
@@ -122,7 +158,10 @@ class Agent:
             if due == ():
                 return
             if self.clock.monotonic() >= self._released_until:
-                allocation, has_lost = self._allocation_result, bool(self._telemetry_result.gpus_lost)
+                allocation, has_lost = (
+                    self._allocation_result,
+                    bool(self._telemetry_result.gpus_lost),
+                )
                 lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
                 result = self._telemetry_collector.collect(due, lost)
                 if result.devices != self._telemetry_result.devices:
@@ -137,11 +176,14 @@ class Agent:
         self._publish()
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
-        self._allocate_now.clear()  # cleared first, so that a request during this reading starts another one
+        # cleared first, so that a request during this reading starts another one
+        self._allocate_now.clear()
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_result
-        self._allocation_result = self._allocations.read(add_memory(telemetry.devices, telemetry.values))
+        self._allocation_result = self._allocations.read(
+            add_memory(telemetry.devices, telemetry.values)
+        )
         self._publish()
 
     def read_usage(self) -> None:
@@ -149,15 +191,21 @@ class Agent:
             return
         result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
         with self._publishing:
-            if self.clock.monotonic() >= self._released_until:  # `release` may have been called during the reading
+            if (
+                self.clock.monotonic() >= self._released_until
+            ):  # `release` may have been called during the reading
                 self._usage_result = result
         self._publish()
 
     def read_counters(self) -> None:
-        """Re-reads the counters if they can change. If they are invalid, keeps the old ones and reports the error."""
+        """Re-reads the counters if they can change. If they are invalid, keeps the old ones and
+        reports the error.
+        """
         if self._read_counters is None:
             return
-        result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]
+        result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[
+            COUNTERS
+        ]
         counters = result.value
         if counters is not None and counters != self._policy.counters:
             try:
@@ -166,16 +214,23 @@ class Agent:
                 result = replace(result, error=SourceError("malformed", str(e)))
             else:
                 with self._reading:
-                    self._schedule, self._policy = schedule, replace(self._policy, counters=counters)
+                    self._schedule, self._policy = (
+                        schedule,
+                        replace(self._policy, counters=counters),
+                    )
                     self._telemetry_collector.set_groups(schedule.groups)
                 _log.info("counters changed: %d fields", len(counters))
                 self._wake.set()  # all fields are due
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
-        """Returns the schedule for these counters. Raises UsageError if a collection matches none of them."""
+        """Returns the schedule for these counters. Raises UsageError if a collection matches none
+        of them.
+        """
         settings = self.settings
-        return Schedule(group_fields(counters, settings.interval, settings.collections, settings.skip_empty))
+        return Schedule(
+            group_fields(counters, settings.interval, settings.collections, settings.skip_empty)
+        )
 
     def _publish(self) -> None:
         if self._stopping:
@@ -186,7 +241,11 @@ class Agent:
 
     def _make_published(self) -> Published:
         settings, policy = self.settings, self._policy
-        telemetry, allocation, usage = self._telemetry_result, self._allocation_result, self._usage_result
+        telemetry, allocation, usage = (
+            self._telemetry_result,
+            self._allocation_result,
+            self._usage_result,
+        )
         sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
         unsupported = list_unsupported(telemetry, {counter.field.id for counter in policy.counters})
         self._changes.report(sources, unsupported, allocation.unmapped)
@@ -215,15 +274,19 @@ class Agent:
             self.read_usage()
 
     def check_selection(self) -> None:
-        """Raises UsageError if `-d` selects a device that does not exist. Does nothing if the driver is not loaded."""
+        """Raises UsageError if `-d` selects a device that does not exist. Does nothing if the
+        driver is not loaded.
+        """
         result = self._telemetry_collector.collect()
         if result.sources[0].up:
             self.settings.selection.check(result.devices)
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------
+    # Lifecycle
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the loops. If the process must end, a loop sets `fatal` to the reason and calls `on_fatal`."""
+        """Starts the loops. If the process must end, a loop sets `fatal` to the reason and calls
+        `on_fatal`.
+        """
         self._read_at = self.clock.monotonic()  # detects a loop that hangs in its first reading
         loops = {"telemetry": self._telemetry_loop}
         if self._allocations.sources or self._read_counters is not None:
@@ -231,7 +294,9 @@ class Agent:
         if self._usage_collector is not None:
             loops["usage"] = self._usage_loop
         for name, loop in loops.items():
-            threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
+            threading.Thread(
+                target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True
+            ).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
         if error := run_loop(name, loop):
@@ -241,7 +306,9 @@ class Agent:
     def _telemetry_loop(self) -> None:
         while not self._stopping:
             self.read_telemetry(only_due=True)
-            while not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0:
+            while (
+                not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0
+            ):
                 self._wake.wait(wait)
                 self._wake.clear()
 
@@ -254,7 +321,9 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """Reads at fixed times, however long a reading takes, so that counters have the same age in every scrape."""
+        """Reads at fixed times, however long a reading takes, so that counters have the same age in
+        every scrape.
+        """
         due, interval = self.clock.monotonic() + _AFTER_TELEMETRY, self.settings.usage_interval
         while not self._stopping:
             self.read_usage()
@@ -263,7 +332,9 @@ class Agent:
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Closes the driver for `seconds`, so that an operator can unload it. Returns False if this fails."""
+        """Closes the driver for `seconds`, so that an operator can unload it. Returns False if this
+        fails.
+        """
         with self._reading:
             if not self._release_driver():
                 return False
@@ -271,7 +342,9 @@ class Agent:
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
             with self._publishing:
                 self._released_until = self.clock.monotonic() + seconds
-                self._telemetry_result = replace(self._telemetry_result, readings={}, sources=(source,))
+                self._telemetry_result = replace(
+                    self._telemetry_result, readings={}, sources=(source,)
+                )
                 self._usage_result = UsageResult()
             self._telemetry_collector.drop_values()
         self._publish()
@@ -280,7 +353,11 @@ class Agent:
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
         """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
         reading = self._telemetry_result.readings.get(uuid)
-        return (self._serials.get(uuid, {}), None) if reading is None else (reading.slow_values, reading.links_up)
+        return (
+            (self._serials.get(uuid, {}), None)
+            if reading is None
+            else (reading.slow_values, reading.links_up)
+        )
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage reading, by device key."""
@@ -294,7 +371,9 @@ class Agent:
         with self._reading, self._publishing:  # a concurrent reading would add the GPU again
             telemetry = self._telemetry_result
             known = {d.uuid for d in telemetry.devices}
-            if result := self._telemetry_collector.forget(telemetry, uuid, self._health.is_lost(uuid)):
+            if result := self._telemetry_collector.forget(
+                telemetry, uuid, self._health.is_lost(uuid)
+            ):
                 self._telemetry_result = result
                 self._health.forget(uuid)
                 forgotten: Forgotten = "gpu"
@@ -318,7 +397,9 @@ class Agent:
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:
-        """Ends the loops and closes the driver. If the driver hangs, waits only until the deadline."""
+        """Ends the loops and closes the driver. If the driver hangs, waits only until the
+        deadline.
+        """
         self._stopping = True
         self._stopped.set()
         self._wake.set()
@@ -328,5 +409,7 @@ class Agent:
 
     def _release_driver(self) -> bool:
         deadline = max(2.0, self.settings.deadline)  # longer than a wait for XIDs
-        results = self._workers.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
+        results = self._workers.run(
+            {"release": lambda: self._telemetry.release(deadline / 2)}, deadline
+        )
         return bool(results["release"].value)

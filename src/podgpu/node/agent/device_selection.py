@@ -1,4 +1,6 @@
-"""Parses dcgm-exporter's options that select GPUs and MIG instances (`-d`), switches (`-s`) and CPUs (`-p`)."""
+"""Parses dcgm-exporter's options that select GPUs and MIG instances (`-d`), switches (`-s`) and
+CPUs (`-p`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Ids = tuple[int, ...] | None  # an empty tuple selects all devices; None selects
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected devices. A selected MIG instance also selects its GPU. Instances are numbered per node, from 0."""
+    """The selected devices. A selected MIG instance also selects its GPU. Instances are numbered
+    per node, from 0.
+    """
 
     gpus: Ids = ()
     instances: Ids = ()
@@ -31,7 +35,9 @@ class Selection:
         """Returns the keys of the selected devices. Ignores ids of devices that do not exist."""
         gpus, instances = _split(devices)
         shown = [d for number, d in enumerate(instances) if self.shows_instance(number)]
-        whole = [g for g in gpus if self.gpus == () or (g.index is not None and self.shows_gpu(g.index))]
+        whole = [
+            g for g in gpus if self.gpus == () or (g.index is not None and self.shows_gpu(g.index))
+        ]
         return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
 
     def without_numbered_instances(self) -> Selection:
@@ -46,13 +52,22 @@ class Selection:
             ("MIG instance", self.instances, list(range(len(instances)))),
         ):
             if missing := [number for number in wanted or () if number not in existing]:
-                raise UsageError(f"-d {self}: this node has no {what} {few_of(missing)}; it has {few_of(existing)}")
+                raise UsageError(
+                    f"-d {self}: this node has no {what} {few_of(missing)}; it has "
+                    f"{few_of(existing)}"
+                )
 
     def __str__(self) -> str:
         if self == Selection():
             return "f"
-        chosen = ((letter, ids) for letter, ids in (("g", self.gpus), ("i", self.instances)) if ids is not None)
-        return "+".join(f"{letter}:{','.join(map(str, ids))}" if ids else letter for letter, ids in chosen)
+        chosen = (
+            (letter, ids)
+            for letter, ids in (("g", self.gpus), ("i", self.instances))
+            if ids is not None
+        )
+        return "+".join(
+            f"{letter}:{','.join(map(str, ids))}" if ids else letter for letter, ids in chosen
+        )
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
@@ -61,9 +76,14 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
     ids: dict[str, Ids] = {part[1]: _parse_ids(part[2] or "") for part in parts if part is not None}
     if text == "f":
         return Selection()
-    if len(ids) < len(parts) or "f" in ids or any(part is not None and part[2] and not ids[part[1]] for part in parts):
+    if (
+        len(ids) < len(parts)
+        or "f" in ids
+        or any(part is not None and part[2] and not ids[part[1]] for part in parts)
+    ):
         raise UsageError(
-            f"{option} {text!r}: write f (everything), g (GPUs, NVSwitches or CPUs), i (MIG instances, links or cores)"
+            f"{option} {text!r}: write f (everything), g (GPUs, NVSwitches or CPUs), i (MIG "
+            "instances, links or cores)"
             " or g+i; g and i may have ids and ascending ranges without spaces, such as g:0,2-4+i:1"
         )
     return Selection(ids.get("g"), ids.get("i"))

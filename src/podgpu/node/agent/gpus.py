@@ -1,6 +1,7 @@
 """Reads the list of GPUs, then each GPU in its own worker with a deadline.
 
-A field that is not due keeps its last value. If the reading of a GPU fails, all its fields are read next time.
+A field that is not due keeps its last value. If the reading of a GPU fails, all its fields are read
+next time.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ _Read = Callable[[Sequence[Field]], GpuReading]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    readings: Mapping[str, GpuReading] = field(default_factory=dict)  # by UUID or OTHERS; omits failed readings
+    readings: Mapping[str, GpuReading] = field(
+        default_factory=dict
+    )  # by UUID or OTHERS; omits failed readings
     sources: tuple[SourceStatus, ...] = ()  # the first source is the list of GPUs
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
-    dropped: Mapping[int, int] = field(default_factory=dict)  # number of invalid values since the start, by field id
+    dropped: Mapping[int, int] = field(
+        default_factory=dict
+    )  # number of invalid values since the start, by field id
     groups: tuple[FieldGroup, ...] = ()  # groups that were just read; other values are older
-    absent: frozenset[str] = frozenset()  # UUIDs of GPUs in `devices` that the driver no longer lists
+    absent: frozenset[str] = (
+        frozenset()
+    )  # UUIDs of GPUs in `devices` that the driver no longer lists
     at: float | None = None  # Unix time of the last successful reading
 
     @property
@@ -55,13 +62,19 @@ class TelemetryCollector:
     _deadline: float
     _clock: Clock
     _inventory: Inventory = field(default_factory=lambda: Inventory(()))
-    _known: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # each listed GPU and its instances, by UUID
-    _absent: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # GPUs that the driver does not list, by UUID
+    _known: dict[str, tuple[Device, ...]] = field(
+        default_factory=dict
+    )  # each listed GPU and its instances, by UUID
+    _absent: dict[str, tuple[Device, ...]] = field(
+        default_factory=dict
+    )  # GPUs that the driver does not list, by UUID
     _forgotten: frozenset[str] = frozenset()  # GPUs that `podgpu forget` removed, until they answer
     _most_seen: int = 0  # highest number of GPUs that the driver has listed
     _dropped: Counter[int] = field(default_factory=Counter)
     _taken_at: float | None = None
-    _readings: dict[str, dict[FieldGroup, GpuReading]] = field(default_factory=dict)  # the last readings by UUID
+    _readings: dict[str, dict[FieldGroup, GpuReading]] = field(
+        default_factory=dict
+    )  # the last readings by UUID
 
     def __post_init__(self) -> None:
         # isinstance is called only once, because it is slow for protocols
@@ -77,12 +90,17 @@ class TelemetryCollector:
     def drop_values(self) -> None:
         self._readings = {}
 
-    def collect(self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
-        """Reads the field groups in `due`, or all groups. Raises StartError if the process cannot continue.
+    def collect(
+        self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()
+    ) -> TelemetryResult:
+        """Reads the field groups in `due`, or all groups. Raises StartError if the process cannot
+        continue.
 
         `lost`: UUIDs of GPUs that an allocation source lists, but not the driver.
         """
-        groups = tuple(group for group in self._groups if due is None or group in due) or self._groups
+        groups = (
+            tuple(group for group in self._groups if due is None or group in due) or self._groups
+        )
         name = self._telemetry.name
         listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
         if listing.value is not None:
@@ -92,7 +110,8 @@ class TelemetryCollector:
         if not inventory.up:
             self.drop_values()
             return self._make_result(groups, (inventory,), {})
-        # If -d selects MIG instances, all GPUs are read, because instances are known only after a reading.
+        # If -d selects MIG instances, all GPUs are read, because instances are known only after a
+        # reading.
         shown, every = self._selection.select(self._listed()), self._selection.instances is not None
         gpus = [gpu for gpu in self._inventory.gpus if every or gpu.uuid in shown]
         reads: dict[tuple[str, str], _Read] = {
@@ -119,11 +138,17 @@ class TelemetryCollector:
                     self._errors.add(name, reason)
         if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
-        self._known |= {uuid: tuple(readings[uuid].values) for uuid in self._known.keys() & readings}
-        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus} - readings.keys())
+        self._known |= {
+            uuid: tuple(readings[uuid].values) for uuid in self._known.keys() & readings
+        }
+        self._forgotten -= {g.uuid for g in self._inventory.gpus} - (
+            {g.uuid for g in gpus} - readings.keys()
+        )
         return self._make_result(groups, tuple(sources), readings)
 
-    def _merge_with_earlier(self, uuid: str, new: Mapping[FieldGroup, GpuReading] | None) -> GpuReading | None:
+    def _merge_with_earlier(
+        self, uuid: str, new: Mapping[FieldGroup, GpuReading] | None
+    ) -> GpuReading | None:
         if new is None:
             self._readings.pop(uuid, None)
             return None
@@ -133,7 +158,9 @@ class TelemetryCollector:
 
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
-        moved = {(g.uuid, g.index) for g in self._inventory.gpus} - {(g.uuid, g.index) for g in inventory.gpus}
+        moved = {(g.uuid, g.index) for g in self._inventory.gpus} - {
+            (g.uuid, g.index) for g in inventory.gpus
+        }
         for uuid, _ in moved:
             self._readings.pop(uuid, None)
         for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
@@ -144,24 +171,34 @@ class TelemetryCollector:
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
-        """Returns the GPU and its last known instances. A GPU that reappears has its old instances until it is read."""
+        """Returns the GPU and its last known instances. A GPU that reappears has its old instances
+        until it is read.
+        """
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
-        return tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
+        return (
+            tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
+        )
 
-    # -- GPUs that disappeared -----------------------------------------------------------------------------------
+    # GPUs that disappeared
 
     def _add_lost(self, uuids: Iterable[str]) -> None:
         """Adds GPUs that the driver never listed to the absent GPUs.
 
-        Does nothing before the first inventory, or while a GPU hangs, because that GPU may be one of `uuids`.
+        Does nothing before the first inventory, or while a GPU hangs, because that GPU may be one
+        of `uuids`.
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
-        self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
+        self._absent |= {
+            uuid: (Device(None, uuid, "", ""),)
+            for uuid in sorted(uuids)
+            if uuid.lower() not in known
+        }
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Returns `result` without the GPU, if the GPU disappeared or is `lost`. Returns None for any other GPU.
+        """Returns `result` without the GPU, if the GPU disappeared or is `lost`. Returns None for
+        any other GPU.
 
         The GPU stays removed until it answers, even if an allocation source lists it.
         """
@@ -172,28 +209,39 @@ class TelemetryCollector:
         return self._make_result(result.groups, result.sources, result.readings)
 
     def _count_lost(self, visible: int) -> int:
-        """Returns the number of GPUs that do not answer. Does not count GPUs that `podgpu forget` removed.
+        """Returns the number of GPUs that do not answer. Does not count GPUs that `podgpu forget`
+        removed.
 
-        The PCI bus may or may not list a removed GPU. So every removed GPU is subtracted, but the result is at least
-        the number of other GPUs that do not answer.
+        The PCI bus may or may not list a removed GPU. So every removed GPU is subtracted, but the
+        result is at least the number of other GPUs that do not answer.
         """
         expected = self._telemetry.expected
         lost = max(0, (self._most_seen if expected is None else expected) - visible)
         listed = {gpu.uuid for gpu in self._inventory.gpus}
         not_answering = len(listed - self._forgotten) - visible
         unidentified = len(self._inventory.unreachable) - len(self._forgotten - listed)
-        not_answering += max(len(self._absent), unidentified)  # an unidentified GPU may be one of the absent GPUs
+        not_answering += max(
+            len(self._absent), unidentified
+        )  # an unidentified GPU may be one of the absent GPUs
         return max(lost - len(self._forgotten), min(lost, not_answering))
 
-    # -- result ----------------------------------------------------------------------------------------------------
+    # Result
 
     def _make_result(
-        self, groups: tuple[FieldGroup, ...], sources: tuple[SourceStatus, ...], readings: Mapping[str, GpuReading]
+        self,
+        groups: tuple[FieldGroup, ...],
+        sources: tuple[SourceStatus, ...],
+        readings: Mapping[str, GpuReading],
     ) -> TelemetryResult:
         # Listed devices come first, because an absent GPU can have the index of a listed GPU.
-        listed, absent = self._listed(), tuple(d for devices in self._absent.values() for d in devices)
+        listed, absent = (
+            self._listed(),
+            tuple(d for devices in self._absent.values() for d in devices),
+        )
         devices = tuple(d for d in (*listed, *absent) if d.uuid not in self._forgotten)
-        shown = self._selection.select(listed) | self._selection.without_numbered_instances().select(absent)
+        shown = self._selection.select(
+            listed
+        ) | self._selection.without_numbered_instances().select(absent)
         silent = {source.device for source in sources if source.device and not source.up}
         silent |= self._forgotten & self._known.keys()
         visible = len(self._inventory.gpus) - len(silent) if sources[0].up else 0
@@ -214,9 +262,14 @@ class TelemetryCollector:
     def _report_unreachable(self) -> Iterator[SourceStatus]:
         for index, why in self._inventory.unreachable.items():
             if self._selection.instances is not None or self._selection.shows_gpu(index):
-                source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
+                source, reason = (
+                    f"gpu{index}",
+                    "hung" if index in self._inventory.hung else "unreachable",
+                )
                 self._errors.add(source, reason)
-                yield SourceStatus(source, False, 0.0, reason, f"GPU {index} does not answer: {why}")
+                yield SourceStatus(
+                    source, False, 0.0, reason, f"GPU {index} does not answer: {why}"
+                )
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known[gpu.uuid])
@@ -227,7 +280,9 @@ def _read_groups(read: _Read, groups: Sequence[FieldGroup]) -> dict[FieldGroup, 
 
 
 def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) -> GpuReading:
-    """Merges the values of all readings (`every`). Errors come from `newest`, and devices from its last reading."""
+    """Merges the values of all readings (`every`). Errors come from `newest`, and devices from its
+    last reading.
+    """
     readings = list(every)
     if len(readings) == 1:
         return readings[0]
@@ -245,7 +300,9 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
     return replace(
         last,
         values={device: values[device.key] for device in last.values},
-        unsupported=tuple(dict.fromkeys(u for r in readings for u in r.unsupported if u[0] in values)),
+        unsupported=tuple(
+            dict.fromkeys(u for r in readings for u in r.unsupported if u[0] in values)
+        ),
         dropped=tuple(number for reading in newest for number in reading.dropped),
         errors=tuple(error for reading in newest for error in reading.errors),
         entities=tuple(entities.values()),

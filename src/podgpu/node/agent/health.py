@@ -1,7 +1,7 @@
 """Checks the health of every GPU, and counts XIDs and clock events.
 
-`metrics/conditions.py` defines the conditions. A condition is present, absent or unknown. It is unknown if the GPU did
-not answer or does not support the field.
+`metrics/conditions.py` defines the conditions. A condition is present, absent or unknown. It is
+unknown if the GPU did not answer or does not support the field.
 """
 
 from __future__ import annotations
@@ -44,13 +44,19 @@ from podgpu.node.agent.gpus import TelemetryResult
 
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
-THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # the condition begins and ends at these fractions of throttled time
+THROTTLE_BEGINS, THROTTLE_ENDS = (
+    0.5,
+    0.1,
+)  # the condition begins and ends at these fractions of throttled time
 _xid_log = logging.getLogger(f"{__name__}.xid")
 _xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # these decrease only if the GPU was reset or the driver reloaded
+_MONOTONIC_FIELDS = (
+    *THROTTLE_REASONS,
+    _ENERGY,
+)  # these decrease only if the GPU was reset or the driver reloaded
 _COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
 _THROTTLE_COUNTERS = {  # the highest counter is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
@@ -70,14 +76,27 @@ class Throttling:
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
             return self._is_present
-        samples.append((now, {i: float(v) for i in THROTTLE_REASONS if isinstance(v := values.get(i), int | float)}))
+        samples.append(
+            (
+                now,
+                {
+                    i: float(v)
+                    for i in THROTTLE_REASONS
+                    if isinstance(v := values.get(i), int | float)
+                },
+            )
+        )
         while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
             samples.popleft()
         (began, first), (_, last) = samples[0], samples[-1]
         if now - began >= THROTTLE_SECONDS:
             before, self._is_present = self._is_present, {}
             for condition, counters in _THROTTLE_COUNTERS.items():
-                ratios = [(last[i] - first[i]) / 1e9 / (now - began) for i in counters if i in first and i in last]
+                ratios = [
+                    (last[i] - first[i]) / 1e9 / (now - began)
+                    for i in counters
+                    if i in first and i in last
+                ]
                 if ratios:
                     limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
                     self._is_present[condition] = max(ratios) >= limit
@@ -88,9 +107,13 @@ class Throttling:
 class _Gpu:
     """State of one GPU between two checks. Times are monotonic."""
 
-    details: dict[str, str | None] | None = None  # result of `_check_gpu`; None if the GPU is not selected
+    details: dict[str, str | None] | None = (
+        None  # result of `_check_gpu`; None if the GPU is not selected
+    )
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
-    xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # first and last time of XIDs that need action
+    xids: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # first and last time of XIDs that need action
     throttling: Throttling = field(default_factory=Throttling)
     counters: dict[int, float] = field(default_factory=dict)
     links: int = 0  # highest number of active NVLinks since the start
@@ -102,12 +125,16 @@ class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
-        """`xid_window`, `clock_window`: length in seconds of the windows in which XIDs and clock events are counted."""
+        """`xid_window`, `clock_window`: length in seconds of the windows in which XIDs and clock
+        events are counted.
+        """
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
         self._xids = EventLog(xid_window)
-        self._xid_seen: dict[tuple[str, int], float] = {}  # Unix time of the last XID, by device key and XID
+        self._xid_seen: dict[
+            tuple[str, int], float
+        ] = {}  # Unix time of the last XID, by device key and XID
         self._last_xids: dict[str, int] = {}
         self._clock_events = EventLog(clock_window)
         self._clock_masks: dict[str, int] = {}
@@ -130,7 +157,9 @@ class HealthWatch:
             gpu = self._gpus[d.uuid]
             gpu.details = None
             if d.uuid in shown:
-                gpu.details = _check_gpu(gpu, d, result, all_values.get(d.uuid), links.get(d.model, 0), now)
+                gpu.details = _check_gpu(
+                    gpu, d, result, all_values.get(d.uuid), links.get(d.model, 0), now
+                )
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
@@ -157,13 +186,19 @@ class HealthWatch:
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
 
-    def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name of the field.
+    def report(
+        self, assignments: Sequence[Assignment], absent: Collection[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name of
+        the field.
 
-        `absent`: UUIDs of GPUs that disappeared. These GPUs, and lost GPUs, keep their last holders.
+        `absent`: UUIDs of GPUs that disappeared. These GPUs, and lost GPUs, keep their last
+        holders.
         """
         now = self._clock()
-        held = group_by_key((split_key(assignment.device)[0], assignment.holder) for assignment in assignments)
+        held = group_by_key(
+            (split_key(assignment.device)[0], assignment.holder) for assignment in assignments
+        )
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
@@ -175,29 +210,46 @@ class HealthWatch:
             devices[key]["last_xid"] = self._last_xids[key]
         recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
-            devices[key].setdefault("clock_events", {})[event] = recent[key, event], totals[key, event]
+            devices[key].setdefault("clock_events", {})[event] = (
+                recent[key, event],
+                totals[key, event],
+            )
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
                 devices[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
         return devices
 
-    def _report_gpu(self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float) -> dict[str, Any]:
+    def _report_gpu(
+        self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float
+    ) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
         details, since = dict(checked), dict(gpu.since)
         if gpu.xids:
-            details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
+            details[XID], since[XID] = (
+                xid_detail(gpu.xids),
+                min(first for first, _ in gpu.xids.values()),
+            )
         ordered = [(name, details[name]) for name in conditions() if name in details]
         return {
-            "conditions": tuple(Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None),
+            "conditions": tuple(
+                Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None
+            ),
             "healthy": tuple(name for name, detail in ordered if detail is None),
             "last_holders": () if is_held or details.get(LOST) is None else gpu.holders,
         }
 
 
 def _check_gpu(
-    gpu: _Gpu, device: Device, result: TelemetryResult, values: Mapping[int, Value] | None, usual_links: int, now: float
+    gpu: _Gpu,
+    device: Device,
+    result: TelemetryResult,
+    values: Mapping[int, Value] | None,
+    usual_links: int,
+    now: float,
 ) -> dict[str, str | None]:
-    """Returns the detail of each condition, or None if the condition is absent. Omits unknown conditions."""
+    """Returns the detail of each condition, or None if the condition is absent. Omits unknown
+    conditions.
+    """
     absence = _find_absence(device, result)
     details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
     if absence is not None:
@@ -208,7 +260,9 @@ def _check_gpu(
         if reading.reports_errors:
             details[XID] = None
         present = conditions_from_fields(values) | gpu.throttling.update(values, now)
-        details |= {condition: "" if is_present else None for condition, is_present in present.items()}
+        details |= {
+            condition: "" if is_present else None for condition, is_present in present.items()
+        }
         up = reading.links_up
         if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
@@ -216,30 +270,43 @@ def _check_gpu(
                 wired = max(gpu.links, usual_links)
                 details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
     absent = {condition for condition, detail in details.items() if detail is None}
-    gpu.since = {c: moment for c, moment in (dict.fromkeys(details, now) | gpu.since).items() if c not in absent}
+    gpu.since = {
+        c: moment
+        for c, moment in (dict.fromkeys(details, now) | gpu.since).items()
+        if c not in absent
+    }
     return details
 
 
-def _check_reset(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None) -> None:
+def _check_reset(
+    gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None
+) -> None:
     """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
-        gpu.was_unavailable |= absence is not None and (absence[0] == LOST or absence[1] in _DRIVER_REASONS)
+        gpu.was_unavailable |= absence is not None and (
+            absence[0] == LOST or absence[1] in _DRIVER_REASONS
+        )
         return
     counters = {i: v for i in _MONOTONIC_FIELDS if isinstance(v := values.get(i), int | float)}
-    if gpu.was_unavailable or any(value < gpu.counters.get(i, value) for i, value in counters.items()):
+    if gpu.was_unavailable or any(
+        value < gpu.counters.get(i, value) for i, value in counters.items()
+    ):
         gpu.xids.clear()
         gpu.throttling = Throttling()
     gpu.counters, gpu.was_unavailable = counters, False
 
 
 def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | None:
-    """Returns the condition and detail of a GPU that could not be read. None if it was read or is not selected."""
+    """Returns the condition and detail of a GPU that could not be read. None if it was read or is
+    not selected.
+    """
     inventory = result.sources[0] if result.sources else None
     if inventory is not None and not inventory.up:
         return (LOST, "") if device.uuid in result.absent else (DRIVER_AWAY, inventory.error)
     if device.uuid in result.absent:
         hung = device.index is not None and any(
-            s.name == f"gpu{device.index}" and s.error == "hung" and not s.device for s in result.sources
+            s.name == f"gpu{device.index}" and s.error == "hung" and not s.device
+            for s in result.sources
         )
         return (UNREADABLE, "hung") if hung else (LOST, "")
     source = next((s for s in result.sources if s.device == device.uuid), None)
@@ -248,13 +315,17 @@ def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | 
     if source.error not in (*_DRIVER_REASONS, "gpu_lost"):
         return UNREADABLE, "hung" if source.error == "deadline" else source.error
     others_answer = any(s.up for s in result.sources if s.device)
-    return (LOST, "") if others_answer or source.error == "gpu_lost" else (DRIVER_AWAY, source.error)
+    return (
+        (LOST, "") if others_answer or source.error == "gpu_lost" else (DRIVER_AWAY, source.error)
+    )
 
 
 def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:
-    """Returns the median number of active links of each GPU model. Omits models with fewer than three GPUs.
+    """Returns the median number of active links of each GPU model. Omits models with fewer than
+    three GPUs.
 
-    A GPU with fewer links has a problem, because GPUs of the same model normally have the same number of links.
+    A GPU with fewer links has a problem, because GPUs of the same model normally have the same
+    number of links.
     """
     links = ((gpu.model, readings[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in readings)
     counts = group_by_key((model, up) for model, up in links if up is not None)

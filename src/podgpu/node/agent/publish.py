@@ -52,7 +52,9 @@ from podgpu.node.holders.reader import describe, explain
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
-"""Metrics text or JSON. The stale variants omit all values. They are served if the values are too old."""
+"""Metrics text or JSON. The stale variants omit all values. They are served if the values are too
+old.
+"""
 COUNTERS = "counters"  # name of the source that reads the counter file
 _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
@@ -62,7 +64,7 @@ _FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
 _SAME_FAULT = {"hung": "deadline"}  # a call that hangs is first reported as `deadline`
 
 
-# -- the document --------------------------------------------------------------------------------------------------
+# The document
 
 
 def build_node_state(
@@ -76,8 +78,8 @@ def build_node_state(
 ) -> NodeState:
     """Builds the document from the latest readings.
 
-    `health`: result of `HealthWatch.report`. `unsupported`: result of `list_unsupported`. `members`: other fields of
-    `NodeState`.
+    `health`: result of `HealthWatch.report`. `unsupported`: result of `list_unsupported`.
+    `members`: other fields of `NodeState`.
     """
     names = fields()
     return NodeState(
@@ -90,9 +92,13 @@ def build_node_state(
         gpus_expected=telemetry.gpus_expected,
         gpus_visible=telemetry.gpus_visible,
         gpus_lost=telemetry.gpus_lost,
-        devices=tuple(_build_gpus(telemetry, _join_holders(allocation, usage), usage, health, unsupported)),
+        devices=tuple(
+            _build_gpus(telemetry, _join_holders(allocation, usage), usage, health, unsupported)
+        ),
         namespaces=usage.namespaces,
-        entities=tuple(entity for reading in telemetry.readings.values() for entity in reading.entities),
+        entities=tuple(
+            entity for reading in telemetry.readings.values() for entity in reading.entities
+        ),
         vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
@@ -108,13 +114,20 @@ def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[
         processes = usage.processes.get(key, ()) if holder.user else ()
         own = [p for p in processes if p.owner is not None and p.owner.key == holder.key]
         running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
-        holders[key].append(allocation.with_api_uid(msgspec.structs.replace(holder, running=running)))
+        holders[key].append(
+            allocation.with_api_uid(msgspec.structs.replace(holder, running=running))
+        )
 
     for a in allocation.assignments:
         user = usages.get(a.device, {}).pop(a.holder.key, Holder(user=a.holder.user))
         members = msgspec.structs.asdict(a.holder) | {"user": user.user, "usage": user.usage}
         labels = dict(a.attributes)
-        add(a.device, Holder(**members, source=a.source, share_ratio=a.share, replica=a.replica, labels=labels))
+        add(
+            a.device,
+            Holder(
+                **members, source=a.source, share_ratio=a.share, replica=a.replica, labels=labels
+            ),
+        )
     for key, users in usages.items():
         for user in users.values():
             add(key, user)
@@ -154,21 +167,34 @@ def _build_gpus(
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     known = {device.uuid for device in telemetry.devices}  # omits GPUs that `podgpu forget` removed
     devices = _find_devices(
-        telemetry, (*holders, *(k for k, own in health.items() if "xids" in own and split_key(k)[0] in known))
+        telemetry,
+        (*holders, *(k for k, own in health.items() if "xids" in own and split_key(k)[0] in known)),
     )
     for key, device in devices.items():
         if device.gi_id is not None:
             instances[device.uuid].append(
-                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_device(key))
+                MigInstance(
+                    id=device.gi_id,
+                    profile=device.profile,
+                    uuids=device.mig_uuids,
+                    **build_device(key),
+                )
             )
     for uuid, device in devices.items():
         if device.gi_id is not None:
             continue
-        values, members, reading = values_of.get(uuid, {}), build_device(uuid), telemetry.readings.get(uuid)
+        values, members, reading = (
+            values_of.get(uuid, {}),
+            build_device(uuid),
+            telemetry.readings.get(uuid),
+        )
         details = reading.details if reading is not None and uuid in values_of else ()
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         limit = reading.slow_values.get(_POWER_LIMIT) if reading is not None else None
-        users = (*members["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
+        users = (
+            *members["holders"],
+            *(holder for instance in instances[uuid] for holder in instance.holders),
+        )
         yield DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
@@ -176,19 +202,30 @@ def _build_gpus(
             instances=tuple(instances[uuid]),
             details=tuple((names[number].name, labels, value) for number, labels, value in details),
             **gpu_figures(figures_of.get(uuid, {})),  # type: ignore[arg-type]
-            **members | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
+            **members
+            | {"conditions": (*members.get("conditions", ()), *_find_unallocated_use(users))},
         )
 
 
-def list_unsupported(telemetry: TelemetryResult, configured: Collection[int]) -> list[tuple[str, str]]:
-    """Returns the name and device key of each configured field that a selected device does not support."""
+def list_unsupported(
+    telemetry: TelemetryResult, configured: Collection[int]
+) -> list[tuple[str, str]]:
+    """Returns the name and device key of each configured field that a selected device does not
+    support.
+    """
     shown, names = {device.key for device in telemetry.selected}, fields()
     entries = (entry for reading in telemetry.readings.values() for entry in reading.unsupported)
-    return [(names[number].name, key) for key, number in entries if number in configured and key in shown]
+    return [
+        (names[number].name, key)
+        for key, number in entries
+        if number in configured and key in shown
+    ]
 
 
 def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
-    """Returns the devices of the document, by key. `used`: keys of devices to include even if they are not selected."""
+    """Returns the devices of the document, by key. `used`: keys of devices to include even if they
+    are not selected.
+    """
     known = {device.key: device for device in telemetry.devices}
     devices: dict[str, Device] = {}
     for key in (*(device.key for device in telemetry.selected), *used):
@@ -211,9 +248,13 @@ def _read_figures(values: Mapping[int, Value]) -> dict[str, float]:
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
-def add_memory(devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]) -> tuple[Device, ...]:
+def add_memory(
+    devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]
+) -> tuple[Device, ...]:
     """Sets the total memory of each device. Allocation sources need it to compute shares."""
-    totals = {key: device_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()}
+    totals = {
+        key: device_figures(_read_figures(own))["memory_total_bytes"] for key, own in values.items()
+    }
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 
@@ -221,12 +262,21 @@ def remove_figures(state: NodeState) -> NodeState:
     """Removes all values from the document. Keeps identities, conditions and sources."""
     devices = []
     for gpu in state.devices:
-        own = [MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances]
-        devices.append(DeviceState(instances=tuple(own), **{member: getattr(gpu, member) for member in _NO_FIGURES}))
-    return msgspec.structs.replace(state, stale=True, devices=tuple(devices), namespaces=(), entities=())
+        own = [
+            MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden)
+            for i in gpu.instances
+        ]
+        devices.append(
+            DeviceState(
+                instances=tuple(own), **{member: getattr(gpu, member) for member in _NO_FIGURES}
+            )
+        )
+    return msgspec.structs.replace(
+        state, stale=True, devices=tuple(devices), namespaces=(), entities=()
+    )
 
 
-# -- published data ------------------------------------------------------------------------------------------------
+# Published data
 
 
 @dataclass(eq=False)
@@ -262,7 +312,14 @@ class Published:
         match text:
             case "fresh":
                 gpu_manager = render_gpu_manager(state, policy) if policy.gpu_manager else ()
-                return encode((*render_dcgm(state, policy), *render_own(state, policy), *process, *gpu_manager))
+                return encode(
+                    (
+                        *render_dcgm(state, policy),
+                        *render_own(state, policy),
+                        *process,
+                        *gpu_manager,
+                    )
+                )
             case "stale":
                 return encode((*render_self(state), *process))
             case "gpu_manager":
@@ -274,34 +331,52 @@ class Published:
 
 
 def process_families() -> tuple[Family, ...]:
-    """Returns the metrics of the exporter's own process, with the names of Prometheus' client libraries."""
-    size, resident = (int(pages) for pages in Path("/proc/self/statm").read_text(encoding="ascii").split()[:2])
-    most_files, most_memory = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    """Returns the metrics of the exporter's own process, with the names of Prometheus' client
+    libraries.
+    """
+    size, resident = (
+        int(pages) for pages in Path("/proc/self/statm").read_text(encoding="ascii").split()[:2]
+    )
+    most_files, most_memory = (
+        resource.getrlimit(of)[0] for of in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
+    )
     values = {
         "process_cpu_seconds_total": time.process_time(),
         "process_max_fds": most_files,
-        "process_open_fds": len(os.listdir("/proc/self/fd")) - 1,  # minus the descriptor that lists the directory
+        "process_open_fds": len(os.listdir("/proc/self/fd"))
+        - 1,  # minus the descriptor that lists the directory
         "process_resident_memory_bytes": resident * resource.getpagesize(),
         "process_start_time_seconds": _STARTED_AT,
         "process_virtual_memory_bytes": size * resource.getpagesize(),
-        "process_virtual_memory_max_bytes": 2**64 - 1 if most_memory == resource.RLIM_INFINITY else most_memory,
+        "process_virtual_memory_max_bytes": 2**64 - 1
+        if most_memory == resource.RLIM_INFINITY
+        else most_memory,
     }
-    return tuple(spec.of([Sample(NO_LABELS, values[name])]) for name, spec in families_in("process").items())
+    return tuple(
+        spec.of([Sample(NO_LABELS, values[name])]) for name, spec in families_in("process").items()
+    )
 
 
-# -- log -----------------------------------------------------------------------------------------------------------
+# Log
 
 
 class ChangeLog:
-    """Logs changes of sources, unsupported fields and unmapped assignments. Logs each change once."""
+    """Logs changes of sources, unsupported fields and unmapped assignments. Logs each change
+    once.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)  # by source and GPU UUID
+        self._faults: FaultLog[tuple[str, str]] = FaultLog(
+            clock, _FAULT_SECONDS
+        )  # by source and GPU UUID
         self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
 
     def report(
-        self, sources: Iterable[SourceStatus], unsupported: Iterable[tuple[str, str]], unmapped: Iterable[Unmapped]
+        self,
+        sources: Iterable[SourceStatus],
+        unsupported: Iterable[tuple[str, str]],
+        unmapped: Iterable[Unmapped],
     ) -> None:
         """`unsupported`: result of `list_unsupported`."""
         self._report_sources(sources)
@@ -314,7 +389,8 @@ class ChangeLog:
             name = f"{source.name} ({source.device})" if source.device else source.name
             if source.up and self._faults.recover(key):
                 _log.info("%s: answers again", name)
-            # Compares mistakes in the counter file by message, so that a different mistake is logged, too.
+            # Compares mistakes in the counter file by message, so that a different mistake is
+            # logged, too.
             is_mistake = source.name == COUNTERS and source.error == "malformed"
             fault = source.message if is_mistake else _SAME_FAULT.get(source.error, source.error)
             if not source.up and self._faults.fail(key, fault):
@@ -330,8 +406,18 @@ class ChangeLog:
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new, self._unmapped = unmapped - self._unmapped, unmapped
         by_reason = attrgetter("source", "reason")
-        for (source, reason), entries in groupby(sorted(new, key=lambda u: (*by_reason(u), describe(u))), by_reason):
+        for (source, reason), entries in groupby(
+            sorted(new, key=lambda u: (*by_reason(u), describe(u))), by_reason
+        ):
             first, *others = entries
             explanation, what = explain(first), few_of(map(describe, (first, *others)))
             level = logging.INFO if explanation.harmless else logging.WARNING
-            _log.log(level, "%s: %s: %s (%s); %s", source, what, explanation.reason, reason, explanation.advice)
+            _log.log(
+                level,
+                "%s: %s: %s (%s); %s",
+                source,
+                what,
+                explanation.reason,
+                reason,
+                explanation.advice,
+            )

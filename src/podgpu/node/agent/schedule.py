@@ -1,4 +1,6 @@
-"""Reads the configured counters, groups their fields by interval, and schedules the readings of each group."""
+"""Reads the configured counters, groups their fields by interval, and schedules the readings of
+each group.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from podgpu.files import ReadOnChange
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, NameSet, fields, names_of, rename_of
+from podgpu.metrics.fields import (
+    CLOCK_EVENTS_FIELD,
+    THROTTLE_REASONS,
+    NameSet,
+    fields,
+    names_of,
+    rename_of,
+)
 from podgpu.node.gpu.source import FieldGroup
 from podgpu.node.holders.api import CONFIGMAP_KEY
 
@@ -22,15 +31,23 @@ _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
-_THROTTLE_INTERVAL = 5.0  # minimum interval of the throttling counters, because a reading costs 1.5 ms of CPU (H200)
+_THROTTLE_INTERVAL = (
+    5.0  # minimum interval of the throttling counters, because a reading costs 1.5 ms of CPU (H200)
+)
 _TOGETHER_SECONDS = 0.02  # groups that are due within this time are read together
-WARM_UP_SECONDS = 1.0  # maximum time between the first two readings, because rates need two readings
+WARM_UP_SECONDS = (
+    1.0  # maximum time between the first two readings, because rates need two readings
+)
 CounterSpecs = tuple[CounterSpec, ...]
-ReadCounters = Callable[[], CounterSpecs]  # returns the current counters; raises SourceError if they are invalid
+ReadCounters = Callable[
+    [], CounterSpecs
+]  # returns the current counters; raises SourceError if they are invalid
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters that `-f` selects. If they are in a file, also returns a function that re-reads them."""
+    """Returns the counters that `-f` selects. If they are in a file, also returns a function that
+    re-reads them.
+    """
     if chosen == "none":
         return (), None
     if not chosen:
@@ -40,24 +57,39 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
     if shipped is not None:
         return shipped, None
     directory, name = os.path.split(chosen)
-    if directory == _COUNTERS_DIRECTORY and not os.path.exists(chosen) and (ours := shipped_counters(name, names)):
+    if (
+        directory == _COUNTERS_DIRECTORY
+        and not os.path.exists(chosen)
+        and (ours := shipped_counters(name, names))
+    ):
         _log.info("%s does not exist; using podgpu's copy of it", chosen)
         return ours, None
     read = counters_in_file(chosen, names)
     try:
         return read(), read
     except SourceError as e:
-        choices = f"; give a CSV file or one of {', '.join(SHIPPED)}, none" if e.reason == "file_missing" else ""
+        choices = (
+            f"; give a CSV file or one of {', '.join(SHIPPED)}, none"
+            if e.reason == "file_missing"
+            else ""
+        )
         raise UsageError(f"-f {e}{choices}") from e
 
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
-    """Returns a function that reads the counters from a CSV file. It parses the file only if the file has changed."""
-    file = ReadOnChange(lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names), _MAX_BYTES)
+    """Returns a function that reads the counters from a CSV file. It parses the file only if the
+    file has changed.
+    """
+    file = ReadOnChange(
+        lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names),
+        _MAX_BYTES,
+    )
     return lambda: file.read(path)
 
 
-def counters_in_configmap(name: str, read_text: Callable[[], str | None], names: NameSet = "4.8") -> ReadCounters:
+def counters_in_configmap(
+    name: str, read_text: Callable[[], str | None], names: NameSet = "4.8"
+) -> ReadCounters:
     """Returns a function that parses the counters in a ConfigMap.
 
     `read_text` returns the CSV text, or None if the ConfigMap or its key is missing.
@@ -66,7 +98,10 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
     def read() -> CounterSpecs:
         text = read_text()
         if text is None:
-            problem = f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r}, or no permission to read it"
+            problem = (
+                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r}, or no permission "
+                "to read it"
+            )
             raise SourceError("configmap_missing", problem)
         return _parse(text, f"ConfigMap {name}", names)
 
@@ -80,12 +115,14 @@ def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
         raise SourceError("malformed", str(e)) from e
 
 
-# -- field groups --------------------------------------------------------------------------------------------------
+# Field groups
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Fields with their own interval, from the section `collections` of dcgm-exporter's configuration file."""
+    """Fields with their own interval, from the section `collections` of dcgm-exporter's
+    configuration file.
+    """
 
     name: str
     every: float
@@ -98,16 +135,20 @@ def collection_of_fields(
 ) -> Mapping[int, Collection]:
     """Returns the collection of each field, by field id. Omits fields without a collection.
 
-    Patterns match the names in the counter file or, if none matches, the other names of the fields (DCGM 4.8 and 4.9).
-    Raises UsageError if a field is in two collections, or if a collection is empty and `skip_empty` is not set.
+    Patterns match the names in the counter file or, if none matches, the other names of the fields
+    (DCGM 4.8 and 4.9). Raises UsageError if a field is in two collections, or if a collection is
+    empty and `skip_empty` is not set.
     """
     collection_of: dict[int, Collection] = {}
     for collection in collections:
-        chosen = [counter for pattern in collection.include for counter in _match(counters, pattern)]
+        chosen = [
+            counter for pattern in collection.include for counter in _match(counters, pattern)
+        ]
         if not chosen and not skip_empty:
             raise UsageError(
                 f"{collection.place}: {collection.name}: no configured field matches"
-                f" {', '.join(collection.include[:5])}; add the field to the counters, or remove the collection"
+                f" {', '.join(collection.include[:5])}; add the field to the counters, or remove "
+                "the collection"
             )
         # With --dcgm-names both, a field has two counters. Both must have the same interval.
         renames = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
@@ -117,25 +158,34 @@ def collection_of_fields(
             other = collection_of.setdefault(counter.field.id, collection)
             if other is not collection:
                 raise UsageError(
-                    f"{collection.place}: {collection.name}: {counter.name} is also in the collection {other.name}; a"
+                    f"{collection.place}: {collection.name}: {counter.name} is also in the "
+                    f"collection {other.name}; a"
                     " field can be in one collection only"
                 )
     return collection_of
 
 
 def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
-    matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates character classes with ^
+    matches = re.compile(
+        translate(pattern.replace("[^", "[!"))
+    ).match  # Go negates character classes with ^
     as_written = [counter for counter in counters if matches(counter.name)]
-    return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.name)))]
+    return as_written or [
+        counter for counter in counters if any(map(matches, names_of(counter.field.name)))
+    ]
 
 
 def group_fields(
-    counters: Sequence[CounterSpec], interval: float, collections: Sequence[Collection] = (), skip_empty: bool = False
+    counters: Sequence[CounterSpec],
+    interval: float,
+    collections: Sequence[Collection] = (),
+    skip_empty: bool = False,
 ) -> tuple[FieldGroup, ...]:
-    """Returns one group per collection, and one group for all other fields, including those that podgpu needs.
+    """Returns one group per collection, and one group for all other fields, including those that
+    podgpu needs.
 
-    Throttling counters that only podgpu needs have their own group with a longer interval. Raises UsageError if a
-    collection is empty and `skip_empty` is not set.
+    Throttling counters that only podgpu needs have their own group with a longer interval. Raises
+    UsageError if a collection is empty and `skip_empty` is not set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
     configured = {counter.field.id: counter.field for counter in counters}
@@ -145,7 +195,9 @@ def group_fields(
     wanted = (configured | {i: fields()[i] for i in own}).values()
     slow = THROTTLE_REASONS.keys() - configured.keys() if interval < _THROTTLE_INTERVAL else set()
     groups = [
-        FieldGroup(tuple(f for f in wanted if f.id not in collection_of and f.id not in slow), interval),
+        FieldGroup(
+            tuple(f for f in wanted if f.id not in collection_of and f.id not in slow), interval
+        ),
         FieldGroup(tuple(f for f in wanted if f.id in slow), _THROTTLE_INTERVAL),
     ]
     for collection in collections:
@@ -168,9 +220,12 @@ class Schedule:
     def take_due(self, now: float) -> tuple[FieldGroup, ...]:
         """Returns the groups that are due, and schedules their next reading.
 
-        A group is due one interval after its last due time, or one interval from now if that time has passed.
+        A group is due one interval after its last due time, or one interval from now if that time
+        has passed.
         """
-        due = tuple(group for group in self.groups if self._next.get(group, now) <= now + _TOGETHER_SECONDS)
+        due = tuple(
+            group for group in self.groups if self._next.get(group, now) <= now + _TOGETHER_SECONDS
+        )
         for group in due:
             first = now + min(WARM_UP_SECONDS, group.interval)
             on_time = self._next[group] + group.interval if group in self._next else first

@@ -42,7 +42,9 @@ _KUBELET = "kubelet"  # the only source that lists all allocations of the node
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all other usage."""
+    """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all
+    other usage.
+    """
 
     holders: Mapping[str, Mapping[WorkloadKey, Holder]] = field(default_factory=dict)
     devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
@@ -80,7 +82,9 @@ class UsageCollector:
     _clock: Clock
     _charged_at: float | None = None
     _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-    _lacking: set[tuple[str, str, str]] = field(default_factory=set)  # UUID, name and reason of unsupported values
+    _lacking: set[tuple[str, str, str]] = field(
+        default_factory=set
+    )  # UUID, name and reason of unsupported values
 
     def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
         began = self._clock.monotonic()
@@ -147,8 +151,12 @@ class UsageCollector:
         for reason in filter(None, reasons):
             self._errors.add(SOURCE, reason)
 
-    def _make_status(self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Returns the status of this source: a failure if processes are not visible or a GPU cannot be read."""
+    def _make_status(
+        self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]
+    ) -> SourceStatus:
+        """Returns the status of this source: a failure if processes are not visible or a GPU cannot
+        be read.
+        """
         try:
             self._processes.require_permission()
         except SourceError as e:
@@ -167,15 +175,23 @@ class UsageCollector:
 
 
 def add_owners(
-    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: OwnersByPid
+    devices: Iterable[Device],
+    usages: Iterable[DeviceUsage],
+    assignments: Iterable[Assignment],
+    owners: OwnersByPid,
 ) -> dict[str, list[OwnedUsage]]:
-    """Adds holders and owners of processes to the usage of all devices. Returns the usages of each GPU, by UUID.
+    """Adds holders and owners of processes to the usage of all devices. Returns the usages of each
+    GPU, by UUID.
 
     `devices`: all devices. Those that did not answer are included, because they can have holders.
     """
     answers = {usage.device.key: usage for usage in usages}
-    known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
-    held = group_by_key((assignment.device, assignment) for assignment in assignments if assignment.holder.key)
+    known = {device.key: device for device in devices} | {
+        key: usage.device for key, usage in answers.items()
+    }
+    held = group_by_key(
+        (assignment.device, assignment) for assignment in assignments if assignment.holder.key
+    )
     owned: defaultdict[str, list[OwnedUsage]] = defaultdict(list)
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
@@ -186,11 +202,15 @@ def add_owners(
         own = owned[uuid]
         if key in held or not (is_whole_mig_gpu or is_unlisted):
             usage = None if is_whole_mig_gpu else answers.get(key)
-            own.append(add_owners_to_device(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
+            own.append(
+                add_owners_to_device(usage or DeviceUsage(device, 0), held.get(key, ()), owners)
+            )
     return owned
 
 
-def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid) -> OwnedUsage:
+def add_owners_to_device(
+    usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid
+) -> OwnedUsage:
     """Combines the usage, holders and processes of one device."""
     listed = {}
     for process in usage.processes or ():
@@ -224,8 +244,12 @@ def add_owners_to_device(usage: DeviceUsage, assignments: Sequence[Assignment], 
     return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns)
 
 
-def _merge_workloads(owners: Iterable[ProcessOwner], assignments: Iterable[Assignment]) -> dict[WorkloadKey, Workload]:
-    """Returns users and holders by key. A holder gets the UID and user of its processes if its source has none."""
+def _merge_workloads(
+    owners: Iterable[ProcessOwner], assignments: Iterable[Assignment]
+) -> dict[WorkloadKey, Workload]:
+    """Returns users and holders by key. A holder gets the UID and user of its processes if its
+    source has none.
+    """
     workloads: dict[WorkloadKey, Workload] = {}
     for owner in owners:
         if owner.workload:
@@ -237,8 +261,12 @@ def _merge_workloads(owners: Iterable[ProcessOwner], assignments: Iterable[Assig
     return workloads
 
 
-def _find_owner(owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]) -> Owner:
-    """Returns "host" for processes of a pod that was recreated. The new pod has the same name, but another UID."""
+def _find_owner(
+    owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]
+) -> Owner:
+    """Returns "host" for processes of a pod that was recreated. The new pod has the same name, but
+    another UID.
+    """
     user = owner.workload
     if user is None or not user.key or (user.user and held and user.key not in held):
         return "unknown" if owner.problem else "host"
@@ -247,12 +275,17 @@ def _find_owner(owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], 
 
 
 def _attribute_mps(
-    processes: list[OwnedProcess], clients: Collection[int], server_pids: Collection[int], busy_ns: int | None
+    processes: list[OwnedProcess],
+    clients: Collection[int],
+    server_pids: Collection[int],
+    busy_ns: int | None,
 ) -> tuple[list[OwnedProcess], int | None]:
-    """Attributes the busy time of MPS servers. The driver reports only the server's time, for all its clients.
+    """Attributes the busy time of MPS servers. The driver reports only the server's time, for all
+    its clients.
 
-    If all clients have the same owner, it gets this time. Otherwise, the time is returned as the second value, and the
-    busy time of each client is unknown. `busy_ns`: busy time of the device, used if the server is not visible.
+    If all clients have the same owner, it gets this time. Otherwise, the time is returned as the
+    second value, and the busy time of each client is unknown. `busy_ns`: busy time of the device,
+    used if the server is not visible.
     """
     servers = [process for process in processes if process.pid in server_pids]
     client_owners = {process.owner for process in processes if process.pid in clients}
@@ -260,7 +293,9 @@ def _attribute_mps(
     attributed = []
     for process in processes:
         if process.pid in server_pids:
-            only_busy = process.only_busy or sole_owner is not None  # the server is no process of the container
+            only_busy = (
+                process.only_busy or sole_owner is not None
+            )  # the server is no process of the container
             process = replace(process, owner=sole_owner or "host", only_busy=only_busy)
         if process.pid in clients and sole_owner is None:
             process = replace(process, busy_ns=None)
@@ -275,14 +310,19 @@ def _find_unallocated(
 ) -> set[tuple[str, WorkloadKey]]:
     """Returns device key and workload key of each pod that uses a device without an allocation.
 
-    Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with an unmapped
-    allocation, and devices that a scheduler has reserved for unknown pods.
+    Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with
+    an unmapped allocation, and devices that a scheduler has reserved for unknown pods.
     """
-    allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
+    allocated = {
+        (a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT
+    }
     is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
     if not is_known or not (allocated or allocation.offered):
         return set()
-    unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
+    unclear = {
+        (one.namespace, one.pod)
+        for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)
+    }
     reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
     return {
         (owned.device.key, owner.key)
@@ -300,7 +340,11 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
         pid, owner = process.pid, owners.get(process.pid, NOT_IN_POD)
         busy_ns = None if usage.process_busy_ns is None else usage.process_busy_ns.get(pid, 0)
         ratio = busy_ns / usage.window_ns if busy_ns is not None and usage.window_ns else None
-        processes.append(RunningProcess(pid, process.memory, ratio, owner.workload or owner.container, owner.command))
+        processes.append(
+            RunningProcess(
+                pid, process.memory, ratio, owner.workload or owner.container, owner.command
+            )
+        )
     return processes
 
 

@@ -1,1 +1,3 @@
-"""Reads GPU values from NVML, DCGM or the metrics of another exporter. Each source implements `source.Telemetry`."""
+"""Reads GPU values from NVML, DCGM or the metrics of another exporter. Each source implements
+`source.Telemetry`.
+"""

@@ -1,7 +1,7 @@
 """Reads GPU values from the metrics of dcgm-exporter (1.x or later), at a URL or in a file.
 
-`inventory` fetches the metrics text. Until the next call of `inventory`, all readings use this text. Pod labels in the
-text are ignored.
+`inventory` fetches the metrics text. Until the next call of `inventory`, all readings use this
+text. Pod labels in the text are ignored.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 
 class UrlExposition:
-    def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
         """Uses the path /metrics if the URL has no path."""
-        self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
+        self._client = HttpClient(
+            url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics"
+        )
         self.shown = self._client.shown
 
     def fetch(self) -> bytes:
@@ -69,7 +73,8 @@ class FileExposition:
         if not content.endswith(b"\n"):
             raise SourceError(
                 "being_written",
-                f"{self.path} is empty or ends in the middle of a line: the program that writes it should write to a "
+                f"{self.path} is empty or ends in the middle of a line: the program that writes "
+                "it should write to a "
                 "temporary file and then rename it",
             )
         return content
@@ -81,11 +86,15 @@ ExpositionSource = UrlExposition | FileExposition
 def open_exposition_source(
     place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
 ) -> ExpositionSource:
-    """Returns the source for a URL, HOST:PORT or a file. A file name that looks like HOST:PORT must start with `./`."""
+    """Returns the source for a URL, HOST:PORT or a file. A file name that looks like HOST:PORT must
+    start with `./`.
+    """
     scheme, separator, _ = place.partition("://")
     if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
         return UrlExposition(place, access, timeout)
-    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(
+        r"(?s):.*(?:@|%40|\uff20)", place
+    )
     if not place or separator or may_have_login:
         advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
         raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
@@ -109,10 +118,11 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 def find_devices(
     samples: Iterable[ParsedSample], shown: str, by_name: bool = False
 ) -> list[tuple[Device, Mapping[str, Value]]]:
-    """Returns the devices and their values by DCGM 4.8 field name. A GPU comes before its MIG instances.
+    """Returns the devices and their values by DCGM 4.8 field name. A GPU comes before its MIG
+    instances.
 
-    `by_name`: True if the kubelet's GPU ids are nvidia<N>, as in the label `device`. Raises SourceError if a value is
-    too large.
+    `by_name`: True if the kubelet's GPU ids are nvidia<N>, as in the label `device`. Raises
+    SourceError if a value is too large.
     """
     try:
         states = node_from_samples(samples)
@@ -128,7 +138,12 @@ def _list_devices(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping
     devices: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
     for instance in gpu.instances:
         uuids = (holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders)
-        mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=tuple(filter(None, uuids)))
+        mig = replace(
+            device,
+            gi_id=instance.id,
+            profile=instance.profile,
+            mig_uuids=tuple(filter(None, uuids)),
+        )
         devices.append((mig, instance.fields or {}))
     return devices
 
@@ -156,9 +171,13 @@ class ExporterTelemetry:
         self._devices: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
         """Device key -> device and its values. None if the last fetch failed."""
         self._blank: set[tuple[str, int]] = set()
-        """Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or impossible."""
+        """Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or
+        impossible.
+        """
         self._copies: Counter[tuple[str, int]] = Counter()
-        """Number of samples by device key and field id. It is above 1 if the exporter repeats values for each pod."""
+        """Number of samples by device key and field id. It is above 1 if the exporter repeats
+        values for each pod.
+        """
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
@@ -169,15 +188,24 @@ class ExporterTelemetry:
         samples = self._remove_blanks(sample for family in families for sample in family.samples)
         devices = find_devices(samples, self.shown, self._device_name_ids)
         if not devices:
-            raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
+            raise SourceError(
+                "no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter"
+            )
         self._companion.update()
-        self._devices = {device.key: (self._companion.complete(device), values) for device, values in devices}
-        for key, (_, values) in self._devices.items():  # a changed last XID is the only sign of a new error
+        self._devices = {
+            device.key: (self._companion.complete(device), values) for device, values in devices
+        }
+        for key, (
+            _,
+            values,
+        ) in self._devices.items():  # a changed last XID is the only sign of a new error
             xid = int(values.get(XID_NAME, 0))
             if xid and xid != self._last_xid.get(key):
                 self._events.add(ErrorEvent(key, xid, self._wall()))
             self._last_xid[key] = xid
-        return Inventory(tuple(device for device, _ in self._devices.values() if not device.is_instance))
+        return Inventory(
+            tuple(device for device, _ in self._devices.values() if not device.is_instance)
+        )
 
     def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
         kept: list[ParsedSample] = []
@@ -192,7 +220,9 @@ class ExporterTelemetry:
                 value_printed(field, sample.value)
             except Blank:
                 self._blank.add(key)
-                sample = sample._replace(value=math.nan)  # kept, because the sample shows that the device exists
+                sample = sample._replace(
+                    value=math.nan
+                )  # kept, because the sample shows that the device exists
             kept.append(sample)
         return kept
 
@@ -200,7 +230,9 @@ class ExporterTelemetry:
         if self._devices is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
         if gpu.uuid not in self._devices:
-            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
+            raise DeviceLost(
+                f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
+            )
         readings: dict[Device, Mapping[int, Value]] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
@@ -237,7 +269,9 @@ class ExporterTelemetry:
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Returns the value of `field`, or None. `values` are in DCGM 4.8 units and converted to the field's unit."""
+    """Returns the value of `field`, or None. `values` are in DCGM 4.8 units and converted to the
+    field's unit.
+    """
     known = meaning(field.name)
     value = values.get(known.field.name) if known is not None else None
     if known is None or value is None or isinstance(value, str):

@@ -1,4 +1,6 @@
-"""Finds which workloads hold which devices. Reads several allocation sources and merges their results."""
+"""Finds which workloads hold which devices. Reads several allocation sources and merges their
+results.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Protocol
 from podgpu.model import Allocation, Device, Workload
 
 Complete = Callable[[Workload], Workload]
-"""Adds the known fields of a workload's identity. Raises SourceError if the fields contradict each other."""
+"""Adds the known fields of a workload's identity. Raises SourceError if the fields contradict each
+other.
+"""
 
 
 class AllocationSource(Protocol):

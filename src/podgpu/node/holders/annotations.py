@@ -1,4 +1,5 @@
-"""Allocation source `annotations`: reads pod annotations of koordinator, HAMi, Volcano, gpu-manager, KAI and Run:ai.
+"""Allocation source `annotations`: reads pod annotations of koordinator, HAMi, Volcano,
+gpu-manager, KAI and Run:ai.
 
 These schedulers assign GPUs without the kubelet, or assign other GPUs than the kubelet lists.
 """
@@ -20,7 +21,16 @@ from msgspec import Meta, Struct, field
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
-from podgpu.model import MIB, Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
+from podgpu.model import (
+    MIB,
+    Allocation,
+    Assignment,
+    Device,
+    Unmapped,
+    VcudaRequest,
+    Workload,
+    parts_of,
+)
 from podgpu.node.holders import AllocationSource, Complete
 from podgpu.node.holders.device_ids import (
     VCUDA_CORE,
@@ -50,7 +60,14 @@ MEMORY = "gpu-memory"  # MiB
 CONTAINER = "gpu-fraction-container-name"
 
 _ANNOTATIONS = {
-    *(KOORDINATOR_DEVICES, HAMI_DEVICES, HAMI_MIG_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES, GPU_MANAGER_ASSIGNED),
+    *(
+        KOORDINATOR_DEVICES,
+        HAMI_DEVICES,
+        HAMI_MIG_DEVICES,
+        HAMI_1_DEVICES,
+        VOLCANO_DEVICES,
+        GPU_MANAGER_ASSIGNED,
+    ),
     *(RESERVED_GPU, FRACTION, MEMORY, CONTAINER),
 }
 GPU_RESOURCES = (
@@ -82,12 +99,21 @@ class AnnotationsAllocation(AllocationSource):
         self._pods = pods
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Uses the last known pods while the API server is unavailable. Raises SourceError if permission is missing."""
+        """Uses the last known pods while the API server is unavailable. Raises SourceError if
+        permission is missing.
+        """
         error = self._pods.error
         if not self._pods.synced or (error is not None and error.reason == "forbidden"):
-            problem = "pods have not been read from the API server yet; if this persists, check that it is reachable"
+            problem = (
+                "pods have not been read from the API server yet; if this persists, check that it "
+                "is reachable"
+            )
             # A new error each time, because re-raising the old one would extend its traceback.
-            raise SourceError(error.reason, str(error)) if error else SourceError("not_synced", problem)
+            raise (
+                SourceError(error.reason, str(error))
+                if error
+                else SourceError("not_synced", problem)
+            )
         # Skips pods without a node, because schedulers annotate a pod before they bind it.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
         held: list[HeldId] = []
@@ -99,7 +125,9 @@ class AnnotationsAllocation(AllocationSource):
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
                 malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
         mapped = map_held(SOURCE, held, devices, parse=_parse_one_device)
-        requests = sorted((request for pod in pods for request in _read_vcuda_requests(pod)), key=parts_of)
+        requests = sorted(
+            (request for pod in pods for request in _read_vcuda_requests(pod)), key=parts_of
+        )
         return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=tuple(requests))
 
 
@@ -114,7 +142,8 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
     return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
 
 
-# Formats: one function per scheduler. Each returns the device ids that the containers of a pod hold.
+# Formats: one function per scheduler. Each returns the device ids that the containers of a pod
+# hold.
 
 
 class BadAnnotation(SourceError):
@@ -124,7 +153,8 @@ class BadAnnotation(SourceError):
         super().__init__(
             "bad_annotation",
             one_line(
-                f"cannot parse the annotation {key} of pod {pod.namespace}/{pod.name} ({error[:253]}): its GPUs have"
+                f"cannot parse the annotation {key} of pod {pod.namespace}/{pod.name} "
+                f"({error[:253]}): its GPUs have"
                 " no holder until the annotation is corrected"
             ),
         )
@@ -132,7 +162,9 @@ class BadAnnotation(SourceError):
 
 
 def read_grants(pod: PodRecord) -> list[HeldId]:
-    """Returns the device ids that the pod's containers hold, in the first matching format. May raise BadAnnotation."""
+    """Returns the device ids that the pod's containers hold, in the first matching format. May
+    raise BadAnnotation.
+    """
     for key, read in FORMATS.items():
         try:
             grants = read(pod)
@@ -143,7 +175,9 @@ def read_grants(pod: PodRecord) -> list[HeldId]:
     return []
 
 
-def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: str, share: float | None) -> HeldId:
+def _hold(
+    pod: PodRecord, container: ContainerRecord, device: str | int, key: str, share: float | None
+) -> HeldId:
     """Creates a `HeldId`. `device`: a device id, or the number N of /dev/nvidiaN."""
     text = f"nvidia{device}" if isinstance(device, int) else device
     return HeldId(_workload(pod, container), key, text, share)
@@ -156,7 +190,9 @@ def _parse_one_device(text: str) -> DeviceId | None:
 
 
 def _share(percent: Fraction | int) -> float | None:
-    """Converts a percentage to a fraction. Returns None for 0, which means no limit, and for values above 100."""
+    """Converts a percentage to a fraction. Returns None for 0, which means no limit, and for values
+    above 100.
+    """
     return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
 
 
@@ -180,11 +216,14 @@ class _KoordinatorDevices(Struct):
 
 
 def koordinator_grants(pod: PodRecord) -> list[HeldId]:
-    """Splits the pod's devices among the containers that request GPUs. If there are none, the first container gets all
-    devices, as in koordinator's own proxy."""
+    """Splits the pod's devices among the containers that request GPUs. If there are none, the first
+    container gets all devices, as in koordinator's own proxy.
+    """
     text = pod.annotation(KOORDINATOR_DEVICES)
     gpus = find_decoder(_KoordinatorDevices).decode(text).gpu if text else None
-    requesting = [container for container in _requesting(pod.all_containers) if not container.finished]
+    requesting = [
+        container for container in _requesting(pod.all_containers) if not container.finished
+    ]
     holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
     parts = _split(holders)
     grants = []
@@ -201,7 +240,9 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Returns the share of each container. If all request the same GPU resource, shares are proportional to it."""
+    """Returns the share of each container. If all request the same GPU resource, shares are
+    proportional to it.
+    """
     for resource, _ in containers[0].requests:
         amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
@@ -211,7 +252,9 @@ def _split(containers: Sequence[ContainerRecord]) -> list[float]:
 
 _Slice = tuple[str, float | None]  # device and share
 _ContainerSlices = list[_Slice | None]
-"""Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist yet."""
+"""Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist
+yet.
+"""
 
 
 class _HamiMigDevice(Struct):
@@ -225,12 +268,16 @@ def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord,
     return tuple(
         container
         for container in containers
-        if any(name.startswith(GPU_RESOURCES) and container.amount(name) for name, _ in container.requests)
+        if any(
+            name.startswith(GPU_RESOURCES) and container.amount(name)
+            for name, _ in container.requests
+        )
     )
 
 
 def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
-    """Reads an annotation of HAMi or Volcano. It lists the devices of each container, in the order of the containers.
+    """Reads an annotation of HAMi or Volcano. It lists the devices of each container, in the order
+    of the containers.
 
     Volcano omits containers that request no GPU. HAMi since 2.9 lists the init containers first.
     """
@@ -245,7 +292,9 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
     places = text.strip().removesuffix(";").split(";")
     slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
-    for mig in find_decoder(list[_HamiMigDevice]).decode(mig_text) if mig_text not in ("", "null") else ():
+    for mig in (
+        find_decoder(list[_HamiMigDevice]).decode(mig_text) if mig_text not in ("", "null") else ()
+    ):
         _replace_by_mig(slots, mig)
     return [
         _hold(pod, container, entry[0], key, entry[1])
@@ -261,7 +310,8 @@ def _parse_slice(text: str) -> _Slice | None:
         raise ValueError(f"{text[:80]!a} must be an id, a type, a memory size and a percentage")
     _number(fields[2], "memory size")
     cores = _number(fields[3], "percentage")
-    # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other vendors.
+    # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other
+    # vendors.
     if not fields[0] or (fields[1] and "NVIDIA" not in fields[1].upper()):
         return None
     return fields[0], _share(cores)
@@ -272,9 +322,10 @@ def _choose_order(
 ) -> Sequence[ContainerRecord]:
     """Returns the containers in the order in which the annotation lists them.
 
-    The order depends on the version, and HAMi 2.10 omits some containers by mistake (HAMi#2899, HAMi#3079). An order is
-    right if exactly the containers that request a GPU get one. If no order is right, because the cluster uses other
-    resource names, returns an order as long as the annotation, or else the longest order.
+    The order depends on the version, and HAMi 2.10 omits some containers by mistake (HAMi#2899,
+    HAMi#3079). An order is right if exactly the containers that request a GPU get one. If no order
+    is right, because the cluster uses other resource names, returns an order as long as the
+    annotation, or else the longest order.
     """
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
@@ -285,24 +336,32 @@ def _choose_order(
     fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
     if needed > len(fallback):
         raise ValueError(
-            f"the annotation assigns devices to container number {needed}, but the pod has {len(fallback)} containers"
+            f"the annotation assigns devices to container number {needed}, but the pod has "
+            f"{len(fallback)} containers"
         )
     return fallback
 
 
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
-    """Replaces a GPU by the MIG instance that HAMi creates on it, or by None until the instance exists."""
+    """Replaces a GPU by the MIG instance that HAMi creates on it, or by None until the instance
+    exists.
+    """
     whole = None
     with suppress(IndexError):
         whole = slots[mig.container][mig.device]
     if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
-        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container {mig.container}")
+        raise ValueError(
+            f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container "
+            f"{mig.container}"
+        )
     # The share is 1, because HAMi creates each instance for one container.
     slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads one annotation per container. Ignores these annotations until the scheduler sets gpu-assigned to true."""
+    """Reads one annotation per container. Ignores these annotations until the scheduler sets
+    gpu-assigned to true.
+    """
     grants: list[HeldId] = []
     for key, text in pod.annotations if pod.annotation(GPU_MANAGER_ASSIGNED) == "true" else ():
         if not key.startswith(GPU_MANAGER_CARDS) or not text:
@@ -321,18 +380,24 @@ def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
 
 FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
     KOORDINATOR_DEVICES: koordinator_grants,
-    **{key: partial(_read_positional, key=key) for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)},
+    **{
+        key: partial(_read_positional, key=key)
+        for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)
+    },
     GPU_MANAGER_CARDS: gpu_manager_grants,
 }
 """Name of the annotation -> function that reads it."""
 
 
-# Reservation pods of KAI Scheduler and Run:ai. A pod that uses a fraction of a GPU does not request a device. Instead,
-# the scheduler creates a reservation pod that requests the whole GPU. The kubelet lists only the reservation pod. All
-# pods that share the GPU have the same group name in their labels.
+# Reservation pods of KAI Scheduler and Run:ai. A pod that uses a fraction of a GPU does not request
+# a device. Instead, the scheduler creates a reservation pod that requests the whole GPU. The
+# kubelet lists only the reservation pod. All pods that share the GPU have the same group name in
+# their labels.
 
 _GROUP = "runai-gpu-group"
-"""Label with the group name. A pod on several GPUs instead has one label `runai-gpu-group/<group>` per GPU."""
+"""Label with the group name. A pod on several GPUs instead has one label `runai-gpu-group/<group>`
+per GPU.
+"""
 _SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
 """Namespaces of pods that request whole GPUs only to make an autoscaler add nodes."""
 _MEMORY_MIB = re.compile(r"[1-9][0-9]{0,9}")
@@ -346,12 +411,14 @@ def replace_reservations(
 ) -> dict[str, Allocation]:
     """Replaces each reservation pod by the pods of its group, in the readings of all sources.
 
-    If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`). A holder that another
-    source reports for this GPU has an unknown fraction.
+    If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`). A
+    holder that another source reports for this GPU has an unknown fraction.
     """
     reserved: dict[PodRecord, set[str]] = defaultdict(set)
     records = {(pod.namespace, pod.name): pod for pod in pods}
-    replaced: dict[str, Allocation] = {SOURCE: Allocation()} if pods and SOURCE not in readings else {}
+    replaced: dict[str, Allocation] = (
+        {SOURCE: Allocation()} if pods and SOURCE not in readings else {}
+    )
     for source, reading in readings.items():
         kept: list[Assignment] = []
         unknown: list[Unmapped] = []
@@ -366,19 +433,29 @@ def replace_reservations(
                 unknown.append(Unmapped(source, "reserved", assignment.device, "", holder))
             elif holder.namespace not in _SCALING_NAMESPACES:
                 kept.append(assignment)
-        replaced[source] = replace(reading, assignments=tuple(kept), unmapped=(*reading.unmapped, *unknown))
+        replaced[source] = replace(
+            reading, assignments=tuple(kept), unmapped=(*reading.unmapped, *unknown)
+        )
     shared = {
-        entry.device_id for reading in replaced.values() for entry in reading.unmapped if entry.reason == "reserved"
+        entry.device_id
+        for reading in replaced.values()
+        for entry in reading.unmapped
+        if entry.reason == "reserved"
     }
     for source, reading in replaced.items() if shared else ():
-        own = (replace(one, is_shared=one.is_shared or one.device in shared) for one in reading.assignments)
+        own = (
+            replace(one, is_shared=one.is_shared or one.device in shared)
+            for one in reading.assignments
+        )
         replaced[source] = replace(reading, assignments=tuple(own))
     if pods:
         groups = _find_groups(pods, reserved, DeviceIndex(devices))
         members, unmapped = _find_members(pods, groups, {device.key: device for device in devices})
         reading = replaced[SOURCE]
         replaced[SOURCE] = replace(
-            reading, assignments=(*members, *reading.assignments), unmapped=(*reading.unmapped, *unmapped)
+            reading,
+            assignments=(*members, *reading.assignments),
+            unmapped=(*reading.unmapped, *unmapped),
         )
     return replaced
 
@@ -389,13 +466,17 @@ def _is_reservation(pod: PodRecord) -> bool:
 
 
 def _read_groups(pod: PodRecord) -> set[str]:
-    return {group for label, group in pod.labels if label == _GROUP or label.startswith(f"{_GROUP}/")}
+    return {
+        group for label, group in pod.labels if label == _GROUP or label.startswith(f"{_GROUP}/")
+    }
 
 
 def _find_groups(
     pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
 ) -> dict[str, set[str]]:
-    """Returns the devices of each group: those that its reservation pod holds, or else those in its annotation."""
+    """Returns the devices of each group: those that its reservation pod holds, or else those in its
+    annotation.
+    """
     groups: dict[str, set[str]] = defaultdict(set)
     for pod in pods:
         if not _is_reservation(pod) or pod.is_finished:
@@ -439,7 +520,9 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
-    """Returns the fraction of the GPU that the pod holds. A request in MiB is divided by the GPU's memory."""
+    """Returns the fraction of the GPU that the pod holds. A request in MiB is divided by the GPU's
+    memory.
+    """
     with suppress(ValueError):
         fraction = float(pod.annotation(FRACTION))
         return fraction if 0 < fraction <= 1 else None
@@ -453,4 +536,7 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
 def find_reserved(allocation: Allocation) -> frozenset[str]:
     """Returns the keys of reserved devices whose holders are unknown."""
     held = {assignment.device for assignment in allocation.assignments}
-    return frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved") - held
+    return (
+        frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved")
+        - held
+    )

@@ -1,4 +1,6 @@
-"""Opens the exporter's watches on the API server: pods, DRA devices, and the ConfigMap with the counters."""
+"""Opens the exporter's watches on the API server: pods, DRA devices, and the ConfigMap with the
+counters.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
-SOON_SECONDS = 0.5  # maximum wait for the first answer at start; later answers are used as they arrive
+SOON_SECONDS = (
+    0.5  # maximum wait for the first answer at start; later answers are used as they arrive
+)
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
-    """Returns the watch that `open_feed` opens. Without an API server, logs a warning and returns None."""
+    """Returns the watch that `open_feed` opens. Without an API server, logs a warning and returns
+    None.
+    """
     try:
         return open_feed()
     except NoApi as e:
@@ -48,7 +54,9 @@ class ApiAccess:
     @property
     def is_available(self) -> bool:
         """True if NODE_NAME is set and credentials exist (a service account or --kubeconfig)."""
-        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(f"{SERVICE_ACCOUNT}/token")
+        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(
+            f"{SERVICE_ACCOUNT}/token"
+        )
         return bool(os.environ.get("NODE_NAME")) and (bool(self.kubeconfig) or in_cluster)
 
     @cached_property
@@ -62,7 +70,8 @@ class ApiAccess:
         node = os.environ.get("NODE_NAME")
         if not node:
             raise NoApi(
-                "NODE_NAME is not set, and podgpu reads only this node's objects from the API server: set it from"
+                "NODE_NAME is not set, and podgpu reads only this node's objects from the API "
+                "server: set it from"
                 " spec.nodeName with the downward API"
             )
         return node
@@ -75,7 +84,9 @@ class ApiAccess:
         """Returns a watch of this node's pods, which all callers share."""
         if self.watched_pods is None:
             selector = {"fieldSelector": f"spec.nodeName={self.node}"}
-            self.watched_pods = self.watch(PODS_PATH, selector, lambda body: parse_pod(body, is_read))
+            self.watched_pods = self.watch(
+                PODS_PATH, selector, lambda body: parse_pod(body, is_read)
+            )
         return self.watched_pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
@@ -83,21 +94,33 @@ class ApiAccess:
         return self.watched_pods.items() if self.watched_pods is not None else ()
 
     def configmap(self, name: str) -> Callable[[], str | None]:
-        """Watches a ConfigMap, given as NAMESPACE:NAME. Returns a function that returns its current text."""
+        """Watches a ConfigMap, given as NAMESPACE:NAME. Returns a function that returns its current
+        text.
+        """
         namespace, colon, map_name = name.partition(":")
         if not colon or not namespace or not map_name or "/" in name:
-            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
+            raise UsageError(
+                f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}"
+            )
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
-        watcher = self.watch(path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY))
+        watcher = self.watch(
+            path, selector, lambda body: (body.get("data") or {}).get(CONFIGMAP_KEY)
+        )
         if not watcher.wait_synced(self.sync_seconds):
-            _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
+            _log.warning(
+                "ConfigMap %s cannot be read yet (%s); starting with the counters of -f",
+                name,
+                watcher.error,
+            )
         return lambda: next(iter(watcher.items()), None)
 
     def watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
     ) -> Informer[Any]:
-        watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self.settings)
+        watcher: Informer[Any] = Informer(
+            self.config, path, params, keep, find_path=find_path, settings=self.settings
+        )
         self.feeds.append(watcher)
         return watcher
 
@@ -107,7 +130,9 @@ class ApiAccess:
 
 
 class ApiHealth(AllocationSource):
-    """Raises the errors of watches, so that they appear in logs and metrics. Reports no assignments."""
+    """Raises the errors of watches, so that they appear in logs and metrics. Reports no
+    assignments.
+    """
 
     name = "api-server"
 
@@ -118,19 +143,26 @@ class ApiHealth(AllocationSource):
         for feed in self._feeds:
             error = feed.error
             if error is not None:
-                raise SourceError(error.reason, str(error))  # re-raising the same error would extend its traceback
+                raise SourceError(
+                    error.reason, str(error)
+                )  # re-raising the same error would extend its traceback
         return Allocation()
 
 
 class LabelFilter:
-    """Selects pod labels whose key contains a match of a pattern. Without patterns, selects all labels."""
+    """Selects pod labels whose key contains a match of a pattern. Without patterns, selects all
+    labels.
+    """
 
     def __init__(self, patterns: str = "") -> None:
         try:
-            self._patterns = [re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p]
+            self._patterns = [
+                re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p
+            ]
         except re.error as e:
             raise UsageError(
-                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a valid regular expression "
+                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a valid regular "
+                "expression "
                 f"({ascii(str(e))[1:-1]})"
             ) from e
 
@@ -138,7 +170,9 @@ class LabelFilter:
         return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}
 
     def _select_labels(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
-        """Returns the selected labels. If several keys become the same label name, the first key is used."""
+        """Returns the selected labels. If several keys become the same label name, the first key is
+        used.
+        """
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
             if not self._patterns or any(pattern.search(key) for pattern in self._patterns):
@@ -150,4 +184,6 @@ def label_name(key: str) -> str:
     """Converts the key of a pod label to a valid Prometheus label name."""
     name = _INVALID.sub("_", key)
     name = f"_{name}" if name[:1].isdigit() else name
-    return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves names that begin with two underscores
+    return (
+        f"pod{name}" if name.startswith("__") else name
+    )  # Prometheus reserves names that begin with two underscores

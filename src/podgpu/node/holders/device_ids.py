@@ -1,4 +1,6 @@
-"""Parses the device ids of device plugins, maps them to devices, and computes each holder's share."""
+"""Parses the device ids of device plugins, maps them to devices, and computes each holder's
+share.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from functools import lru_cache
 from math import fsum
 from typing import NamedTuple
 
-from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, group_by_key, parts_of
+from podgpu.model import (
+    Allocation,
+    Assignment,
+    Device,
+    Unmapped,
+    VcudaRequest,
+    Workload,
+    group_by_key,
+    parts_of,
+)
 
 VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
@@ -23,10 +34,14 @@ class DeviceId(NamedTuple):
 
     gpu_uuid: str | None = None
     mig_uuid: str | None = None
-    minor: int | None = None  # N of /dev/nvidiaN; can differ from the driver's index, which is in PCI order
+    minor: int | None = (
+        None  # N of /dev/nvidiaN; can differ from the driver's index, which is in PCI order
+    )
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = False  # the id stands for all GPUs of the node: `all` on WSL, `tegra` on Tegra boards
+    everything: bool = (
+        False  # the id stands for all GPUs of the node: `all` on WSL, `tegra` on Tegra boards
+    )
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
@@ -35,7 +50,8 @@ class DeviceId(NamedTuple):
 
 
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-# Rejects leading zeros, because smarter-device-manager names its copies of /dev/nvidia0 "nvidia00", "nvidia01".
+# Rejects leading zeros, because smarter-device-manager names its copies of /dev/nvidia0 "nvidia00",
+# "nvidia01".
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 
 _NVIDIA_PLUGIN = re.compile(
@@ -44,14 +60,18 @@ _NVIDIA_PLUGIN = re.compile(
     rf"|MIG-(?P<parent>GPU-{_UUID})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})",
     re.IGNORECASE | re.ASCII,
 )
-_GKE_PLUGIN = re.compile(rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gi>{_NUMBER}))?(?:/vgpu(?P<vgpu>{_NUMBER}))?", re.ASCII)
+_GKE_PLUGIN = re.compile(
+    rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gi>{_NUMBER}))?(?:/vgpu(?P<vgpu>{_NUMBER}))?", re.ASCII
+)
 _VCUDA_ID = re.compile(r"tencent\.com/vcuda-(?P<kind>core|memory-268435456)-[0-9]+", re.ASCII)
 _MINOR = re.compile(_NUMBER, re.ASCII)
 
 
 @lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId | None:
-    """Parses a device id. Returns None for ids that do not identify a GPU, such as `tencent.com/vcuda-core-3`."""
+    """Parses a device id. Returns None for ids that do not identify a GPU, such as
+    `tencent.com/vcuda-core-3`.
+    """
     name, _, replica = text.partition("::")
     if name in ("all", "tegra"):
         return DeviceId(everything=True, replica=replica)
@@ -66,12 +86,16 @@ def parse_device_id(text: str) -> DeviceId | None:
         )
     match = _GKE_PLUGIN.fullmatch(text)
     if match is not None:
-        return DeviceId(minor=int(match["minor"]), gi_id=_number(match["gi"]), replica=match["vgpu"] or "")
+        return DeviceId(
+            minor=int(match["minor"]), gi_id=_number(match["gi"]), replica=match["vgpu"] or ""
+        )
     return None
 
 
 def parse_id_or_minor(text: str) -> DeviceId | None:
-    """Like `parse_device_id`, but also accepts a plain minor number, which koordinator's hook writes."""
+    """Like `parse_device_id`, but also accepts a plain minor number, which koordinator's hook
+    writes.
+    """
     return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)
 
 
@@ -82,9 +106,13 @@ def _number(digits: str | None) -> int | None:
 class DeviceIndex:
     def __init__(self, devices: Sequence[Device]) -> None:
         whole = (device for device in devices if not device.is_instance)
-        self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
+        self._whole = tuple(
+            sorted(whole, key=lambda device: -1 if device.index is None else device.index)
+        )
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
-        self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
+        self._by_mig_uuid = {
+            uuid.lower(): device for device in devices for uuid in device.mig_uuids
+        }
         # If two devices have the same minor number, uses the first. The second is a lost GPU.
         self._uuid_by_minor: dict[int | None, str] = {
             device.minor: device.uuid for device in reversed(devices) if device.minor is not None
@@ -113,8 +141,9 @@ class HeldId(NamedTuple):
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
-    """Returns True for a GPU resource, and for an id that identifies a GPU. The ids `all` and `tegra` are accepted only
-    in a GPU resource."""
+    """Returns True for a GPU resource, and for an id that identifies a GPU. The ids `all` and
+    `tegra` are accepted only in a GPU resource.
+    """
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
     device_id = parse_device_id(held.text)
@@ -130,13 +159,19 @@ def map_held(
 ) -> Allocation:
     """Maps ids to devices. Creates one assignment per holder and device.
 
-    `registered`: the replicas of each shared device, from which shares are computed. If None, the shares in `held` are
-    added up. `parse`: returns None for an id that the source does not use.
+    `registered`: the replicas of each shared device, from which shares are computed. If None, the
+    shares in `held` are added up. `parse`: returns None for an id that the source does not use.
     """
     parsed = [(entry, parse(entry.text)) for entry in held]
-    replicas = None if registered is None else _count_replicas((one for _, one in parsed if one), registered)
+    replicas = (
+        None
+        if registered is None
+        else _count_replicas((one for _, one in parsed if one), registered)
+    )
     index = DeviceIndex(devices)
-    held_by_device: dict[tuple[str, Workload], tuple[Device, list[tuple[DeviceId, float | None]]]] = {}
+    held_by_device: dict[
+        tuple[str, Workload], tuple[Device, list[tuple[DeviceId, float | None]]]
+    ] = {}
     unmapped: set[Unmapped] = set()
     for entry, device_id in parsed:
         named = () if device_id is None else index.find(device_id)
@@ -145,7 +180,9 @@ def map_held(
             unmapped.add(Unmapped(source, reason, entry.text, entry.resource, entry.holder))
             continue
         for device in named:
-            held_by_device.setdefault((device.key, entry.holder), (device, []))[1].append((device_id, entry.share))
+            held_by_device.setdefault((device.key, entry.holder), (device, []))[1].append(
+                (device_id, entry.share)
+            )
     assignments = []
     for key, (device, entries) in held_by_device.items():
         ids = {device_id for device_id, _ in entries}
@@ -159,9 +196,15 @@ def map_held(
     return sort_allocation(assignments, unmapped)
 
 
-def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]) -> float | None:
-    """Returns held replicas divided by all replicas, or 1 for a whole device. Returns None if the share is unknown."""
-    if len(device.mig_uuids) > 1 and any(held_id.mig_uuid or held_id.ci_id is not None for held_id in held):
+def _compute_share(
+    replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]
+) -> float | None:
+    """Returns held replicas divided by all replicas, or 1 for a whole device. Returns None if the
+    share is unknown.
+    """
+    if len(device.mig_uuids) > 1 and any(
+        held_id.mig_uuid or held_id.ci_id is not None for held_id in held
+    ):
         return None  # the device has several compute instances of unknown sizes
     counts: Counter[SharedDevice] = Counter()
     for device_id in held:
@@ -180,7 +223,11 @@ def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapp
         return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
 
     return Allocation(
-        tuple(sorted(assignments, key=lambda assignment: (assignment.device, parts_of(assignment.holder)))),
+        tuple(
+            sorted(
+                assignments, key=lambda assignment: (assignment.device, parts_of(assignment.holder))
+            )
+        ),
         tuple(sorted(unmapped, key=unmapped_key)),
     )
 
@@ -189,15 +236,22 @@ def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapp
 
 
 def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[str]]:
-    """Returns the replicas of each shared device. `registered`: ids that a device plugin registered."""
+    """Returns the replicas of each shared device. `registered`: ids that a device plugin
+    registered.
+    """
     ids = (parse_device_id(text) for text in registered)
-    replicas = group_by_key((one.shared, one.replica) for one in ids if one is not None and one.replica)
+    replicas = group_by_key(
+        (one.shared, one.replica) for one in ids if one is not None and one.replica
+    )
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
-def _count_replicas(held: Iterable[DeviceId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
-    """Counts the replicas of each shared device. Includes held replicas that are not registered, so that shares add up
-    to at most 1."""
+def _count_replicas(
+    held: Iterable[DeviceId], registered: Mapping[SharedDevice, Set[str]]
+) -> dict[SharedDevice, int]:
+    """Counts the replicas of each shared device. Includes held replicas that are not registered, so
+    that shares add up to at most 1.
+    """
     replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
     for device_id in held:
         if device_id.replica and device_id.shared in replicas:
@@ -205,15 +259,24 @@ def _count_replicas(held: Iterable[DeviceId], registered: Mapping[SharedDevice, 
     return {shared: len(numbers) for shared, numbers in replicas.items()}
 
 
-# gpu-manager: an id stands for a hundredth of a card or for 256 MiB of memory. It does not identify the card.
+# gpu-manager: an id stands for a hundredth of a card or for 256 MiB of memory. It does not identify
+# the card.
 
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
-    """Counts the vcuda ids of each container. An id that is listed for several NUMA nodes is counted once."""
-    ids = group_by_key((entry.holder, entry.text) for entry in held if entry.resource in (VCUDA_CORE, VCUDA_MEMORY))
+    """Counts the vcuda ids of each container. An id that is listed for several NUMA nodes is
+    counted once.
+    """
+    ids = group_by_key(
+        (entry.holder, entry.text) for entry in held if entry.resource in (VCUDA_CORE, VCUDA_MEMORY)
+    )
     requests = []
     for holder, texts in ids.items():
-        kinds = Counter(match["kind"] for text in set(texts) if (match := _VCUDA_ID.fullmatch(text)))
+        kinds = Counter(
+            match["kind"] for text in set(texts) if (match := _VCUDA_ID.fullmatch(text))
+        )
         if kinds:
-            requests.append(VcudaRequest.for_holder(holder, kinds["core"], kinds["memory-268435456"]))
+            requests.append(
+                VcudaRequest.for_holder(holder, kinds["core"], kinds["memory-268435456"])
+            )
     return tuple(sorted(requests, key=parts_of))

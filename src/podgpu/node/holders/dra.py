@@ -1,8 +1,9 @@
 """Finds the GPUs that containers hold through ResourceClaims (DRA).
 
-The kubelet reports the claims of each container. ResourceSlices contain the UUID of each device. The DRA driver's
-checkpoint and the API server contain the details of an allocation, such as `adminAccess` and the consumed capacity. The
-checkpoint also contains the UUIDs of MIG devices that were created for a claim.
+The kubelet reports the claims of each container. ResourceSlices contain the UUID of each device.
+The DRA driver's checkpoint and the API server contain the details of an allocation, such as
+`adminAccess` and the consumed capacity. The checkpoint also contains the UUIDs of MIG devices that
+were created for a claim.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from podgpu.node.holders.device_ids import DeviceIndex, parse_device_id, sort_al
 from podgpu.node.holders.kubelet import SOURCE
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
-DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"  # relative to the kubelet's root directory
+DRIVER_CHECKPOINT = (
+    f"plugins/{NVIDIA_DRIVER}/checkpoint.json"  # relative to the kubelet's root directory
+)
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
@@ -46,7 +49,9 @@ _log = logging.getLogger("podgpu")
 
 @dataclass(eq=False)
 class DraClaims:
-    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint`, `reader` and `pods` are optional."""
+    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint`, `reader` and
+    `pods` are optional.
+    """
 
     slices: Informer[PoolSlice] | None
     checkpoint: DriverCheckpoint | None = None
@@ -54,8 +59,9 @@ class DraClaims:
     pods: Callable[[], Sequence[PodRecord]] = tuple  # the node's pods in the API server
     _pools: frozenset[str] = frozenset()
     _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
-    """Known devices by name. Devices of removed pools, and held devices, are kept, because slices disappear while the
-    driver is stopped."""
+    """Known devices by name. Devices of removed pools, and held devices, are kept, because slices
+    disappear while the driver is stopped.
+    """
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
@@ -127,8 +133,14 @@ class DraClaims:
             newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
         current = [each for each in slices if each.generation == newest[each.pool]]
         self._pools = frozenset(newest)
-        kept = {name: device for name, device in self._offered.items() if name in held or name[0] not in self._pools}
-        self._offered = kept | {(each.pool, device.name): device for each in current for device in each.devices}
+        kept = {
+            name: device
+            for name, device in self._offered.items()
+            if name in held or name[0] not in self._pools
+        }
+        self._offered = kept | {
+            (each.pool, device.name): device for each in current for device in each.devices
+        }
 
     def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
         if claim.device in self._offered:
@@ -146,7 +158,9 @@ def _find_device(index: DeviceIndex, uuid: str) -> Device | None:
 
 
 def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], list[str]]:
-    """Returns the requests of a claim that a container uses, by container and claim. Empty text: the whole claim."""
+    """Returns the requests of a claim that a container uses, by container and claim. Empty text:
+    the whole claim.
+    """
     return group_by_key(
         ((Workload(pod.namespace, pod.name, container.name), claim), request.partition("/")[0])
         for pod in pods
@@ -156,27 +170,36 @@ def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], list
 
 
 def _select_results(
-    claim: ClaimedDevice, results: Iterable[ClaimResult], requests: Mapping[tuple[Workload, str], Collection[str]]
+    claim: ClaimedDevice,
+    results: Iterable[ClaimResult],
+    requests: Mapping[tuple[Workload, str], Collection[str]],
 ) -> list[ClaimResult] | None:
-    """Returns the results for the claimed device. Returns None if the container uses only other requests of the claim,
-    because the kubelet lists all devices of the claim."""
+    """Returns the results for the claimed device. Returns None if the container uses only other
+    requests of the claim, because the kubelet lists all devices of the claim.
+    """
     own = [result for result in results if (result.pool, result.device) == claim.device]
     names = requests.get((claim.holder, claim.name[1]), ("",))
     used = [result for result in own if "" in names or result.request.partition("/")[0] in names]
     return used if used or not own else None
 
 
-def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
-    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown or not limited.
+def _compute_share(
+    results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device
+) -> float | None:
+    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown
+    or not limited.
 
-    If no ResourceSlice contains the memory capacity, the memory that the GPU driver reports is used.
+    If no ResourceSlice contains the memory capacity, the memory that the GPU driver reports is
+    used.
     """
     capacity = {} if offered is None else dict(offered.capacity)
     consumed = [_strip_domains(result.consumed) for result in results if not result.admin]
     for name in ("shares", "memory"):
         try:
             whole = parse_quantity(capacity.get(name, "0"))
-            part = sum((parse_quantity(str(members.get(name, 0))) for members in consumed), Fraction(0))
+            part = sum(
+                (parse_quantity(str(members.get(name, 0))) for members in consumed), Fraction(0)
+            )
         except ValueError:
             continue
         if name == "memory" and not whole:
@@ -193,7 +216,9 @@ def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
         return first
     shares = [assignment.share for assignment in assignments if assignment.share is not None]
     share = min(1.0, sum(shares)) if len(shares) == len(assignments) else None
-    return replace(first, share=share, is_shared=any(assignment.is_shared for assignment in assignments))
+    return replace(
+        first, share=share, is_shared=any(assignment.is_shared for assignment in assignments)
+    )
 
 
 # ResourceSlices
@@ -229,7 +254,9 @@ async def _find_slices_path(client: ApiClient) -> str:
 
 
 async def _find_version(client: ApiClient) -> str:
-    """Returns the newest API version of DRA that podgpu and the server support. Raises SourceError if there is none."""
+    """Returns the newest API version of DRA that podgpu and the server support. Raises SourceError
+    if there is none.
+    """
     offered: set[str] = set()
     try:
         group = await client.get(_GROUP)
@@ -244,7 +271,8 @@ async def _find_version(client: ApiClient) -> str:
             return version
     raise SourceError(
         "not_found",
-        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or later, and must be enabled"
+        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or "
+        "later, and must be enabled"
         " explicitly before 1.34; podgpu retries",
     )
 
@@ -268,8 +296,12 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
 
 
 def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
-    """Removes the driver's domain from attribute and capacity names, because only some drivers write it."""
-    return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
+    """Removes the driver's domain from attribute and capacity names, because only some drivers
+    write it.
+    """
+    return {
+        name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()
+    }
 
 
 # Claims in the kubelet's answer
@@ -285,7 +317,9 @@ class ClaimedDevice(NamedTuple):
         return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
     def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
-        """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order. Omits empty labels."""
+        """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order. Omits empty
+        labels.
+        """
         labels = (
             ("dra_claim_name", self.name[1]),
             ("dra_claim_namespace", self.name[0]),
@@ -299,12 +333,18 @@ class ClaimedDevice(NamedTuple):
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
-    """Yields the claimed devices in the kubelet's decoded List answer. Yields each device once per container."""
+    """Yields the claimed devices in the kubelet's decoded List answer. Yields each device once per
+    container.
+    """
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             claimed = (
-                ClaimedDevice(holder, (claim.claim_namespace, claim.claim_name), (device.pool_name, device.device_name))
+                ClaimedDevice(
+                    holder,
+                    (claim.claim_namespace, claim.claim_name),
+                    (device.pool_name, device.device_name),
+                )
                 for claim in container.dynamic_resources
                 for device in claim.claim_resources
                 if device.driver_name == NVIDIA_DRIVER
@@ -316,15 +356,21 @@ def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
 
 
 class ClaimResult(Struct):
-    """One allocation of a device to a claim. A claim can have several results for the same device."""
+    """One allocation of a device to a claim. A claim can have several results for the same
+    device.
+    """
 
     request: str = ""  # `<request>/<subrequest>` if the claim lists alternatives
     driver: str = ""
     pool: str = ""
     device: str = ""
     admin: bool | None = json_field(name="adminAccess", default=None)
-    share_id: str | None = json_field(name="shareID", default=None)  # set if several claims can share the device
-    consumed: dict[str, str | int | float] | None = json_field(name="consumedCapacity", default=None)
+    share_id: str | None = json_field(
+        name="shareID", default=None
+    )  # set if several claims can share the device
+    consumed: dict[str, str | int | float] | None = json_field(
+        name="consumedCapacity", default=None
+    )
 
 
 def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
@@ -335,17 +381,24 @@ def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
 
 @dataclass(eq=False)
 class ClaimReader:
-    """Reads claims from the API server. Reads a claim again only if all its users are new, because the allocation of a
-    held claim is fixed."""
+    """Reads claims from the API server. Reads a claim again only if all its users are new, because
+    the allocation of a held claim is fixed.
+    """
 
     _config: ApiConfig
     _clock: Callable[[], float] = time.monotonic
-    _cached: dict[ClaimName, tuple[Set[ClaimedDevice], tuple[ClaimResult, ...]]] = field(default_factory=dict)
+    _cached: dict[ClaimName, tuple[Set[ClaimedDevice], tuple[ClaimResult, ...]]] = field(
+        default_factory=dict
+    )
     _retry_at: float = float("-inf")
     _logged: str = ""
 
-    def read(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
-        """Returns the results of all claims that could be read. Waits at most 2 s. `held`: the users of each claim."""
+    def read(
+        self, held: Mapping[ClaimName, Set[ClaimedDevice]]
+    ) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
+        """Returns the results of all claims that could be read. Waits at most 2 s. `held`: the
+        users of each claim.
+        """
         self._cached = {
             name: (held[name], results)
             for name, (users, results) in self._cached.items()
@@ -361,7 +414,8 @@ class ClaimReader:
                 if error.reason != self._logged:
                     self._logged = error.reason
                     _log.warning(
-                        "cannot read resourceclaims, so pods with adminAccess are reported as holders, and shares are"
+                        "cannot read resourceclaims, so pods with adminAccess are reported as "
+                        "holders, and shares are"
                         " unknown: %s; will retry",
                         error,
                     )
@@ -370,7 +424,9 @@ class ClaimReader:
     async def _fetch(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> None:
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
-                version = await _find_version(client)  # not cached, because an upgrade can remove versions
+                version = await _find_version(
+                    client
+                )  # not cached, because an upgrade can remove versions
                 for name, users in held.items():
                     self._cached[name] = users, await _get_results(client, version, name)
         except TimeoutError as error:
@@ -398,7 +454,9 @@ class PreparedClaims(NamedTuple):
 
 
 class DriverCheckpoint:
-    """Reads the checkpoint of the DRA driver. While the file is invalid, uses its last valid content."""
+    """Reads the checkpoint of the DRA driver. While the file is invalid, uses its last valid
+    content.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -411,14 +469,21 @@ class DriverCheckpoint:
             self._last, self._logged = self._file.read(self.path), ""
         except SourceError as error:
             if error.reason == "file_missing":
-                self._last = PreparedClaims()  # the file is not mounted, or the node uses another DRA driver
+                self._last = (
+                    PreparedClaims()
+                )  # the file is not mounted, or the node uses another DRA driver
             elif error.reason != self._logged:
                 self._logged = error.reason
-                _log.warning("cannot read the DRA driver's checkpoint: %s; using its last valid content", error)
+                _log.warning(
+                    "cannot read the DRA driver's checkpoint: %s; using its last valid content",
+                    error,
+                )
         return self._last
 
 
-def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
+def parse_driver_checkpoint(
+    content: bytes, path: str = "the driver's checkpoint"
+) -> PreparedClaims:
     """Parses version 2 of the file. Raises SourceError if it is malformed."""
     uuids: dict[DeviceName, str] = {}
     results: dict[ClaimName, tuple[ClaimResult, ...]] = {}
@@ -427,9 +492,15 @@ def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint
         for claim in ((document.get("v2") or {}).get("preparedClaims") or {}).values():
             if claim.get("checkpointState") not in ("PrepareCompleted", "", None):
                 continue
-            entries = (entry for group in claim.get("preparedDevices") or () for entry in group.get("devices") or ())
+            entries = (
+                entry
+                for group in claim.get("preparedDevices") or ()
+                for entry in group.get("devices") or ()
+            )
             for device in filter(None, (entry.get("gpu") or entry.get("mig") for entry in entries)):
-                uuids[device["device"]["PoolName"], device["device"]["DeviceName"]] = _find_uuid(device)
+                uuids[device["device"]["PoolName"], device["device"]["DeviceName"]] = _find_uuid(
+                    device
+                )
             if claim.get("status"):
                 results[claim.get("namespace"), claim.get("name")] = _read_results(claim["status"])
     except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:

@@ -14,7 +14,14 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
 from h2.exceptions import H2Error
 
 from podgpu.errors import SourceError
@@ -38,13 +45,18 @@ if TYPE_CHECKING:
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""Seconds until a List call times out. The allocation loop waits less and uses a late answer in its next reading."""
+"""Seconds until a List call times out. The allocation loop waits less and uses a late answer in its
+next reading.
+"""
 _ALLOCATABLE_SECONDS = 60.0
-"""Interval of GetAllocatableResources calls. The answer changes only with the device plugin's configuration."""
+"""Interval of GetAllocatableResources calls. The answer changes only with the device plugin's
+configuration.
+"""
 _ALLOCATABLE_DEADLINE = 1.0
 
 SocketIdentity = tuple[int, int, int]
-"""Device, inode and ctime of the socket. They change when a restarted kubelet creates a new socket."""
+"""Device, inode and ctime of the socket. They change when a restarted kubelet creates a new socket.
+"""
 
 
 class KubeletAllocation(AllocationSource):
@@ -65,7 +77,9 @@ class KubeletAllocation(AllocationSource):
         self.deadline = deadline
         self._identity: SocketIdentity | None = None
         self._source_instance = 0
-        """Changes when the kubelet restarts. A restarted kubelet at first returns an empty list without an error."""
+        """Changes when the kubelet restarts. A restarted kubelet at first returns an empty list
+        without an error.
+        """
         self.resource_names = resource_names
         self.claims = claims
         self._clock = clock
@@ -77,7 +91,11 @@ class KubeletAllocation(AllocationSource):
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.list()
         self._update_allocatable(response)
-        return replace(self.map(response, devices), source_instance=self._source_instance, offered=self._offered)
+        return replace(
+            self.map(response, devices),
+            source_instance=self._source_instance,
+            offered=self._offered,
+        )
 
     def list(self) -> Any:
         """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
@@ -104,10 +122,16 @@ class KubeletAllocation(AllocationSource):
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and replicas once a minute, and when a container holds an unknown replica."""
+        """Reads the offered GPUs and replicas once a minute, and when a container holds an unknown
+        replica.
+        """
         gpus = (entry for entry in _held_ids(response) if is_gpu(entry, self.resource_names))
         held_ids = (parse_device_id(entry.text) for entry in gpus)
-        held = {device_id.shared for device_id in held_ids if device_id is not None and device_id.replica}
+        held = {
+            device_id.shared
+            for device_id in held_ids
+            if device_id is not None and device_id.replica
+        }
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
         if not is_due and held <= self._replicas.keys():
             return
@@ -119,12 +143,20 @@ class KubeletAllocation(AllocationSource):
             offered = podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices
             ids = tuple(text for entry in offered for text in entry.device_ids)
         parsed = map(parse_device_id, ids)
-        self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
-        # The kubelet omits unhealthy devices, and all devices while the device plugin is unavailable. So the replicas
-        # of a device are kept if a container holds the device now or held it at the last call.
+        self._offered = frozenset(
+            device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid
+        )
+        # The kubelet omits unhealthy devices, and all devices while the device plugin is
+        # unavailable. So the replicas of a device are kept if a container holds the device now or
+        # held it at the last call.
         registered = group_replicas(ids)
-        kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
-        self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
+        kept = {
+            shared: self._replicas[shared]
+            for shared in (held | self._held_replicas) & self._replicas.keys()
+        }
+        self._replicas = kept | {
+            shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered
+        }
         self._held_replicas = held
 
 
@@ -138,34 +170,49 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """Merges assignments. The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource)."""
-    held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
+    """Merges assignments. The kubelet can list a GPU both by id and by claim (feature gate
+    DRAExtendedResource).
+    """
+    held = {
+        (assignment.device, assignment.holder): assignment for assignment in by_claim.assignments
+    }
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
-        held[key] = replace(assignment, attributes=held[key].attributes) if key in held else assignment
-    return replace(sort_allocation(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)
+        held[key] = (
+            replace(assignment, attributes=held[key].attributes) if key in held else assignment
+        )
+    return replace(
+        sort_allocation(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda
+    )
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:
     """Decodes the answer of a List call. Raises SourceError if the answer is malformed."""
     try:
         return podresources_pb2.ListPodResourcesResponse.FromString(answer)
-    except (DecodeError, ValueError) as error:  # pure-Python protobuf raises ValueError for invalid UTF-8
+    except (
+        DecodeError,
+        ValueError,
+    ) as error:  # pure-Python protobuf raises ValueError for invalid UTF-8
         raise SourceError(
             "bad_answer",
-            f"cannot decode the kubelet's answer on {path}, {len(answer)} bytes ({error}): check that {OPTION} is the"
+            f"cannot decode the kubelet's answer on {path}, {len(answer)} bytes ({error}): check "
+            f"that {OPTION} is the"
             " kubelet's pod-resources socket",
         ) from error
 
 
 def _stat_socket(path: str) -> SocketIdentity:
-    """Checks that the socket exists, and returns its identity. File system errors are clearer than gRPC errors."""
+    """Checks that the socket exists, and returns its identity. File system errors are clearer than
+    gRPC errors.
+    """
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceError(
             "socket_missing",
-            f"the kubelet's socket {path} does not exist: mount the host's pod-resources directory (not the socket"
+            f"the kubelet's socket {path} does not exist: mount the host's pod-resources "
+            "directory (not the socket"
             f" itself, which every kubelet restart replaces) or set {OPTION}",
         ) from error
     except (OSError, ValueError) as error:
@@ -173,15 +220,22 @@ def _stat_socket(path: str) -> SocketIdentity:
     if not stat.S_ISSOCK(status.st_mode):
         raise SourceError(
             "not_a_socket",
-            f"{path} is not a socket: set {OPTION} to the kubelet's pod-resources socket, and mount its directory"
+            f"{path} is not a socket: set {OPTION} to the kubelet's pod-resources socket, and "
+            "mount its directory"
             " (mounting a missing socket creates a directory of that name)",
         )
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 _ERRORS = {
-    "DEADLINE_EXCEEDED": ("deadline", "it hangs or is overloaded; if this persists, check the kubelet's log"),
-    "UNAVAILABLE": ("unavailable", "it is stopped or restarting; if this persists, check the kubelet's log"),
+    "DEADLINE_EXCEEDED": (
+        "deadline",
+        "it hangs or is overloaded; if this persists, check the kubelet's log",
+    ),
+    "UNAVAILABLE": (
+        "unavailable",
+        "it is stopped or restarting; if this persists, check the kubelet's log",
+    ),
     "UNIMPLEMENTED": ("error", f"set {OPTION} to the kubelet's pod-resources socket"),
 }
 """Reason and advice by gRPC status."""
@@ -191,18 +245,38 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     message = " ".join(error.message.split())[:300]
     reason, advice = _ERRORS.get(error.status, ("error", "check the kubelet's log"))
     if error.status == "UNAVAILABLE" and "Permission denied" in message:
-        reason, advice = "permission_denied", "set securityContext.runAsUser: 0, because only uid 0 may connect"
+        reason, advice = (
+            "permission_denied",
+            "set securityContext.runAsUser: 0, because only uid 0 may connect",
+        )
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
         advice = "the last mapping is used; if this persists, find the client that polls too often"
-    return SourceError(reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}")
+    return SourceError(
+        reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}"
+    )
 
 
 # gRPC client based on h2. grpcio would start threads and use 12 MiB more memory.
 
 _STATUS_NAMES = (
-    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
-    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
+    *(
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+    ),
+    *(
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+    ),
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 _STATUS_BY_NUMBER = {str(number): name for number, name in enumerate(_STATUS_NAMES)}
@@ -219,7 +293,9 @@ class GrpcError(Exception):
 
 
 def call_unary(path: str, method: str, timeout: float) -> bytes:
-    """Calls a method with an empty request and returns the encoded answer. Raises GrpcError if the call fails."""
+    """Calls a method with an empty request and returns the encoded answer. Raises GrpcError if the
+    call fails.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)
@@ -257,7 +333,9 @@ def _exchange(connection: socket.socket, method: str, deadline: float) -> bytes:
                     body += event.data
                     http.acknowledge_received_data(event.flow_controlled_length, stream)
                 case StreamReset() | ConnectionTerminated():
-                    raise ConnectionError(f"the server ended the call (HTTP/2 error {event.error_code})")
+                    raise ConnectionError(
+                        f"the server ended the call (HTTP/2 error {event.error_code})"
+                    )
                 case StreamEnded():
                     return _parse_answer(answer, body)
 
@@ -270,13 +348,24 @@ def _remaining(deadline: float) -> float:
 
 
 def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
-    text = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in headers.items()}
+    text = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in headers.items()
+    }
     number = text.get("grpc-status", "missing")
     if number != "0":
-        message = unquote(text.get("grpc-message", "")) or f"gRPC status {number}, HTTP status {text.get(':status')}"
+        message = (
+            unquote(text.get("grpc-message", ""))
+            or f"gRPC status {number}, HTTP status {text.get(':status')}"
+        )
         raise GrpcError(_STATUS_BY_NUMBER.get(number, "UNKNOWN"), message)
     if len(body) < 5 or body[0] or len(body) != 5 + int.from_bytes(body[1:5], "big"):
         raise GrpcError(
-            "INTERNAL", f"malformed gRPC response: {len(body)} bytes do not contain exactly one uncompressed message"
+            "INTERNAL",
+            (
+                f"malformed gRPC response: {len(body)} bytes do not contain exactly one "
+                "uncompressed "
+                "message"
+            ),
         )
     return bytes(body[5:])

@@ -1,4 +1,6 @@
-"""Allocation sources that read podlist.json, the kubelet's checkpoint, job files of HPC schedulers, or processes."""
+"""Allocation sources that read podlist.json, the kubelet's checkpoint, job files of HPC schedulers,
+or processes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from podgpu.node.holders.device_ids import (
     parse_id_or_minor,
     sort_allocation,
 )
-from podgpu.node.usage.containers import FAILED_LOOKUPS, ContainerFinder, require_host_pid_namespace, require_permission
+from podgpu.node.usage.containers import (
+    FAILED_LOOKUPS,
+    ContainerFinder,
+    require_host_pid_namespace,
+    require_permission,
+)
 
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_JOB_FILE_BYTES = 256 * 1024
@@ -34,7 +41,8 @@ _MAX_ENVIRONMENT_BYTES = 256 * 1024
 _log = logging.getLogger(__name__)
 
 
-# podlist.json: koordinator's hook or `podgpu hook` writes this file. It contains holders and devices, but no shares.
+# podlist.json: koordinator's hook or `podgpu hook` writes this file. It contains holders and
+# devices, but no shares.
 
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
 """Directory of the kubelet's socket, and mount point in koordinator's manifest."""
@@ -68,14 +76,17 @@ class PodlistAllocation(AllocationSource):
 def _warn_if_mounted(path: str) -> None:
     if os.path.ismount(path):
         _log.warning(
-            "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the old file; mount its"
+            "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the "
+            "old file; mount its"
             " directory instead",
             path,
         )
 
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
-    """Returns the held device ids. Raises SourceError if the file is empty or malformed. An empty list is valid."""
+    """Returns the held device ids. Raises SourceError if the file is empty or malformed. An empty
+    list is valid.
+    """
     entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
     return tuple(
         HeldId(holder, "podlist", text)
@@ -85,17 +96,21 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
     )
 
 
-# The kubelet's checkpoint contains pod UIDs and the replicas of shared GPUs, but no pod names. It can be outdated,
-# because the kubelet removes finished pods only when it next allocates a device.
+# The kubelet's checkpoint contains pod UIDs and the replicas of shared GPUs, but no pod names. It
+# can be outdated, because the kubelet removes finished pods only when it next allocates a device.
 
-CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"  # relative to the kubelet's root directory
+CHECKPOINT_NAME = (
+    "device-plugins/kubelet_internal_checkpoint"  # relative to the kubelet's root directory
+)
 
 
 class _PodDevices(Struct):
     uid: Annotated[str, Meta(min_length=1)] = field(name="PodUID")
     container: str = field(name="ContainerName")
     resource: str = field(name="ResourceName")
-    device_ids: dict[str, list[str] | None] | None = field(name="DeviceIDs", default=None)  # by NUMA node
+    device_ids: dict[str, list[str] | None] | None = field(
+        name="DeviceIDs", default=None
+    )  # by NUMA node
 
     def held_ids(self) -> Iterator[HeldId]:
         holder = Workload(container=self.container, uid=self.uid)
@@ -117,7 +132,9 @@ class CheckpointAllocation(AllocationSource):
 
     def __init__(self, path: str, resource_names: frozenset[str] = frozenset()) -> None:
         self.path = os.path.abspath(path)
-        self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MAX_BYTES)
+        self._file = ReadOnChange(
+            partial(parse_checkpoint, resource_names=resource_names), MAX_BYTES
+        )
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         held, registered = self._file.read(self.path)
@@ -127,15 +144,22 @@ class CheckpointAllocation(AllocationSource):
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
-    """Returns the held GPU ids, and the registered replicas of shared GPUs. Raises SourceError if malformed."""
+    """Returns the held GPU ids, and the registered replicas of shared GPUs. Raises SourceError if
+    malformed.
+    """
     data = decode_json(content, path, _DeviceFile).data
-    held = [held for entry in data.entries or () for held in entry.held_ids() if is_gpu(held, resource_names)]
+    held = [
+        held
+        for entry in data.entries or ()
+        for held in entry.held_ids()
+        if is_gpu(held, resource_names)
+    ]
     registered = (text for ids in (data.registered or {}).values() for text in ids or ())
     return held, group_replicas(registered)
 
 
-# Job files in dcgm-exporter's format. The prolog of an HPC scheduler writes one file per device, with one job per line.
-# The file's name is `<gpu index>` or `<gpu index>.<gpu instance id>`.
+# Job files in dcgm-exporter's format. The prolog of an HPC scheduler writes one file per device,
+# with one job per line. The file's name is `<gpu index>` or `<gpu index>.<gpu instance id>`.
 
 _JOB_FILE = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
@@ -160,16 +184,24 @@ class HpcAllocation(AllocationSource):
             raise explain_read_error(error, self.directory) from error
         for name in names:
             try:
-                jobs = parse_jobs(read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES))
+                jobs = parse_jobs(
+                    read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES)
+                )
             except SourceError as error:
-                if error.reason != "file_missing":  # a missing file means that the job has just ended
+                if (
+                    error.reason != "file_missing"
+                ):  # a missing file means that the job has just ended
                     unmapped.append(Unmapped(self.name, error.reason, name, "hpc", Workload()))
                 continue
             holders = [Workload(job=job) for job in jobs]
             if name in by_name:
-                assignments += (Assignment(by_name[name].key, holder, self.name) for holder in holders)
+                assignments += (
+                    Assignment(by_name[name].key, holder, self.name) for holder in holders
+                )
             else:
-                unmapped += (Unmapped(self.name, "unknown_device", name, "hpc", holder) for holder in holders)
+                unmapped += (
+                    Unmapped(self.name, "unknown_device", name, "hpc", holder) for holder in holders
+                )
         return sort_allocation(assignments, unmapped)
 
 
@@ -179,22 +211,29 @@ def parse_jobs(content: bytes) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line))
 
 
-# Processes: if no other source lists a holder of a device, containers with a process on the device count as its
-# holders. A container without a GPU process is not found. Shares are known only with KAI Scheduler.
+# Processes: if no other source lists a holder of a device, containers with a process on the device
+# count as its holders. A container without a GPU process is not found. Shares are known only with
+# KAI Scheduler.
 
 
 class ProcessHolders(AllocationSource):
-    """Finds holders by their GPU processes. `processes` returns the processes of a GPU and may raise SourceError."""
+    """Finds holders by their GPU processes. `processes` returns the processes of a GPU and may
+    raise SourceError.
+    """
 
     name = "processes"
 
-    def __init__(self, processes: Callable[[Device], Sequence[ProcessUsage]], finder: ContainerFinder) -> None:
+    def __init__(
+        self, processes: Callable[[Device], Sequence[ProcessUsage]], finder: ContainerFinder
+    ) -> None:
         self._processes = processes
         self._finder = finder
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         require_host_pid_namespace(self._finder.proc)
-        processes = [process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)]
+        processes = [
+            process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)
+        ]
         places = self._finder.find_all({process.pid for process in processes})
         require_permission(places, self._finder.proc)
         keys = {device.key for device in devices}
@@ -208,20 +247,29 @@ class ProcessHolders(AllocationSource):
                 continue  # a process outside containers, or one that has ended
             elif process.device in keys:
                 key = process.device, place.workload
-                shares[key] = shares.get(key) or _read_share(f"{self._finder.proc}/{process.pid}/environ")
+                shares[key] = shares.get(key) or _read_share(
+                    f"{self._finder.proc}/{process.pid}/environ"
+                )
             else:
-                unmapped.add(Unmapped(self.name, "unknown_device", process.device, "pid", place.workload))
-        return sort_allocation((Assignment(*key, self.name, share=share) for key, share in shares.items()), unmapped)
+                unmapped.add(
+                    Unmapped(self.name, "unknown_device", process.device, "pid", place.workload)
+                )
+        return sort_allocation(
+            (Assignment(*key, self.name, share=share) for key, share in shares.items()), unmapped
+        )
 
 
 def _read_share(path: str) -> float | None:
-    """Returns the GPU share that KAI Scheduler sets in a process's environment. None if it is not set or not readable.
+    """Returns the GPU share that KAI Scheduler sets in a process's environment. None if it is not
+    set or not readable.
 
     Reading the environment of another process requires CAP_SYS_PTRACE.
     """
     with suppress(OSError, ValueError):
         with open(path, "rb") as file:
             variables = file.read(_MAX_ENVIRONMENT_BYTES).split(b"\0")
-        shares = (float(text.partition(b"=")[2]) for text in variables if text.startswith(b"GPU_PORTION="))
+        shares = (
+            float(text.partition(b"=")[2]) for text in variables if text.startswith(b"GPU_PORTION=")
+        )
         return next((share for share in shares if 0 < share <= 1), None)
     return None

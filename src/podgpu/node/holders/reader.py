@@ -1,7 +1,9 @@
-"""Reads all allocation sources in parallel, merges the results, and explains assignments that cannot be used.
+"""Reads all allocation sources in parallel, merges the results, and explains assignments that
+cannot be used.
 
-Sources have an order of precedence. The first source that lists a workload determines the workload's devices. Later
-sources can add identity, share and labels. Assignments that contradict the first source are rejected and counted.
+Sources have an order of precedence. The first source that lists a workload determines the
+workload's devices. Later sources can add identity, share and labels. Assignments that contradict
+the first source are rejected and counted.
 """
 
 from __future__ import annotations
@@ -41,24 +43,37 @@ from podgpu.workers import ErrorCounts, Result, Workers
 
 _log = logging.getLogger("podgpu")
 GRACE_SECONDS = 60.0
-"""How long a holder is kept after it was last listed, if it is unknown whether its container runs."""
-DEADLINE = 5.0  # seconds per reading; the late answer of a slower source is used in the next reading
+"""How long a holder is kept after it was last listed, if it is unknown whether its container runs.
+"""
+DEADLINE = (
+    5.0  # seconds per reading; the late answer of a slower source is used in the next reading
+)
 LAST_RESORT = frozenset({"processes"})
-"""Sources that report usage, not allocations. They are used only for devices without any other holder."""
+"""Sources that report usage, not allocations. They are used only for devices without any other
+holder.
+"""
 LAGGING = {"checkpoint": "kubelet"}
-"""Maps a source that may be outdated to a more current source. If both answer, the former only adds details."""
+"""Maps a source that may be outdated to a more current source. If both answer, the former only adds
+details.
+"""
 
 
 @dataclass(frozen=True)
 class HolderSources:
-    """Allocation sources in order of precedence, and functions that find identities and running containers."""
+    """Allocation sources in order of precedence, and functions that find identities and running
+    containers.
+    """
 
     sources: Sequence[AllocationSource] = ()
     read_identities: Callable[[], Identities] = Identities
-    read_containers: Callable[[], Collection[Workload] | None] = lambda: None  # None if processes are not visible
+    read_containers: Callable[[], Collection[Workload] | None] = lambda: (
+        None
+    )  # None if processes are not visible
 
 
-_resource_key = attrgetter("device", "replica", "attributes")  # attributes distinguish the DRA claims on a device
+_resource_key = attrgetter(
+    "device", "replica", "attributes"
+)  # attributes distinguish the DRA claims on a device
 IsAlive = Callable[[Workload], bool | None]  # returns whether a container runs, or None if unknown
 
 
@@ -66,7 +81,8 @@ IsAlive = Callable[[Workload], bool | None]  # returns whether a container runs,
 class CachedHolder:
     listed_at: float
     source_instance: int
-    identity: Workload  # includes the UID and container id that were known when the source last listed the holder
+    # includes the UID and container id that were known when the source last listed the holder
+    identity: Workload
     assignments: Sequence[Assignment]
     vcuda: Sequence[VcudaRequest]
 
@@ -80,8 +96,9 @@ class CachedHolder:
 class AllocationCache:
     """Caches the holders of one source while the source does not answer or has just restarted.
 
-    A restarted kubelet at first returns an empty list without an error. Holders are cached while their containers run.
-    If it is unknown whether a container runs, its holder is cached for `GRACE_SECONDS`.
+    A restarted kubelet at first returns an empty list without an error. Holders are cached while
+    their containers run. If it is unknown whether a container runs, its holder is cached for
+    `GRACE_SECONDS`.
     """
 
     def __init__(self, name: str) -> None:
@@ -90,11 +107,13 @@ class AllocationCache:
         self._answered_at = float("-inf")
         self._holders: dict[Workload, CachedHolder] = {}
 
-    def update(self, answer: Allocation | None, now: float, complete: Complete, is_alive: IsAlive) -> Allocation | None:
+    def update(
+        self, answer: Allocation | None, now: float, complete: Complete, is_alive: IsAlive
+    ) -> Allocation | None:
         """Returns the current allocation, or None if the source has not answered for too long.
 
-        `answer`: None if the source did not answer. Holders that the source no longer lists are removed at once, or
-        kept for a while if the source has restarted.
+        `answer`: None if the source did not answer. Holders that the source no longer lists are
+        removed at once, or kept for a while if the source has restarted.
         """
         if answer is not None:
             listed = _group_by_holder(answer, now, complete)
@@ -102,7 +121,8 @@ class AllocationCache:
             count = sum(holder.listed_at == self._answered_at for holder in missing.values())
             if count:
                 _log.info(
-                    "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, or longer while their"
+                    "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, "
+                    "or longer while their"
                     " processes or logs exist",
                     *(self._name, count, GRACE_SECONDS),
                 )
@@ -110,32 +130,45 @@ class AllocationCache:
             self._holders = listed | missing
             if not missing:
                 return answer
-        self._holders = {name: holder for name, holder in self._holders.items() if holder.is_kept(now, is_alive)}
+        self._holders = {
+            name: holder for name, holder in self._holders.items() if holder.is_kept(now, is_alive)
+        }
         is_recent = now - self._answered_at <= GRACE_SECONDS
         if self._answer is None or not (self._holders or is_recent):
             return None
         assignments = (item for holder in self._holders.values() for item in holder.assignments)
         vcuda = tuple(request for holder in self._holders.values() for request in holder.vcuda)
         last = self._answer if is_recent else Allocation()
-        return replace(sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered)
+        return replace(
+            sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered
+        )
 
-    def _find_missing(self, answer: Allocation, listed: Collection[Workload]) -> dict[Workload, CachedHolder]:
-        """Returns holders that the source no longer lists since its restart, and whose devices have no new holder."""
+    def _find_missing(
+        self, answer: Allocation, listed: Collection[Workload]
+    ) -> dict[Workload, CachedHolder]:
+        """Returns holders that the source no longer lists since its restart, and whose devices have
+        no new holder.
+        """
         earlier = {
             workload: holder
             for workload, holder in self._holders.items()
             if holder.source_instance != answer.source_instance
         }
-        counts = Counter(_resource_key(item) for holder in earlier.values() for item in holder.assignments)
+        counts = Counter(
+            _resource_key(item) for holder in earlier.values() for item in holder.assignments
+        )
         reassigned = {key for item in answer.assignments if counts[key := _resource_key(item)] == 1}
         return {
             workload: holder
             for workload, holder in earlier.items()
-            if workload not in listed and reassigned.isdisjoint(map(_resource_key, holder.assignments))
+            if workload not in listed
+            and reassigned.isdisjoint(map(_resource_key, holder.assignments))
         }
 
 
-def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
+def _group_by_holder(
+    answer: Allocation, now: float, complete: Complete
+) -> dict[Workload, CachedHolder]:
     assignments = group_by_key((item.holder, item) for item in answer.assignments)
     vcuda = group_by_key((Workload(*parts_of(request)), request) for request in answer.vcuda)
     holders: dict[Workload, CachedHolder] = {}
@@ -154,7 +187,9 @@ class AllocationReader:
     _workers: Workers
     _errors: ErrorCounts
     _clock: Clock
-    _on_late: Callable[[], object] = lambda: None  # called in the source's worker after a late answer
+    _on_late: Callable[[], object] = lambda: (
+        None
+    )  # called in the source's worker after a late answer
     _identities: Identities = field(default_factory=Identities)
     _identities_result: Result[Identities] | None = None
     _identities_status: tuple[SourceStatus, ...] = ()
@@ -164,15 +199,23 @@ class AllocationReader:
         self._caches = {source.name: AllocationCache(source.name) for source in self.sources}
 
     def complete(self, workload: Workload) -> Workload:
-        """Adds names and ids from the last reading. Raises SourceError if they contradict each other."""
+        """Adds names and ids from the last reading. Raises SourceError if they contradict each
+        other.
+        """
         return self._identities.complete(workload)
 
     def read_identities(self) -> None:
-        """Refreshes the identities. Thread-safe: while one thread reads, calls from other threads do nothing."""
-        result = self._workers.run({"identities": self._holders.read_identities}, DEADLINE)["identities"]
+        """Refreshes the identities. Thread-safe: while one thread reads, calls from other threads
+        do nothing.
+        """
+        result = self._workers.run({"identities": self._holders.read_identities}, DEADLINE)[
+            "identities"
+        ]
         if result.value is not None:
             self._identities = result.value
-        if getattr(result.error, "reason", "") != "hung":  # "hung" only means that another thread is already reading
+        if (
+            getattr(result.error, "reason", "") != "hung"
+        ):  # "hung" only means that another thread is already reading
             self._identities_result = result
 
     def read(self, devices: Sequence[Device]) -> Allocation:
@@ -181,18 +224,29 @@ class AllocationReader:
         at = self._clock.wall()
         self.read_identities()
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
-        readings = replace_reservations(self._resolve(results), self._identities.pods, devices, self.complete)
+        readings = replace_reservations(
+            self._resolve(results), self._identities.pods, devices, self.complete
+        )
         merged = merge(readings, self.complete)
         # Without devices, every id would be reported as unknown.
-        unmapped = tuple(entry for entry in merged.unmapped if devices or entry.reason != "unknown_device")
+        unmapped = tuple(
+            entry for entry in merged.unmapped if devices or entry.reason != "unknown_device"
+        )
         sources, uids = (*statuses, *self._check_identities()), self._identities.api_uids
         return replace(merged, unmapped=unmapped, sources=sources, api_uids=uids, at=at)
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
-        """Returns the status of reading identities, or an empty tuple if reading has never failed."""
+        """Returns the status of reading identities, or an empty tuple if reading has never
+        failed.
+        """
         if self._identities_result is not None:
-            problem = next((error for error in self._identities.problems if error.reason != "file_missing"), None)
-            result = replace(self._identities_result, error=self._identities_result.error or problem)
+            problem = next(
+                (error for error in self._identities.problems if error.reason != "file_missing"),
+                None,
+            )
+            result = replace(
+                self._identities_result, error=self._identities_result.error or problem
+            )
             if result.error is not None or self._identities_status:
                 self._identities_status = (self._errors.make_status("identities", result),)
         return self._identities_status
@@ -200,7 +254,12 @@ class AllocationReader:
     def _resolve(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
         @cache  # reads at most once, and only if a holder is no longer listed
         def read_containers() -> Collection[Workload]:
-            return self._workers.run({"containers": self._holders.read_containers}, DEADLINE)["containers"].value or ()
+            return (
+                self._workers.run({"containers": self._holders.read_containers}, DEADLINE)[
+                    "containers"
+                ].value
+                or ()
+            )
 
         def is_alive(workload: Workload) -> bool | None:
             return self._identities.is_alive(workload, read_containers())
@@ -219,13 +278,19 @@ _Claims = list[Assignment]
 """Assignments of one workload, highest precedence first. Only the first has the merged identity."""
 
 
-def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
-    """Merges the allocations of several sources. `readings`: by source name, highest precedence first."""
+def merge(
+    readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload
+) -> Allocation:
+    """Merges the allocations of several sources. `readings`: by source name, highest precedence
+    first.
+    """
     merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
-        for holder, claims in group_by_key((claim.holder, claim) for claim in reading.assignments).items():
+        for holder, claims in group_by_key(
+            (claim.holder, claim) for claim in reading.assignments
+        ).items():
             try:
                 completed = complete(holder)
             except SourceError as error:
@@ -241,8 +306,9 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 def _add_claims(
     merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
-    """Adds the claims of a holder and yields the rejected claims. If `lags` is True, yields nothing, because the
-    rejected claims may just be outdated."""
+    """Adds the claims of a holder and yields the rejected claims. If `lags` is True, yields
+    nothing, because the rejected claims may just be outdated.
+    """
     known = merged.get(holder.key)
     if known is None:
         if not lags:
@@ -252,10 +318,16 @@ def _add_claims(
     if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
         reason, rejected = "identity_conflict", list(claims)  # two pods with the same name
     else:
-        missing = {part: getattr(holder, part) for part in WORKLOAD_PARTS if not getattr(first.holder, part)}
+        missing = {
+            part: getattr(holder, part)
+            for part in WORKLOAD_PARTS
+            if not getattr(first.holder, part)
+        }
         known[0] = replace(first, holder=structs.replace(first.holder, **missing))
         devices = {claim.device for claim in known}
-        accepted = [claim for claim in claims if claim.source == first.source or claim.device in devices]
+        accepted = [
+            claim for claim in claims if claim.source == first.source or claim.device in devices
+        ]
         reason, rejected = "contradicted", [claim for claim in claims if claim not in accepted]
         known += accepted
     if not lags and claims[0].source not in LAST_RESORT:
@@ -264,14 +336,18 @@ def _add_claims(
 
 def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
     merged = sorted(merged, key=lambda claims: parts_of(claims[0].holder))
-    allocated = {claim.device for claims in merged for claim in claims if claims[0].source not in LAST_RESORT}
+    allocated = {
+        claim.device for claims in merged for claim in claims if claims[0].source not in LAST_RESORT
+    }
     held: dict[tuple[str, Workload], _Claims] = defaultdict(list)
     for claims in merged:
         for claim in claims:
             if claims[0].source not in LAST_RESORT or claim.device not in allocated:
                 held[claim.device, claims[0].holder].append(claim)
     counts = Counter(device for device, _ in held)
-    combined = (_combine(claims, holder, counts[device] == 1) for (device, holder), claims in held.items())
+    combined = (
+        _combine(claims, holder, counts[device] == 1) for (device, holder), claims in held.items()
+    )
     return tuple(sorted(combined, key=lambda assignment: assignment.device))
 
 
@@ -281,17 +357,23 @@ def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: boo
     share = next((claim.share for claim in claims if claim.share is not None), None)
     replica = next((claim.replica for claim in claims if claim.replica), "")
     attributes = {name: value for claim in reversed(claims) for name, value in claim.attributes}
-    is_shared = bool(replica) or trusted.source in LAST_RESORT or any(claim.is_shared for claim in claims)
+    is_shared = (
+        bool(replica) or trusted.source in LAST_RESORT or any(claim.is_shared for claim in claims)
+    )
     if share is None and is_sole_holder and not is_shared:
         share = 1.0
-    return Assignment(trusted.device, holder, trusted.source, replica, share, tuple(sorted(attributes.items())))
+    return Assignment(
+        trusted.device, holder, trusted.source, replica, share, tuple(sorted(attributes.items()))
+    )
 
 
 def _reject(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
     return Unmapped(assignment.source, reason, assignment.device, "", holder)
 
 
-def _merge_vcuda(readings: Mapping[str, Allocation], complete: Complete) -> tuple[VcudaRequest, ...]:
+def _merge_vcuda(
+    readings: Mapping[str, Allocation], complete: Complete
+) -> tuple[VcudaRequest, ...]:
     """Returns one request per workload, from the source with the highest precedence."""
     merged: dict[WorkloadKey, VcudaRequest] = {}
     for source, reading in readings.items():
@@ -332,10 +414,14 @@ def explain(unmapped: Unmapped) -> Explanation:
 
 
 def describe(unmapped: Unmapped) -> str:
-    """Describes an unmapped assignment on one line, such as `ns/pod/main holds nvidia.com/gpu GPU-…`."""
+    """Describes an unmapped assignment on one line, such as `ns/pod/main holds nvidia.com/gpu
+    GPU-…`.
+    """
     holder, device_id = unmapped.holder.text, unmapped.device_id
     if unmapped.source == "hpc":
-        return one_line(f"{holder} is in the job file {device_id}" if holder else f"job file {device_id}")
+        return one_line(
+            f"{holder} is in the job file {device_id}" if holder else f"job file {device_id}"
+        )
     if unmapped.reason == "bad_annotation":
         return one_line(f"{holder} has the annotation {device_id}")
     verb = "uses" if unmapped.source == "processes" else "holds"
@@ -343,9 +429,13 @@ def describe(unmapped: Unmapped) -> str:
     return one_line(" ".join(filter(None, (holder or "a process", verb, resource, device_id))))
 
 
-def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
-    """Returns UUIDs of GPUs that must exist: GPUs that the kubelet offers and, with `some_lost`, GPUs that pods hold.
-    `some_lost`: the driver lists fewer GPUs than the PCI bus. If it is False, a held GPU may have been replaced."""
+def find_lost_gpus(
+    offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool
+) -> set[str]:
+    """Returns UUIDs of GPUs that must exist: GPUs that the kubelet offers and, with `some_lost`,
+    GPUs that pods hold. `some_lost`: the driver lists fewer GPUs than the PCI bus. If it is False,
+    a held GPU may have been replaced.
+    """
     uuids = set(offered)
     if some_lost:
         ids = (
@@ -353,5 +443,7 @@ def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lo
             for entry in unmapped
             if entry.reason == "unknown_device" and entry.source == "kubelet"
         )
-        uuids |= {device_id.gpu_uuid for device_id in ids if device_id is not None and device_id.gpu_uuid}
+        uuids |= {
+            device_id.gpu_uuid for device_id in ids if device_id is not None and device_id.gpu_uuid
+        }
     return uuids

@@ -1,7 +1,7 @@
 """An NRI plugin for the container runtime. Observes every container and maintains podlist.json.
 
-`nri` implements the protocol and answers requests. `devices` finds the GPUs of a container. `loop` connects to the
-runtime and writes the file.
+`nri` implements the protocol and answers requests. `devices` finds the GPUs of a container. `loop`
+connects to the runtime and writes the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import threading
 
 from podgpu.metrics.encode import Labels, Sample, families_in
 
-_COUNTERS = {name: spec.labels for name, spec in families_in("hook").items() if spec.type == "counter"}
+_COUNTERS = {
+    name: spec.labels for name, spec in families_in("hook").items() if spec.type == "counter"
+}
 
 
 class HookCounters:
@@ -18,7 +20,8 @@ class HookCounters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Counters without labels start at 0. Counters with labels have no series before the first event.
+        # Counters without labels start at 0. Counters with labels have no series before the first
+        # event.
         self._values: dict[str, dict[str, float]] = {
             name: {} if labels else {"": 0} for name, labels in _COUNTERS.items()
         }
@@ -33,6 +36,9 @@ class HookCounters:
     def samples(self) -> dict[str, list[Sample]]:
         with self._lock:
             return {
-                name: [Sample(Labels((label, text) for label in labels), n) for text, n in self._values[name].items()]
+                name: [
+                    Sample(Labels((label, text) for label in labels), n)
+                    for text, n in self._values[name].items()
+                ]
                 for name, labels in _COUNTERS.items()
             }

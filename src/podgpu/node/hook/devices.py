@@ -1,8 +1,8 @@
 """Finds the GPUs of a pod's containers, and reads how this node numbers its GPUs.
 
 The first of these sources that names GPUs is used: koordinator's annotation (for the whole pod),
-NVIDIA_VISIBLE_DEVICES, mounted device files, device nodes. Users can set variables and mounts to any text, so texts
-that are not GPU ids are ignored.
+NVIDIA_VISIBLE_DEVICES, mounted device files, device nodes. Users can set variables and mounts to
+any text, so texts that are not GPU ids are ignored.
 """
 
 from __future__ import annotations
@@ -27,17 +27,25 @@ _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
-"""Minors from 254 are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has both."""
+"""Minors from 254 are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has
+both.
+"""
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""Major and minor of /dev/null, /dev/zero and /dev/random. Only privileged containers list these devices."""
+"""Major and minor of /dev/null, /dev/zero and /dev/random. Only privileged containers list these
+devices.
+"""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
 _MANAGEMENT = "management.nvidia.com/"
-"""Prefix of the CDI device names for containers that manage GPUs. Such containers access all GPUs but hold none."""
+"""Prefix of the CDI device names for containers that manage GPUs. Such containers access all GPUs
+but hold none.
+"""
 _MAX_INFORMATION_BYTES = 64 * 1024
 _PCI_NAME = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IGNORECASE)
-"""Matches a valid UUID. If the GPU was never opened, the driver writes question marks instead of a UUID."""
+"""Matches a valid UUID. If the GPU was never opened, the driver writes question marks instead of a
+UUID.
+"""
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
 
@@ -60,11 +68,17 @@ class Cards:
     cards: tuple[Card, ...] = ()
 
     def find_by_minor(self, minor: int) -> str:
-        """Returns the UUID. If it is unknown, returns the minor, which is also valid in podlist.json."""
-        return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
+        """Returns the UUID. If it is unknown, returns the minor, which is also valid in
+        podlist.json.
+        """
+        return next(
+            (card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor)
+        )
 
     def find_by_index(self, index: int) -> str:
-        """Returns the UUID. If it is unknown, returns the index, which equals the minor on most nodes."""
+        """Returns the UUID. If it is unknown, returns the index, which equals the minor on most
+        nodes.
+        """
         uuid = self.cards[index].uuid if index < len(self.cards) else ""
         return uuid or str(index)
 
@@ -76,14 +90,18 @@ class Cards:
 
 
 def read_cards(proc: str) -> Cards:
-    """Reads the GPUs from /proc, because the hook has no driver library. Blocks if the driver hangs."""
+    """Reads the GPUs from /proc, because the hook has no driver library. Blocks if the driver
+    hangs.
+    """
     root = os.path.join(proc, "driver", "nvidia", "gpus")
     try:
         places = [name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)]
     except OSError:
         return Cards()
     cards = []
-    for place in sorted(places, key=lambda place: [int(part, 16) for part in re.split(r"[:.]", place)]):
+    for place in sorted(
+        places, key=lambda place: [int(part, 16) for part in re.split(r"[:.]", place)]
+    ):
         text, path = "", os.path.join(root, place, "information")
         with suppress(SourceError):
             text = read_bounded(path, _MAX_INFORMATION_BYTES).decode(errors="replace")
@@ -101,17 +119,26 @@ class Sandbox(NamedTuple):
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
-    """Returns one entry per container with GPUs. Raises BadAnnotation if koordinator's annotation is malformed."""
+    """Returns one entry per container with GPUs. Raises BadAnnotation if koordinator's annotation
+    is malformed.
+    """
     pod = sandbox.pod
-    if not pod.namespace or not pod.name:  # programs that read podlist.json reject entries without names
+    if (
+        not pod.namespace or not pod.name
+    ):  # programs that read podlist.json reject entries without names
         return []
     assigned = find_assigned(pod, cards)
-    held = ((container.name, assigned or _find_own(container, cards)) for container in sandbox.containers)
+    held = (
+        (container.name, assigned or _find_own(container, cards))
+        for container in sandbox.containers
+    )
     return [PodlistEntry(pod.name, pod.namespace, name, list(gpus)) for name, gpus in held if gpus]
 
 
 def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
-    """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation if the annotation is malformed."""
+    """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation if the annotation
+    is malformed.
+    """
     annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
     held = read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations))
     ids = ((entry.text, parse_device_id(entry.text) or DeviceId()) for entry in held)
@@ -121,7 +148,11 @@ def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
 
 def read_variables(container: Any) -> dict[str, str]:
     """Returns the container's NVIDIA_* variables. If a name is repeated, its last value counts."""
-    texts = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
+    texts = (
+        variable.decode(errors="replace")
+        for variable in container.env
+        if variable.startswith(b"NVIDIA_")
+    )
     return dict(text.partition("=")[::2] for text in texts)
 
 
@@ -130,18 +161,28 @@ def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
     visible = variables.get(VISIBLE_DEVICES, "").strip()
     if visible == "none":
         return ()
-    is_monitor = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""} == {"utility"}
+    is_monitor = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""} == {
+        "utility"
+    }
     gpus = _resolve(visible.split(","), is_monitor, cards)
     if gpus is None:
         prefix = f"{MOUNTED_DEVICES}/".encode()
-        mounted = (mount.destination for mount in container.mounts if mount.destination.startswith(prefix))
+        mounted = (
+            mount.destination for mount in container.mounts if mount.destination.startswith(prefix)
+        )
         names = (destination[len(prefix) :].decode(errors="replace") for destination in mounted)
         gpus = _resolve(map(_mounted_name, names), is_monitor, cards)
-    return tuple(map(cards.find_by_minor, _read_minors(container.linux.devices))) if gpus is None else gpus
+    return (
+        tuple(map(cards.find_by_minor, _read_minors(container.linux.devices)))
+        if gpus is None
+        else gpus
+    )
 
 
 def _read_minors(devices: Sequence[Any]) -> list[int]:
-    """Returns the minors of the GPUs. Ignores privileged containers, because they have all device nodes."""
+    """Returns the minors of the GPUs. Ignores privileged containers, because they have all device
+    nodes.
+    """
     if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
         return []
     minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}
@@ -149,7 +190,9 @@ def _read_minors(devices: Sequence[Any]) -> list[int]:
 
 
 def _mounted_name(name: str) -> str:
-    """Converts the path of a mount to an id or a CDI name. The path is `<id>` or `cdi/<vendor>/<class>/<id>`."""
+    """Converts the path of a mount to an id or a CDI name. The path is `<id>` or
+    `cdi/<vendor>/<class>/<id>`.
+    """
     parts = name.split("/", 3)
     return f"{parts[1]}/{parts[2]}={parts[3]}" if parts[0] == "cdi" and len(parts) == 4 else name
 
@@ -157,7 +200,8 @@ def _mounted_name(name: str) -> str:
 def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str, ...] | None:
     """Converts GPU names as the container toolkit does. Returns None if no word is a GPU name.
 
-    With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder of GPUs.
+    With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder of
+    GPUs.
     """
     ids: list[str] = []
     is_known = False

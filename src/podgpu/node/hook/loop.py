@@ -1,7 +1,9 @@
-"""Connects to the container runtime, and reconnects if the connection ends. A second thread writes podlist.json.
+"""Connects to the container runtime, and reconnects if the connection ends. A second thread writes
+podlist.json.
 
-Changes during or shortly after a write are combined into one write. If another program removes or overwrites the
-file, the hook restores it. If the file cannot be written, the old file stays, and the hook tries again every 5 s.
+Changes during or shortly after a write are combined into one write. If another program removes or
+overwrites the file, the hook restores it. If the file cannot be written, the old file stays, and
+the hook tries again every 5 s.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 class Hook:
     file: AtomicFile  # podlist.json
     path: str = "/var/run/nri/nri.sock"  # socket of the runtime
-    inherited: int | None = None  # if the runtime started the hook: file descriptor of the open connection
+    inherited: int | None = (
+        None  # if the runtime started the hook: file descriptor of the open connection
+    )
     name: tuple[str, str] = ("podgpu", "90")  # name and index of the plugin
     inject: bool = False
     proc: str = "/proc"
@@ -71,15 +75,21 @@ class Hook:
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot be opened again."""
+        """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot
+        be opened again.
+        """
         self.writer.start()
-        threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True
+        ).start()
 
     def reload(self) -> None:
         """Required by the web server. Does nothing, because the hook has no configuration files."""
 
     def stop(self) -> None:
-        """Stops the threads. Keeps the file, because containers continue to run without the hook."""
+        """Stops the threads. Keeps the file, because containers continue to run without the
+        hook.
+        """
         self._stopping.set()
         connection = self._connection
         if connection is not None:
@@ -90,13 +100,17 @@ class Hook:
         while not self._stopping.is_set():
             was_good = self._connect_once()
             if self.inherited is not None:
-                self.fatal = None if was_good or self._stopping.is_set() else StartError(self._logged)
+                self.fatal = (
+                    None if was_good or self._stopping.is_set() else StartError(self._logged)
+                )
                 on_end()
                 return
             self._stopping.wait(_RETRY_SECONDS)
 
     def _connect_once(self) -> bool:
-        """Runs one connection until it ends. Returns True if the runtime reported its containers before the end."""
+        """Runs one connection until it ends. Returns True if the runtime reported its containers
+        before the end.
+        """
         cards = (lambda: self.writer.cards) if self.inject else None
         plugin = Plugin(self.writer.update, self._counters, cards)
         reason, message = "connection_ended", "the runtime ended the connection"
@@ -114,8 +128,12 @@ class Hook:
         finally:
             self._connection = self._plugin = None
         if not self._stopping.is_set():
-            if plugin.is_synchronised or message != self._logged:  # repeated failures are logged once
-                _log.warning("%s; podlist.json stays unchanged until the connection works again", message)
+            if (
+                plugin.is_synchronised or message != self._logged
+            ):  # repeated failures are logged once
+                _log.warning(
+                    "%s; podlist.json stays unchanged until the connection works again", message
+                )
             self._logged = message
             self._counters.error(reason)
         return plugin.is_synchronised
@@ -132,8 +150,10 @@ class Hook:
                 connection.close()
             raise SourceError(
                 "no_connection",
-                f"cannot connect to the NRI socket {self.path} ({error.strerror}): mount its directory from the host,"
-                " run as root (runAsUser: 0), and check that the runtime enables NRI (containerd 1.7 disables it)",
+                f"cannot connect to the NRI socket {self.path} ({error.strerror}): mount its "
+                "directory from the host,"
+                " run as root (runAsUser: 0), and check that the runtime enables NRI (containerd "
+                "1.7 disables it)",
             ) from error
         return connection
 
@@ -152,7 +172,9 @@ def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
 
 
 class PodlistWriter:
-    def __init__(self, file: AtomicFile, counters: HookCounters, read_cards: Callable[[], Cards] = Cards) -> None:
+    def __init__(
+        self, file: AtomicFile, counters: HookCounters, read_cards: Callable[[], Cards] = Cards
+    ) -> None:
         self._file = file
         self._counters = counters
         self._read_cards = read_cards
@@ -190,7 +212,9 @@ class PodlistWriter:
         """Reads the GPUs, at most every 10 s. Waits at most 1 s, because the driver may hang."""
         if time.monotonic() < self._next_cards_at:
             return
-        result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]
+        result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)[
+            "cards"
+        ]
         if result.value is not None:
             self.cards = result.value
             self._next_cards_at = time.monotonic() + _CARDS_INTERVAL
@@ -227,7 +251,9 @@ class PodlistWriter:
                 problems[str(error)] = error.reason
             except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
                 pod = sandbox.pod
-                problems[f"pod {pod.namespace}/{pod.name} is skipped, please report this: {error!r}"] = "bug"
+                problems[
+                    f"pod {pod.namespace}/{pod.name} is skipped, please report this: {error!r}"
+                ] = "bug"
         for text in problems.keys() - self._logged:
             self._counters.error(problems[text])
             _log.warning("%s", text)

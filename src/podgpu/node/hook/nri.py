@@ -1,8 +1,10 @@
-"""Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
+"""Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the
+runtime's requests.
 
-Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. The runtime
-waits for each answer, so `Plugin` never waits for a disk, a driver or a lock. After an internal error, the answer does
-not change the container. An answer with an error would prevent the start of the container.
+Two byte streams share the connection: one for requests of the runtime, one for requests of the
+plugin. The runtime waits for each answer, so `Plugin` never waits for a disk, a driver or a lock.
+After an internal error, the answer does not change the container. An answer with an error would
+prevent the start of the container.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod starts."""
+"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod
+starts.
+"""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -59,7 +63,9 @@ class Message(NamedTuple):
 
 
 def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
-    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes exceeds the maximum."""
+    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes
+    exceeds the maximum.
+    """
     frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
     for piece in received:
         frames += piece
@@ -76,13 +82,18 @@ def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
 def _cut(
     buffer: bytearray, header: struct.Struct, length_position: int, limit: int
 ) -> tuple[tuple[int, ...], bytes] | None:
-    """Removes a header and its content from the start of the buffer. Returns both, or None if they are incomplete."""
+    """Removes a header and its content from the start of the buffer. Returns both, or None if they
+    are incomplete.
+    """
     if len(buffer) < header.size:
         return None
     fields = header.unpack_from(buffer)
     length = fields[length_position]
     if length > limit:
-        problem = f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is {limit:,})"
+        problem = (
+            f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is "
+            f"{limit:,})"
+        )
         raise SourceError("bad_frame", problem)
     end = header.size + length
     if len(buffer) < end:
@@ -93,8 +104,13 @@ def _cut(
 
 
 def encode(message: Message) -> bytes:
-    content = _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0) + message.data
-    frames = (content[start : start + _MAX_SENT_FRAME] for start in range(0, len(content), _MAX_SENT_FRAME))
+    content = (
+        _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0) + message.data
+    )
+    frames = (
+        content[start : start + _MAX_SENT_FRAME]
+        for start in range(0, len(content), _MAX_SENT_FRAME)
+    )
     return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
 
 
@@ -103,33 +119,49 @@ class Session:
     """Registers the plugin and answers requests until the connection ends."""
 
     connection: socket.socket
-    call: Callable[[str, bytes], bytes]  # (method, payload) -> encoded response; may raise any exception
+    call: Callable[
+        [str, bytes], bytes
+    ]  # (method, payload) -> encoded response; may raise any exception
     name: tuple[str, str]  # name and two-digit index of the plugin
     counters: HookCounters
     is_registered: bool = False
 
     def run(self) -> None:
-        """Returns when the runtime ends the connection. Raises SourceError if the connection or registration fails."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
+        """Returns when the runtime ends the connection. Raises SourceError if the connection or
+        registration fails.
+        """
+        self.connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0)
+        )
         self.connection.settimeout(_REGISTRATION_SECONDS)
         try:
-            registration = nri_pb2.RegisterPluginRequest(plugin_name=self.name[0], plugin_idx=self.name[1])
-            request = nri_pb2.Request(service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration))
-            self.connection.sendall(encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request))))
+            registration = nri_pb2.RegisterPluginRequest(
+                plugin_name=self.name[0], plugin_idx=self.name[1]
+            )
+            request = nri_pb2.Request(
+                service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration)
+            )
+            self.connection.sendall(
+                encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request)))
+            )
             for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
                 self._handle(message)
         except TimeoutError as error:
             raise SourceError(
-                "no_answer", f"the runtime did not answer the registration within {_REGISTRATION_SECONDS:.0f} s"
+                "no_answer",
+                f"the runtime did not answer the registration within {_REGISTRATION_SECONDS:.0f} s",
             ) from error
         except OSError as error:
-            raise SourceError("connection_lost", f"the connection to the runtime broke ({error.strerror})") from error
+            raise SourceError(
+                "connection_lost", f"the connection to the runtime broke ({error.strerror})"
+            ) from error
         finally:
             self.connection.close()
         if not self.is_registered:
             raise SourceError(
                 "refused",
-                "the runtime closed the connection before it registered the plugin: see its log; it may accept only"
+                "the runtime closed the connection before it registered the plugin: see its log; "
+                "it may accept only"
                 " plugins that it started itself (containerd: disable_connections)",
             )
 
@@ -137,7 +169,9 @@ class Session:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
             self._finish_registration(message.data)
         elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
-            self.connection.sendall(encode(message._replace(kind=RESPONSE, data=self._answer(message.data))))
+            self.connection.sendall(
+                encode(message._replace(kind=RESPONSE, data=self._answer(message.data)))
+            )
         else:
             self.counters.error("unexpected_message")
 
@@ -145,12 +179,16 @@ class Session:
         try:
             answer = nri_pb2.Response.FromString(data)
         except DecodeError as error:
-            raise SourceError("refused", "the runtime's answer to the registration is not an NRI message") from error
+            raise SourceError(
+                "refused", "the runtime's answer to the registration is not an NRI message"
+            ) from error
         if answer.status.code:
             raise SourceError(
                 "refused",
-                f"the runtime rejects the plugin {'-'.join(reversed(self.name))} ({answer.status.message}): podgpu"
-                " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see the runtime's log",
+                f"the runtime rejects the plugin {'-'.join(reversed(self.name))} "
+                f"({answer.status.message}): podgpu"
+                " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see "
+                "the runtime's log",
             )
         self.is_registered = True
         self.connection.settimeout(None)
@@ -165,7 +203,11 @@ class Session:
                 raise NotImplementedError
             response.payload = self.call(method, request.payload)
         except NotImplementedError:
-            self._failed(f"{request.service}/{method}", "other_protocol", f"podgpu implements {PLUGIN_API} only")
+            self._failed(
+                f"{request.service}/{method}",
+                "other_protocol",
+                f"podgpu implements {PLUGIN_API} only",
+            )
             response.status.code, method = _UNIMPLEMENTED, "other"
         except DecodeError:
             self._failed(method, "bad_request", "the request is not an NRI message")
@@ -190,8 +232,9 @@ def _serialize(message: Any) -> bytes:
 
 @dataclass
 class Plugin:
-    """Answers requests and tracks the containers. Lives as long as the connection, because the runtime reports all
-    containers again after a reconnect."""
+    """Answers requests and tracks the containers. Lives as long as the connection, because the
+    runtime reports all containers again after a reconnect.
+    """
 
     on_change: Callable[[tuple[Sandbox, ...]], None]
     """Called with all sandboxes after every change, after the first full report of the runtime."""
@@ -200,7 +243,9 @@ class Plugin:
     """If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers."""
     is_synchronised: bool = False
     _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
-    _reported_pods: list[Any] = field(default_factory=list)  # of a Synchronize request that has more messages to come
+    _reported_pods: list[Any] = field(
+        default_factory=list
+    )  # of a Synchronize request that has more messages to come
     _reported_containers: list[Any] = field(default_factory=list)
 
     @property
@@ -212,8 +257,14 @@ class Plugin:
         return tuple(self._sandboxes.values())
 
     def answer(self, method: str, payload: bytes) -> bytes:
-        """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's DecodeError."""
-        own = {"Configure": self._configure, "Synchronize": self._synchronize, "CreateContainer": self._create}
+        """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's
+        DecodeError.
+        """
+        own = {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "CreateContainer": self._create,
+        }
         if method in own:
             return own[method](payload)
         if method == "StateChange":
@@ -228,7 +279,9 @@ class Plugin:
 
     def _configure(self, payload: bytes) -> bytes:
         request = nri_pb2.ConfigureRequest.FromString(payload)
-        _log.info("registered with %s %s", request.runtime_name or "the runtime", request.runtime_version)
+        _log.info(
+            "registered with %s %s", request.runtime_name or "the runtime", request.runtime_version
+        )
         return _serialize(nri_pb2.ConfigureResponse(events=EVENTS))
 
     def _synchronize(self, payload: bytes) -> bytes:
@@ -240,8 +293,11 @@ class Plugin:
         self._sandboxes = {}
         for pod in self._reported_pods:
             self._add(pod)
-        # If two containers have the same name, the newer one replaces the other, because only the newer one runs.
-        for container in sorted(self._reported_containers, key=lambda container: container.created_at):
+        # If two containers have the same name, the newer one replaces the other, because only the
+        # newer one runs.
+        for container in sorted(
+            self._reported_containers, key=lambda container: container.created_at
+        ):
             if container.pod_sandbox_id in self._sandboxes:
                 self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
         self._reported_pods, self._reported_containers = [], []
@@ -262,10 +318,16 @@ class Plugin:
             return b""
         self.counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
-        if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
-            # Another plugin may have set the variable. The runtime then accepts a new value only after its removal.
+        if any(
+            variable.startswith(f"{VISIBLE_DEVICES}=".encode())
+            for variable in subject.container.env
+        ):
+            # Another plugin may have set the variable. The runtime then accepts a new value only
+            # after its removal.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
-        return _serialize(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
+        return _serialize(
+            nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env))
+        )
 
     def _apply(self, method: str, pod: Any, container: Any) -> None:
         if method == "RunPodSandbox":
@@ -274,12 +336,16 @@ class Plugin:
             self._sandboxes.pop(pod.id, None)
         elif method in ("StopContainer", "RemoveContainer"):
             self._remove_container(container.id)
-        elif method:  # also for later events, because the creation of the container may have been missed
+        elif (
+            method
+        ):  # also for later events, because the creation of the container may have been missed
             self._put_container(pod, container)
         self._publish()
 
     def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were missed."""
+        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were
+        missed.
+        """
         for sandbox in self.sandboxes:
             if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
                 del self._sandboxes[sandbox.pod.id]
@@ -287,7 +353,9 @@ class Plugin:
         self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
 
     def _put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Removes an older one with the same name, in case its stop event was missed."""
+        """Adds a container. Removes an older one with the same name, in case its stop event was
+        missed.
+        """
         self._remove_container(container.id)
         if container.state == _STOPPED:
             return
@@ -298,7 +366,9 @@ class Plugin:
 
     def _remove_container(self, container_id: str) -> None:
         for sandbox in self.sandboxes:
-            kept = tuple(container for container in sandbox.containers if container.id != container_id)
+            kept = tuple(
+                container for container in sandbox.containers if container.id != container_id
+            )
             if len(kept) < len(sandbox.containers):
                 self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
 

@@ -1,7 +1,8 @@
-"""Uses /proc to find the container of a process. On a node without Kubernetes, also finds the Slurm job and user.
+"""Uses /proc to find the container of a process. On a node without Kubernetes, also finds the Slurm
+job and user.
 
-There are three results: the process is in a container, it is outside any container, or this cannot be determined.
-The third case is kept separate, because a busy container would otherwise look idle.
+There are three results: the process is in a container, it is outside any container, or this cannot
+be determined. The third case is kept separate, because a busy container would otherwise look idle.
 """
 
 from __future__ import annotations
@@ -21,25 +22,35 @@ from podgpu.model import Workload
 
 CACHE_SECONDS = 30.0  # lookups are then repeated, because a process can be moved to another cgroup
 
-_HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
+_HOST_PID_NAMESPACE = (
+    "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
+)
 _STARTED = 22  # number of the start time field in /proc/<pid>/stat (clock ticks since boot)
-_MPS_SERVER = b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, truncated to 15 characters by the kernel
+_MPS_SERVER = (
+    b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, truncated to 15 characters by the kernel
+)
 _MAX_BYTES = 64 * 1024
 _MAX_COMMAND = 64
 _UID_LINE = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
-_SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")  # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
+_SLURM_CGROUP = re.compile(
+    r"slurm[^\n]*/job_(\d+)"
+)  # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
 _SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
 _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # exists, but cannot be read
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset(
+    {"not_permitted", "unreadable"}
+)  # exists, but cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerLookup:
-    """Result of one lookup. If a container was found, `workload` has its `uid` and `container_id`."""
+    """Result of one lookup. If a container was found, `workload` has its `uid` and
+    `container_id`.
+    """
 
     outcome: LookupOutcome
     workload: Workload = field(default_factory=Workload)
@@ -49,10 +60,11 @@ class ContainerLookup:
 
 @dataclass(eq=False)
 class ContainerFinder:
-    """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
+    """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the
+    host's /proc.
 
-    Pids are reused, so a cached entry is valid only for a process with the same start time. With `finds_users`, it also
-    finds the job, user and command of processes outside pods.
+    Pids are reused, so a cached entry is valid only for a process with the same start time. With
+    `finds_users`, it also finds the job, user and command of processes outside pods.
     """
 
     proc: str = "/proc"
@@ -78,7 +90,8 @@ class ContainerFinder:
 
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
         stat, now = _read(f"{folder}/stat"), self._clock()
-        # The fields are counted after the last parenthesis, because the program's name can contain spaces.
+        # The fields are counted after the last parenthesis, because the program's name can contain
+        # spaces.
         started, cached = int(stat.rpartition(b")")[2].split()[_STARTED - 3]), self._cache.get(pid)
         if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
             return cached[2]
@@ -87,14 +100,19 @@ class ContainerFinder:
         outcome: LookupOutcome = "not_in_container" if container is None else "found"
         workload, command = container or Workload(), ""
         if self.finds_users and not workload.uid:
-            workload, command = _find_user(folder, cgroup, workload.container_id), _find_command(folder, stat)
+            workload, command = (
+                _find_user(folder, cgroup, workload.container_id),
+                _find_command(folder, stat),
+            )
         lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command)
         self._cache[pid] = started, now, lookup
         return lookup
 
 
 def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
-    """Returns the containers (`uid` and `container_id`) of all processes, or None if a process cannot be read."""
+    """Returns the containers (`uid` and `container_id`) of all processes, or None if a process
+    cannot be read.
+    """
     if not in_host_pid_namespace(proc):
         return None
     finder = ContainerFinder(proc)
@@ -112,23 +130,30 @@ def in_host_pid_namespace(proc: str = "/proc") -> bool:
 
 
 def require_host_pid_namespace(proc: str) -> None:
-    """Raises SourceError outside the host's PID namespace, where NVML lists no processes and reports no error."""
+    """Raises SourceError outside the host's PID namespace, where NVML lists no processes and
+    reports no error.
+    """
     if not in_host_pid_namespace(proc):
         raise SourceError(
             "not_host_pid_namespace",
-            "processes on the GPUs are visible in the host's PID namespace only: set hostPID: true on the pod,"
+            "processes on the GPUs are visible in the host's PID namespace only: set hostPID: "
+            "true on the pod,"
             " or disable the features that need it; all other features work without it",
         )
 
 
 def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> None:
-    """Raises SourceError if every lookup failed, because this means that podgpu lacks permissions."""
+    """Raises SourceError if every lookup failed, because this means that podgpu lacks
+    permissions.
+    """
     outcomes = {lookup.outcome for lookup in lookups.values()} - {"gone"}
     if outcomes and outcomes <= FAILED_LOOKUPS:
         raise SourceError(
             "not_permitted" if "not_permitted" in outcomes else "unreadable",
-            f"{proc}/<pid>/cgroup cannot be read for any process on the GPUs: set securityContext.runAsUser: 0,"
-            " and check that neither hidepid on /proc nor an AppArmor or SELinux profile forbids it",
+            f"{proc}/<pid>/cgroup cannot be read for any process on the GPUs: set "
+            "securityContext.runAsUser: 0,"
+            " and check that neither hidepid on /proc nor an AppArmor or SELinux profile forbids "
+            "it",
         )
 
 
@@ -137,7 +162,7 @@ def _read(path: str) -> bytes:
         return file.read(_MAX_BYTES) or b""
 
 
-# -- owners --------------------------------------------------------------------------------------------------------
+# Owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +192,9 @@ class ProcessOwners:
     def find(self, pids: Collection[int]) -> Mapping[int, ProcessOwner]:
         before, self._lookups = self._lookups, self._finder.find_all(pids)
         owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
-        if any(owner.container and owner.container not in self._nameless for owner in owners.values()):
+        if any(
+            owner.container and owner.container not in self._nameless for owner in owners.values()
+        ):
             self._read_identities()  # now, before a short job ends
             owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
         self._nameless = frozenset(owner.container for owner in owners.values() if owner.container)
@@ -178,10 +205,14 @@ class ProcessOwners:
         lookup, before = self._lookups[pid], self._last.get(pid, NOT_IN_POD).workload
         outcome, workload = lookup.outcome, lookup.workload
         if before and (outcome == "gone" or before.container_id == workload.container_id != ""):
-            outcome, workload = "found", before  # the process has just ended, or is in the same container
+            outcome, workload = (
+                "found",
+                before,
+            )  # the process has just ended, or is in the same container
         problem: str = outcome if outcome in FAILED_LOOKUPS else ""
         owner = container = None
-        # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone while they run.
+        # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone
+        # while they run.
         is_hidden = outcome == "gone" and lookup == lookup_before
         if self._finder.finds_users and (problem or is_hidden):
             owner = UNKNOWN_USER
@@ -198,23 +229,31 @@ class ProcessOwners:
         return ProcessOwner(owner, problem, container, lookup.is_mps_server, lookup.command)
 
     def require_permission(self) -> None:
-        """Raises SourceError if the last lookup found the owner of no process. The message says what to change."""
+        """Raises SourceError if the last lookup found the owner of no process. The message says
+        what to change.
+        """
         require_host_pid_namespace(self._finder.proc)
         require_permission(self._lookups, self._finder.proc)
         owners = self._last.values()
-        if any(owner.problem == NO_NAME for owner in owners) and not any(owner.workload for owner in owners):
+        if any(owner.problem == NO_NAME for owner in owners) and not any(
+            owner.workload for owner in owners
+        ):
             raise SourceError(
                 NO_NAME,
-                "podgpu cannot determine the pods of the processes on the GPUs: mount the host's /var/log read-only"
-                " (podgpu reads only file names; see --path-varlog), or give podgpu access to the API server",
+                "podgpu cannot determine the pods of the processes on the GPUs: mount the host's "
+                "/var/log read-only"
+                " (podgpu reads only file names; see --path-varlog), or give podgpu access to the "
+                "API server",
             )
 
 
-# -- users ---------------------------------------------------------------------------------------------------------
+# Users
 
 
 def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
-    """Returns the Slurm job and the user of a process. Reads the process's environment if permitted."""
+    """Returns the Slurm job and the user of a process. Reads the process's environment if
+    permitted.
+    """
     environment, uid = b"", _UID_LINE.search(_read(f"{folder}/status"))
     with suppress(OSError):
         environment = _read(f"{folder}/environ")
@@ -222,7 +261,9 @@ def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
     variable, job_user = _SLURM_JOB.search(environment), _SLURM_USER.search(environment)
     number = job[1] if job else variable[1].decode() if variable else ""
     user = _find_user_name(int(uid[1])) if uid else "unknown"
-    if job_user and user.isdigit():  # only a UID was found: a container does not know the users of the host
+    if (
+        job_user and user.isdigit()
+    ):  # only a UID was found: a container does not know the users of the host
         user = job_user[1].decode(errors="replace")
     return Workload(container_id="" if number else container_id, job=number, user=user)
 
@@ -236,7 +277,9 @@ def _find_user_name(uid: int) -> str:
 
 
 def _find_command(folder: str, stat: bytes) -> str:
-    """Returns the program's name. Arguments are cut off, because some programs write them into argv[0]."""
+    """Returns the program's name. Arguments are cut off, because some programs write them into
+    argv[0].
+    """
     words: list[bytes] = []
     with suppress(OSError):
         words = _read(f"{folder}/cmdline").partition(b"\0")[0].split()
@@ -244,13 +287,16 @@ def _find_command(folder: str, stat: bytes) -> str:
     return name.decode(errors="replace")[:_MAX_COMMAND]
 
 
-# -- cgroups -------------------------------------------------------------------------------------------------------
-# The format depends on the cgroup version, the kubelet's cgroup driver, the runtime, and the reader's cgroup namespace.
-# If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`. The cgroups
-# crio-conmon-<id> and libpod-conmon-<id> contain only the container's monitor.
+# Cgroups
+# The format depends on the cgroup version, the kubelet's cgroup driver, the runtime, and the
+# reader's cgroup namespace. If containerd uses systemd cgroups and runc does not, runc creates one
+# directory named `slice:prefix:id`. The cgroups crio-conmon-<id> and libpod-conmon-<id> contain
+# only the container's monitor.
 
-_UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
-_ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"  # the kernel adds (deleted) if the cgroup was removed
+# a pod's UID, or the hash of a static pod
+_UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+# the kernel adds (deleted) if the cgroup was removed
+_ID = r"([0-9a-f]{64})(?:\.scope)?(?=/|\n|\Z| \(deleted\))"
 _IN_POD = re.compile(rf"[/-]pod({_UID})(?:\.slice)?(?=[/:])[^\n]*?[/:-](?<!conmon-){_ID}")
 _OUTSIDE_PODS = re.compile(rf"/(?:(?:cri-containerd|nerdctl|crio|docker|libpod)-)?{_ID}")
 

@@ -1,6 +1,8 @@
-"""Splits the usage of devices among workloads after each reading, and adds up each workload's usage.
+"""Splits the usage of devices among workloads after each reading, and adds up each workload's
+usage.
 
-The shares of the workloads and the unattributed remainder always add up exactly to the value of the device.
+The shares of the workloads and the unattributed remainder always add up exactly to the value of the
+device.
 """
 
 from __future__ import annotations
@@ -31,9 +33,15 @@ from podgpu.model import (
 
 K = TypeVar("K")
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
-_SHARE_UNITS = 1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
-_MAX_CLOSED_ACCOUNTS = 1_000  # closed accounts are kept, so that counters continue if a workload returns
-_MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
+_SHARE_UNITS = (
+    1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
+)
+_MAX_CLOSED_ACCOUNTS = (
+    1_000  # closed accounts are kept, so that counters continue if a workload returns
+)
+_MAX_NAMESPACES = (
+    5_000  # combinations of namespace and GPU model; the least recently used is evicted
+)
 _NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
 _DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
@@ -42,7 +50,7 @@ COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)
 _NO_WAIT = HolderUsage(wait_ns=0, wait_min_ns=0, wait_max_ns=0, wait_ratio=0.0)
 
 
-# -- one reading ---------------------------------------------------------------------------------------------------
+# One reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +61,16 @@ class OwnedProcess:
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    only_busy: bool = False  # True if it has only busy time: it ended since the last reading, or is an MPS server
+    only_busy: bool = (
+        False  # True if it has only busy time: it ended since the last reading, or is an MPS server
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A value of a device, split among workloads. If a workload is not listed, its share is unknown, not 0."""
+    """A value of a device, split among workloads. If a workload is not listed, its share is
+    unknown, not 0.
+    """
 
     total: int | None = None  # None if not reported
     parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
@@ -69,7 +81,9 @@ class Division:
 
     @property
     def without_series(self) -> int | None:
-        """The total minus the shares of workloads that have their own metrics. So all metrics add up to the total."""
+        """The total minus the shares of workloads that have their own metrics. So all metrics add
+        up to the total.
+        """
         labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
         return None if self.total is None else self.total - labelled
 
@@ -102,12 +116,20 @@ class _WaitSum:
 
 @dataclass(frozen=True, slots=True)
 class OwnedUsage:
-    """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and owners of processes."""
+    """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and
+    owners of processes.
+    """
 
     usage: DeviceUsage  # `window_ns` is 0 if the device did not answer
-    holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
-    processes: tuple[OwnedProcess, ...] | None = None  # None if not visible, for example without hostPID
-    mps_busy_ns: int | None = None  # busy time of the MPS server; None unless its clients have several owners
+    holders: Mapping[Workload, float | None] = field(
+        default_factory=dict
+    )  # share of each holder; None if unknown
+    processes: tuple[OwnedProcess, ...] | None = (
+        None  # None if not visible, for example without hostPID
+    )
+    mps_busy_ns: int | None = (
+        None  # busy time of the MPS server; None unless its clients have several owners
+    )
 
     @property
     def device(self) -> Device:
@@ -120,7 +142,9 @@ class OwnedUsage:
     def measure(
         self, workloads: Iterable[Workload], busy: Division, elapsed_ns: int
     ) -> tuple[DeviceTotals, dict[Workload, HolderUsage]]:
-        """Returns the usage of the device and of the workloads since the last reading. `busy`: see `attribute_busy`."""
+        """Returns the usage of the device and of the workloads since the last reading. `busy`: see
+        `attribute_busy`.
+        """
         window_ns = self.usage.window_ns
         memory = self.attribute_memory()
         processes = self.count_processes()
@@ -163,21 +187,25 @@ class OwnedUsage:
     def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
         """Splits the device's busy time among the workloads.
 
-        The driver does not report processes that have ended. `ended_owner` owned all processes that ended since the
-        last reading, so it gets the busy time that no running process accounts for.
+        The driver does not report processes that have ended. `ended_owner` owned all processes that
+        ended since the last reading, so it gets the busy time that no running process accounts for.
         """
         usage = self.usage
         total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
         if self.processes is None:
             return Division(total)
-        if usage.process_busy_ns is None:  # busy time is attributed only if one holder owns all processes
+        if (
+            usage.process_busy_ns is None
+        ):  # busy time is attributed only if one holder owns all processes
             owners = {process.owner for process in self.processes} | self.holders.keys()
             is_alone = total is not None and len(owners) == len(self.holders) == 1
             return Division(total, dict.fromkeys(self.holders, total or 0) if is_alone else None)
         reported = [(process.owner, process.busy_ns) for process in self.processes]
         parts, others = self._sum_by_owner(reported)
         measured = sum(parts.values()) + others
-        if measured > usage.window_ns:  # possible, because samples are inexact and processes can run concurrently
+        if (
+            measured > usage.window_ns
+        ):  # possible, because samples are inexact and processes can run concurrently
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
         if total is None or measured > total:
@@ -188,26 +216,36 @@ class OwnedUsage:
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Splits the memory in use. The total is the device's value, or the sum of its processes if that is larger."""
+        """Splits the memory in use. The total is the device's value, or the sum of its processes if
+        that is larger.
+        """
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
-        reported = [(process.owner, 0 if process.only_busy else process.memory) for process in self.processes]
+        reported = [
+            (process.owner, 0 if process.only_busy else process.memory)
+            for process in self.processes
+        ]
         parts, _ = self._sum_by_owner(reported)
         return Division(None if total is None else max(total, sum(parts.values())), parts)
 
     def count_processes(self) -> Mapping[Workload, int]:
-        """Counts the running processes of each workload. Workloads with an unknown number are omitted."""
+        """Counts the running processes of each workload. Workloads with an unknown number are
+        omitted.
+        """
         if self.processes is None:
             return {}
-        return self._sum_by_owner([(process.owner, int(not process.only_busy)) for process in self.processes])[0]
+        return self._sum_by_owner(
+            [(process.owner, int(not process.only_busy)) for process in self.processes]
+        )[0]
 
     def compute_idle(self, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
-        """Returns the idle time since the last reading. None if uncertain, or if the workload is not a holder.
+        """Returns the idle time since the last reading. None if uncertain, or if the workload is
+        not a holder.
 
-        The driver takes about six samples per second and attributes each to one process. While another process is
-        busy, a process can run for milliseconds without being sampled, so its idle time is uncertain. Context switches
-        show idle time exactly.
+        The driver takes about six samples per second and attributes each to one process. While
+        another process is busy, a process can run for milliseconds without being sampled, so its
+        idle time is uncertain. Context switches show idle time exactly.
         """
         part = busy.part(workload)
         if part is None or workload not in self.holders:
@@ -219,7 +257,8 @@ class OwnedUsage:
         return elapsed_ns if is_certain else None
 
     def bound_busy(self, busy: Division) -> dict[Workload, Bounds]:
-        """Returns the minimum and maximum busy time of each workload. The attributed time lies between them.
+        """Returns the minimum and maximum busy time of each workload. The attributed time lies
+        between them.
 
         An MPS client has no minimum. Its maximum is the busy time of the MPS server.
         """
@@ -307,28 +346,36 @@ class OwnedUsage:
         return Waits(usages, _NO_WAIT, min(waits.pressure_ns, waited_ns, window_ns))
 
     def compute_shares(self) -> dict[Workload | None, int]:
-        """Returns the share of each workload in millionths of the device. The key None has the unallocated share.
+        """Returns the share of each workload in millionths of the device. The key None has the
+        unallocated share.
 
-        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single holder, and as 0
-        for one of several holders.
+        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single
+        holder, and as 0 for one of several holders.
         """
         default = 1.0 if len(self.holders) == 1 else 0.0
         weights: dict[Workload | None, int] = {
             holder: round((default if share is None else share) * _SHARE_UNITS)
             for holder, share in self.holders.items()
         }
-        return divide_exactly(_SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))})
+        return divide_exactly(
+            _SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))}
+        )
 
-    def _sum_by_owner(self, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-        """Adds up the amounts of each workload. Returns these sums, and the sum of all other amounts.
+    def _sum_by_owner(
+        self, amounts: Sequence[tuple[Owner, int | None]]
+    ) -> tuple[dict[Workload, int], int]:
+        """Adds up the amounts of each workload. Returns these sums, and the sum of all other
+        amounts.
 
-        Omits a workload if one of its amounts is not reported. Also omits holders without processes if a process has an
-        unknown owner, because the process may belong to one of them.
+        Omits a workload if one of its amounts is not reported. Also omits holders without processes
+        if a process has an unknown owner, because the process may belong to one of them.
         """
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
             workloads |= self.holders.keys()
-        workloads -= {owner for owner, amount in amounts if amount is None and isinstance(owner, Workload)}
+        workloads -= {
+            owner for owner, amount in amounts if amount is None and isinstance(owner, Workload)
+        }
         parts, others = dict.fromkeys(sorted(workloads, key=parts_of), 0), 0
         for owner, amount in amounts:
             if isinstance(owner, Workload) and owner in parts:
@@ -338,15 +385,19 @@ class OwnedUsage:
         return parts, others
 
 
-# -- the sum of all readings -------------------------------------------------------------------------------------
+# The sum of all readings
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. An account is open while the workload holds or uses the device."""
+    """Usage of one workload on one device. An account is open while the workload holds or uses the
+    device.
+    """
 
     workload: Workload
-    usage: HolderUsage = field(default_factory=HolderUsage)  # a counter is None until it has its first value
+    usage: HolderUsage = field(
+        default_factory=HolderUsage
+    )  # a counter is None until it has its first value
     namespace: tuple[str, str, str] | None = None  # key in `Ledger._namespaces`
     is_holder: bool = False
     has_process: bool = False
@@ -363,7 +414,9 @@ class Account:
         before, busy_ns, idle_ns = self.usage, window.busy_ns, window.idle_ns
         self.is_mps_client = window.busy_min_ns is None and window.busy_max_ns is not None
         sums = _sums(before, window, COUNTERS)
-        if window.busy_max_ns is None and before.busy_max_ns is not None:  # without bounds, the busy time is certain
+        if (
+            window.busy_max_ns is None and before.busy_max_ns is not None
+        ):  # without bounds, the busy time is certain
             low = None if before.busy_min_ns is None else before.busy_min_ns + (busy_ns or 0)
             sums |= {"busy_min_ns": low, "busy_max_ns": before.busy_max_ns + (busy_ns or 0)}
         elif (
@@ -377,15 +430,23 @@ class Account:
         self.idle_streak_ns = 0 if may_have_run else self.idle_streak_ns + (idle_ns or 0)
 
     def to_holder(self, at: float, unallocated_after_ns: int) -> Holder:
-        """Returns workload and usage. Sets a counter to None if the workload may have run without being counted."""
+        """Returns workload and usage. Sets a counter to None if the workload may have run without
+        being counted.
+        """
         unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
-        changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
+        changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(
+            unknown
+        )
         if self.is_mps_client:
             changes.pop("busy_max_ns", None)
         usage = structs.replace(
             self.usage,
-            idle_since=at - self.idle_streak_ns / NS if self.is_measured and self.idle_streak_ns else None,
-            unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
+            idle_since=at - self.idle_streak_ns / NS
+            if self.is_measured and self.idle_streak_ns
+            else None,
+            unallocated_since=at - self.unallocated_ns / NS
+            if self.unallocated_ns >= unallocated_after_ns
+            else None,
             **changes,
         )
         return Holder(**structs.asdict(self.workload), usage=usage)
@@ -394,18 +455,28 @@ class Account:
 class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
-    def __init__(self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
-        """Reports use without an allocation after `unallocated_after` seconds. Shorter use is normal."""
+    def __init__(
+        self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0
+    ) -> None:
+        """Reports use without an allocation after `unallocated_after` seconds. Shorter use is
+        normal.
+        """
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
-        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last reading, by device key
+        self._accounts: dict[
+            str, dict[WorkloadKey, Account]
+        ] = {}  # accounts of the last reading, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, DeviceTotals] = {}  # includes removed devices, which may return
         self._have_processes: set[str] = set()  # devices whose processes were visible at least once
         self._listed: set[str] = set()  # keys of the devices and GPUs in the last reading
-        self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}  # by namespace, model, profile; oldest first
+        self._namespaces: dict[
+            tuple[str, str, str], NamespaceUsage
+        ] = {}  # by namespace, model, profile; oldest first
         self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
-        self._windows: dict[str, Counter[Account | None]] = {}  # weights by GPU UUID, see `_charge_energy`
+        self._windows: dict[
+            str, Counter[Account | None]
+        ] = {}  # weights by GPU UUID, see `_charge_energy`
 
     def charge(
         self,
@@ -416,10 +487,11 @@ class Ledger:
     ) -> None:
         """Adds the usage since the last call.
 
-        `usages` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its instances). Other devices
-        are removed from the snapshot. If a removed device returns, its counters continue.
-        `gpus` maps UUIDs to the usage of GPUs that answered.
-        `unallocated` contains (device key, workload key) for each workload that uses a device without an allocation.
+        `usages` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its
+        instances). Other devices are removed from the snapshot. If a removed device returns, its
+        counters continue. `gpus` maps UUIDs to the usage of GPUs that answered. `unallocated`
+        contains (device key, workload key) for each workload that uses a device without an
+        allocation.
         """
         self._remove_missing(usages)
         for uuid, devices in usages.items():
@@ -429,19 +501,28 @@ class Ledger:
             for owned in devices:
                 for name, account in self._accounts[owned.device.key].items():
                     is_allocated = (owned.device.key, name) not in unallocated
-                    account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
+                    account.unallocated_ns = (
+                        0 if is_allocated else account.unallocated_ns + elapsed_ns
+                    )
         self._evict()
 
     def assume_idle(self, seconds: float) -> None:
-        """Counts holders that are idle now as idle for `seconds` longer. The demo needs this, because it has a past."""
+        """Counts holders that are idle now as idle for `seconds` longer. The demo needs this,
+        because it has a past.
+        """
         for account in (each for accounts in self._accounts.values() for each in accounts.values()):
             if account.idle_streak_ns and account.is_holder:
                 account.idle_streak_ns += round(seconds * NS)
 
     def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, Holder]]:
-        """Returns workloads with their usage, by device key and workload key. `at`: Unix time of the last reading."""
+        """Returns workloads with their usage, by device key and workload key. `at`: Unix time of
+        the last reading.
+        """
         return {
-            key: {name: account.to_holder(at, self._unallocated_after_ns) for name, account in sorted(accounts.items())}
+            key: {
+                name: account.to_holder(at, self._unallocated_after_ns)
+                for name, account in sorted(accounts.items())
+            }
             for key, accounts in self._accounts.items()
         }
 
@@ -466,32 +547,45 @@ class Ledger:
         key, accounts = owned.device.key, self._update_accounts(owned)
         busy = owned.attribute_busy(self._find_ended_owner(owned))
         device, usages = owned.measure(accounts, busy, elapsed_ns)
-        self._devices[key] = structs.replace(device, **_sums(self._devices.get(key), device, _DEVICE_COUNTERS))
+        self._devices[key] = structs.replace(
+            device, **_sums(self._devices.get(key), device, _DEVICE_COUNTERS)
+        )
         has_energy = self._devices.get(owned.device.uuid, device).energy_mj is not None
         owners = None if owned.processes is None else {process.owner for process in owned.processes}
         for workload, usage in usages.items():
             if has_energy and usage.busy_ns is not None:
-                usage = structs.replace(usage, energy_mj=0)  # until the energy counter is read again
+                usage = structs.replace(
+                    usage, energy_mj=0
+                )  # until the energy counter is read again
             account = accounts[workload]
             account.add(usage, is_alone=owners is not None and owners <= {workload})
             if owners is not None and owned.usage.process_busy_ns is not None:
-                account.is_measured = usage.busy_ns is not None or (account.is_measured and not account.has_process)
+                account.is_measured = usage.busy_ns is not None or (
+                    account.is_measured and not account.has_process
+                )
             self._charge_namespace(account, usage)
         if owners is not None:
             self._have_processes.add(key)
         return busy
 
     def _charge_energy(
-        self, gpu: DeviceUsage, devices: Sequence[OwnedUsage], busy: Sequence[Division], elapsed_ns: int
+        self,
+        gpu: DeviceUsage,
+        devices: Sequence[OwnedUsage],
+        busy: Sequence[Division],
+        elapsed_ns: int,
     ) -> None:
         """Splits the energy since the last reading of the GPU's energy counter among the accounts.
 
-        Each usage reading since then has the weight power × time, which `_weigh` splits among the accounts. The key
-        None is for unattributed energy. Accounts that were closed since that reading also get a share.
+        Each usage reading since then has the weight power × time, which `_weigh` splits among the
+        accounts. The key None is for unattributed energy. Accounts that were closed since that
+        reading also get a share.
         """
         uuid = gpu.device.uuid
         weights = self._windows.setdefault(uuid, Counter())
-        weights.update(divide_exactly((gpu.power_mw or 1) * elapsed_ns, self._weigh(gpu.device, devices, busy)))
+        weights.update(
+            divide_exactly((gpu.power_mw or 1) * elapsed_ns, self._weigh(gpu.device, devices, busy))
+        )
         if any(owned.processes is not None for owned in devices):
             self._have_processes.add(uuid)
         if gpu.energy_mj is None:
@@ -500,7 +594,9 @@ class Ledger:
         parts, rest = divide_exactly(gpu.energy_mj, weights), gpu.energy_mj
         for account, part in parts.items():
             if account is not None:
-                account.usage = structs.replace(account.usage, energy_mj=_add(account.usage.energy_mj, part))
+                account.usage = structs.replace(
+                    account.usage, energy_mj=_add(account.usage.energy_mj, part)
+                )
                 self._charge_namespace(account, HolderUsage(energy_mj=part))
                 rest -= part if account.workload.has_labels else 0
         for owned in devices:
@@ -511,15 +607,26 @@ class Ledger:
         window = DeviceTotals(energy_mj=gpu.energy_mj, unattributed_energy_mj=rest)
         self._devices[uuid] = structs.replace(device, **_sums(device, window, _DEVICE_COUNTERS))
 
-    def _weigh(self, gpu: Device, devices: Sequence[OwnedUsage], busy: Sequence[Division]) -> Counter[Account | None]:
-        """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share × slices.
+    def _weigh(
+        self, gpu: Device, devices: Sequence[OwnedUsage], busy: Sequence[Division]
+    ) -> Counter[Account | None]:
+        """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share ×
+        slices.
 
         If no device answered, returns no weights, because the next reading also covers this time.
         """
         by_use, by_share = Counter[Account | None](), Counter[Account | None]()
-        answers = [(owned, parts) for owned, parts in zip(devices, busy, strict=True) if owned.usage.window_ns]
+        answers = [
+            (owned, parts)
+            for owned, parts in zip(devices, busy, strict=True)
+            if owned.usage.window_ns
+        ]
         for owned, division in answers:
-            accounts, shares, unheld = self._accounts[owned.device.key], owned.compute_shares(), _SHARE_UNITS
+            accounts, shares, unheld = (
+                self._accounts[owned.device.key],
+                owned.compute_shares(),
+                _SHARE_UNITS,
+            )
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
                 by_use[account] += part * owned.slices
@@ -527,7 +634,9 @@ class Ledger:
                 unheld -= shares.get(workload, 0)
             by_share[None] += unheld * owned.slices
             unattributed = division.unattributed
-            by_use[None] += (owned.usage.window_ns if unattributed is None else unattributed) * owned.slices
+            by_use[None] += (
+                owned.usage.window_ns if unattributed is None else unattributed
+            ) * owned.slices
         if answers and gpu.mig_enabled:  # slices that belong to no MIG instance
             free = slices_of_gpu(gpu.model) - sum(owned.slices for owned in devices)
             by_share[None] += max(0, free) * _SHARE_UNITS
@@ -535,39 +644,66 @@ class Ledger:
 
     def _charge_namespace(self, account: Account, window: HolderUsage) -> None:
         if account.namespace is not None:
-            before = self._namespaces.get(account.namespace) or NamespaceUsage(*account.namespace, allocated_ns=0)
-            self._namespaces[account.namespace] = structs.replace(before, **_sums(before, window, _NAMESPACE_COUNTERS))
+            before = self._namespaces.get(account.namespace) or NamespaceUsage(
+                *account.namespace, allocated_ns=0
+            )
+            self._namespaces[account.namespace] = structs.replace(
+                before, **_sums(before, window, _NAMESPACE_COUNTERS)
+            )
 
     def _find_ended_owner(self, owned: OwnedUsage) -> Workload | None:
-        """Returns the owner of all processes that ended since the last reading. None if they have several owners."""
+        """Returns the owner of all processes that ended since the last reading. None if they have
+        several owners.
+        """
         if owned.processes is None:
             return None
         before = self._owners.get(owned.device.key, {})
-        now = self._owners[owned.device.key] = {p.pid: p.owner for p in owned.processes if not p.only_busy}
+        now = self._owners[owned.device.key] = {
+            p.pid: p.owner for p in owned.processes if not p.only_busy
+        }
         ended = {_key(owner) for pid, owner in before.items() if _key(now.get(pid)) != _key(owner)}
         return next((holder for holder in owned.holders if ended == {holder.key}), None)
 
     def _update_accounts(self, owned: OwnedUsage) -> Mapping[Workload, Account]:
-        """Opens the accounts of workloads that hold or use the device, and closes all other accounts of the device."""
+        """Opens the accounts of workloads that hold or use the device, and closes all other
+        accounts of the device.
+        """
         key, accounts = owned.device.key, dict[Workload, Account]()
         before = self._accounts.get(key, {})
-        users = {process.owner for process in owned.processes or () if isinstance(process.owner, Workload)}
+        users = {
+            process.owner
+            for process in owned.processes or ()
+            if isinstance(process.owner, Workload)
+        }
         for workload in owned.holders.keys() | users:
             account = accounts[workload] = self._open(owned, workload, before.get(workload.key))
             account.is_holder = workload in owned.holders
-            account.has_process = workload in users or (owned.processes is None and account.has_process)
-        if owned.processes is None:  # not visible: assume that workloads without an allocation still run
+            account.has_process = workload in users or (
+                owned.processes is None and account.has_process
+            )
+        if (
+            owned.processes is None
+        ):  # not visible: assume that workloads without an allocation still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}
         self._accounts[key] = {workload.key: account for workload, account in accounts.items()}
-        self._closed |= {(key, name): one for name, one in before.items() if name not in self._accounts[key]}
+        self._closed |= {
+            (key, name): one for name, one in before.items() if name not in self._accounts[key]
+        }
         return accounts
 
     def _open(self, owned: OwnedUsage, workload: Workload, account: Account | None) -> Account:
-        """Returns the open account, or reopens or creates one. A pod with a new UID gets a new account."""
+        """Returns the open account, or reopens or creates one. A pod with a new UID gets a new
+        account.
+        """
         closed = self._closed.pop((owned.device.key, workload.key), None)
-        if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
+        if (
+            account is None
+            and closed is not None
+            and workload.uid
+            and closed.workload.uid == workload.uid
+        ):
             account = closed
         if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
             account = Account(workload)
@@ -583,9 +719,13 @@ class Ledger:
         devices = {owned.device.key for own in usages.values() for owned in own}
         self._listed = devices | usages.keys()
         for key in self._accounts.keys() - devices:
-            self._closed |= {(key, name): account for name, account in self._accounts.pop(key).items()}
+            self._closed |= {
+                (key, name): account for name, account in self._accounts.pop(key).items()
+            }
             self._owners.pop(key, None)
-        self._windows = {uuid: window for uuid, window in self._windows.items() if uuid in self._listed}
+        self._windows = {
+            uuid: window for uuid, window in self._windows.items() if uuid in self._listed
+        }
 
     def _evict(self) -> None:
         for closed in list(self._closed)[:-_MAX_CLOSED_ACCOUNTS]:
@@ -624,7 +764,8 @@ def _name_runners(parts: Mapping[Owner, int], window_ns: int) -> tuple[WaitPart,
 def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     """Splits an integer in proportion to weights. If all weights are 0, all shares are 0.
 
-    Rounds the running sum, not each share. So the shares add up to the total exactly, and each is off by less than 1.
+    Rounds the running sum, not each share. So the shares add up to the total exactly, and each is
+    off by less than 1.
     """
     whole = sum(weights.values())
     parts: dict[K, int] = {}

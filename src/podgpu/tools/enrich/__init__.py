@@ -22,7 +22,8 @@ from podgpu.node.gpu.source import CompanionDriver
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
-SOURCE = "exporter"  # value of the `source` label in podgpu's own metrics, for reads of the other exporter
+# value of the `source` label in podgpu's own metrics, for reads of the other exporter
+SOURCE = "exporter"
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 _LOG_AGAIN_SECONDS = 60.0
@@ -31,10 +32,11 @@ _LOG_AGAIN_SECONDS = 60.0
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
-    """Replaces the pod labels of an exposition. Only series of devices with exactly one holder get new pod labels.
+    """Replaces the pod labels of an exposition. Only series of devices with exactly one holder get
+    new pod labels.
 
-    Series that then have equal labels are merged, or dropped if their values differ. podgpu's own families stay
-    unchanged. Returns the families and the number of dropped series.
+    Series that then have equal labels are merged, or dropped if their values differ. podgpu's own
+    families stay unchanged. Returns the families and the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -59,10 +61,14 @@ def relabel(
 
 
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Returns the copy that had no pod labels, or else the first copy. Returns None if the values of copies differ."""
+    """Returns the copy that had no pod labels, or else the first copy. Returns None if the values
+    of copies differ.
+    """
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     chosen = without_holder or copies
-    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because NaN != NaN
+    return (
+        chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None
+    )  # as text, because NaN != NaN
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
@@ -75,7 +81,9 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
 
-def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy) -> LabelMap:
+def _make_labels(
+    sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy
+) -> LabelMap:
     device = read_device_key(sample.labels)
     if not device:
         return sample.labels
@@ -107,23 +115,30 @@ class Enricher:
             self._written_at = self.clock.monotonic() - max(0.0, age)
 
     def update_file(self) -> Sequence[SourceStatus]:
-        """Reads the metrics, adds the labels and writes the file. Returns the status of the allocation sources.
+        """Reads the metrics, adds the labels and writes the file. Returns the status of the
+        allocation sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
         """
         started = self.clock.monotonic()
         try:
             exposition = self.fetch()
-            found = find_devices((s for f in exposition for s in f.samples), SOURCE, self.device_name_ids)
+            found = find_devices(
+                (s for f in exposition for s in f.samples), SOURCE, self.device_name_ids
+            )
             self.companion.update()
             devices = tuple(self.companion.complete(device) for device, _ in found)
         except SourceError as e:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
-                failure = SourceStatus(SOURCE, False, self.clock.monotonic() - started, e.reason, str(e))
+                failure = SourceStatus(
+                    SOURCE, False, self.clock.monotonic() - started, e.reason, str(e)
+                )
                 self._write(self._encode_self((failure,), Allocation(), 0.0))
                 if self._written_at is not None:
-                    _log.warning("%s: the values were removed, because they are stale", self.file.path)
+                    _log.warning(
+                        "%s: the values were removed, because they are stale", self.file.path
+                    )
                 self._written_at = None
             raise
         self._log_success(SOURCE)
@@ -133,13 +148,17 @@ class Enricher:
                 self._log_success(source.name)
             else:
                 self._log_failure(source.name, source.error, source.message)
-        assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments]
+        assignments = [
+            replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments
+        ]
         families, ambiguous = relabel(exposition, assignments, self.policy)
         if ambiguous:
             self.errors.add(SOURCE, "copies_differ", ambiguous)
         sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
         existing = {family.name for family in families}
-        self._write(encode_parsed(families) + self._encode_self(sources, held, self.clock.wall(), existing))
+        self._write(
+            encode_parsed(families) + self._encode_self(sources, held, self.clock.wall(), existing)
+        )
         self._written_at = self.clock.monotonic()
         return held.sources
 
@@ -163,18 +182,30 @@ class Enricher:
             self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
             return
         self._written_at = None
-        _log.warning("%s: removed, because its values are stale and it cannot be written", self.file.path)
+        _log.warning(
+            "%s: removed, because its values are stale and it cannot be written", self.file.path
+        )
 
     def _is_stale(self) -> bool:
         limit = self.stale_after
-        return limit is not None and (self._written_at is None or self.clock.monotonic() - self._written_at > limit)
+        return limit is not None and (
+            self._written_at is None or self.clock.monotonic() - self._written_at > limit
+        )
 
     def _encode_self(
-        self, sources: tuple[SourceStatus, ...], held: Allocation, taken_at: float, existing: Set[str] = frozenset()
+        self,
+        sources: tuple[SourceStatus, ...],
+        held: Allocation,
+        taken_at: float,
+        existing: Set[str] = frozenset(),
     ) -> bytes:
-        """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line would be invalid."""
+        """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line
+        would be invalid.
+        """
         statuses = self.errors.add_to(sources, held.unmapped)
-        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses)
+        state = NodeState(
+            producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses
+        )
         families = (family for family in render_self(state) if family.name not in existing)
         return encode(_add_file_label(family, self.file.path.name) for family in families)
 
@@ -192,7 +223,11 @@ class Enricher:
 
 
 def _add_file_label(family: Family, file: str) -> Family:
-    """Adds the label `file`, because two files in node_exporter's directory must not contain the same series."""
+    """Adds the label `file`, because two files in node_exporter's directory must not contain the
+    same series.
+    """
     return family._replace(
-        samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
+        samples=tuple(
+            Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples
+        )
     )

@@ -43,8 +43,14 @@ def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
     changes = sorted(changes, key=lambda change: change.start)
     return RewriteResult(
         apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
-        tuple(f"{change.place}: {message}" for change in changes for message in change.result.unconverted),
-        tuple(f"{change.place}: {message}" for change in changes for message in change.result.notes),
+        tuple(
+            f"{change.place}: {message}"
+            for change in changes
+            for message in change.result.unconverted
+        ),
+        tuple(
+            f"{change.place}: {message}" for change in changes for message in change.result.notes
+        ),
         changed=sum(text[change.start : change.end] != change.text for change in changes),
     )
 
@@ -52,9 +58,13 @@ def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
 # Dashboards
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],]')
-_PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
+_PROSE = frozenset(
+    {"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"}
+)
 _VARIABLE_KEYS = frozenset({"repeat", "scopedVars"})
-"""Keys whose values are names of dashboard variables. These are not rewritten, even if they equal a label name."""
+"""Keys whose values are names of dashboard variables. These are not rewritten, even if they equal a
+label name.
+"""
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
 _PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
@@ -80,7 +90,9 @@ class _JsonString:
 
 
 def migrate_dashboard(text: str, origin: str) -> RewriteResult:
-    """Rewrites the queries of a dashboard, and the label names in panels. Raises UsageError if it is no JSON object."""
+    """Rewrites the queries of a dashboard, and the label names in panels. Raises UsageError if it
+    is no JSON object.
+    """
     try:
         document = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
@@ -88,19 +100,30 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
-    rewritten = {string: result for string in texts if (result := _rewrite_string(string)) is not None}
-    # Legends, columns and patterns may contain label names. They are renamed where the exporter's series are read.
-    to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.reads_exporter}
+    rewritten = {
+        string: result for string in texts if (result := _rewrite_string(string)) is not None
+    }
+    # Legends, columns and patterns may contain label names. They are renamed where the exporter's
+    # series are read.
+    to_rewrite = {
+        _owner_of(string) for string, result in rewritten.items() if result.reads_exporter
+    }
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
             rewritten[string] = _rewrite_label_text(string)
-    return _apply_changes(text, [_change_string(string, result, text) for string, result in rewritten.items()])
+    return _apply_changes(
+        text, [_change_string(string, result, text) for string, result in rewritten.items()]
+    )
 
 
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     """Returns the path of the panel or variable that contains the string."""
     for length in range(len(string.path), 0, -1):
-        if isinstance(string.path[length - 1], int) and length > 1 and string.path[length - 2] in ("panels", "list"):
+        if (
+            isinstance(string.path[length - 1], int)
+            and length > 1
+            and string.path[length - 2] in ("panels", "list")
+        ):
             return string.path[:length]
     return string.path
 
@@ -115,7 +138,9 @@ def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> 
 def _rewrite_string(string: _JsonString) -> RewriteResult | None:
     """Rewrites a query. Reports old names in other strings, except in titles and descriptions."""
     is_variable = string.path[:1] == ("templating",)
-    if not string.is_key and (string.key == "expr" or (is_variable and string.key in ("query", "definition"))):
+    if not string.is_key and (
+        string.key == "expr" or (is_variable and string.key in ("query", "definition"))
+    ):
         return _rewrite_promql(string.value)
     if string.key in _PROSE or is_variable:
         return None
@@ -133,8 +158,12 @@ def _rewrite_label_text(string: _JsonString) -> RewriteResult:
     """Rewrites label names in legends, columns and patterns."""
     if not _VARIABLE_KEYS.isdisjoint(string.path):
         return RewriteResult(string.value)
-    if string.key == "regex" and not string.is_key:  # Grafana applies it to the text of series: `Hostname="…"`
-        return RewriteResult(_PRINTED_LABEL.sub(lambda match: renamed_labels().get(match[0], match[0]), string.value))
+    if (
+        string.key == "regex" and not string.is_key
+    ):  # Grafana applies it to the text of series: `Hostname="…"`
+        return RewriteResult(
+            _PRINTED_LABEL.sub(lambda match: renamed_labels().get(match[0], match[0]), string.value)
+        )
     if string.key in _LEGENDS or "${__" in string.value:
         return RewriteResult(_TEMPLATE.sub(_rename_in_legend, string.value))
     if string.is_key or string.key not in _PROSE:
@@ -149,7 +178,9 @@ def _rename_in_legend(match: re.Match[str]) -> str:
 
 def _find_strings(text: str) -> list[_JsonString]:
     strings: list[_JsonString] = []
-    path: list[str | int | None] = []  # key or index at each nesting level; None where a key is expected
+    path: list[
+        str | int | None
+    ] = []  # key or index at each nesting level; None where a key is expected
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token in "{[":
@@ -173,7 +204,9 @@ def _find_strings(text: str) -> list[_JsonString]:
 
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
-_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")  # matches the YAML anchors and tags in front of a value
+_PROPERTIES = re.compile(
+    r"(?:[&!]\S*[ \t]+)+"
+)  # matches the YAML anchors and tags in front of a value
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
 """Key of a rule -> `_Scalar.use`."""
 
@@ -182,7 +215,8 @@ _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels"
 class _Scalar:
     node: yaml.ScalarNode
     path: str
-    use: str  # determines how the value is rewritten: "expr", "template", "record" or "" (only reported)
+    # determines how the value is rewritten: "expr", "template", "record" or "" (only reported)
+    use: str
     rule: str = ""  # identifies the rule that contains the scalar
 
     @property
@@ -191,41 +225,67 @@ class _Scalar:
 
 
 def migrate_rules(text: str, origin: str) -> RewriteResult:
-    """Rewrites the expressions and templates of a rule file. Raises UsageError if it is not YAML or has no rules."""
+    """Rewrites the expressions and templates of a rule file. Raises UsageError if it is not YAML or
+    has no rules.
+    """
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules. A rule needs expr, and either alert or record")
-    recorded: frozenset[str] | None = None  # metrics that rules of this file record from the exporter's series
+    recorded: frozenset[str] | None = (
+        None  # metrics that rules of this file record from the exporter's series
+    )
     next_recorded: frozenset[str] = frozenset()
     while next_recorded != recorded:  # repeated, because rules may read the metrics of other rules
         recorded = next_recorded
-        results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
+        results = {
+            scalar: result
+            for scalar in scalars
+            if (result := _rewrite_value(scalar, recorded)) is not None
+        }
         of_exporter = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
-        next_recorded = frozenset(s.value for s in scalars if s.use == "record" and s.rule in of_exporter)
-    # Templates of rules that do not read the exporter's series stay unchanged. Their labels come from other exporters.
-    results = {s: result for s, result in results.items() if s.use != "template" or s.rule in of_exporter}
+        next_recorded = frozenset(
+            s.value for s in scalars if s.use == "record" and s.rule in of_exporter
+        )
+    # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
+    # from other exporters.
+    results = {
+        s: result for s, result in results.items() if s.use != "template" or s.rule in of_exporter
+    }
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
-        migrated = _apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
+        migrated = _apply_changes(
+            text, [_make_change(text, s, result, write) for s, result in results.items()]
+        )
         with suppress(UsageError):
             if [scalar.value for scalar in _find_scalars(migrated.text, origin)] == intended:
                 return migrated
     raise UsageError(
-        f"{origin}: cannot be rewritten without changing its formatting; please report this and attach the file"
+        f"{origin}: cannot be rewritten without changing its formatting; please report this "
+        "and "
+        "attach the file"
     )
 
 
 def _find_scalars(text: str, origin: str) -> list[_Scalar]:
     try:
         documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
-        return [scalar for document in documents if document is not None for scalar in _walk(document, set())]
+        return [
+            scalar
+            for document in documents
+            if document is not None
+            for scalar in _walk(document, set())
+        ]
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UsageError(f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}") from None
+        raise UsageError(
+            f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}"
+        ) from None
 
 
-def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: str = "") -> Iterator[_Scalar]:
+def _walk(
+    node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: str = ""
+) -> Iterator[_Scalar]:
     """Yields the scalars below a node. Yields each scalar once, even if aliases refer to it."""
     if id(node) in seen:
         return
@@ -236,13 +296,27 @@ def _walk(node: yaml.Node, seen: set[int], path: str = "", use: str = "", rule: 
         for number, child in enumerate(node.value):
             yield from _walk(child, seen, f"{path}[{number}]", use, rule)
     elif isinstance(node, yaml.MappingNode):
-        children = {str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
-        kind = next((kind for kind in ("alert", "record") if kind in children and "expr" in children), "")
+        children = {
+            str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)
+        }
+        kind = next(
+            (kind for kind in ("alert", "record") if kind in children and "expr" in children), ""
+        )
         if kind:
             rule = f"{path} at {node.start_mark.index}"
-            path = f"{kind} {children[kind].value}" if isinstance(children[kind], yaml.ScalarNode) else path
+            path = (
+                f"{kind} {children[kind].value}"
+                if isinstance(children[kind], yaml.ScalarNode)
+                else path
+            )
         for name, value in children.items():
-            yield from _walk(value, seen, f"{path}.{name}".lstrip("."), _USES.get(name, "") if kind else use, rule)
+            yield from _walk(
+                value,
+                seen,
+                f"{path}.{name}".lstrip("."),
+                _USES.get(name, "") if kind else use,
+                rule,
+            )
 
 
 def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
@@ -259,20 +333,27 @@ def _rewrite_template(value: str) -> RewriteResult:
     def rewrite_block(block: re.Match[str]) -> str:
         if "query" in block[0] and (names := find_old_names(block[0])):
             left.append(f"{', '.join(names)}: queried in a template; check it manually")
-        return _LABELS.sub(lambda match: match[1] + renamed_labels().get(match[2], match[2]), block[0])
+        return _LABELS.sub(
+            lambda match: match[1] + renamed_labels().get(match[2], match[2]), block[0]
+        )
 
     return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(left))
 
 
 def _make_change(
-    text: str, scalar: _Scalar, result: RewriteResult, write: Callable[[str, yaml.ScalarNode, str], str]
+    text: str,
+    scalar: _Scalar,
+    result: RewriteResult,
+    write: Callable[[str, yaml.ScalarNode, str], str],
 ) -> FileChange:
     start, end = scalar.node.start_mark.index, scalar.node.end_mark.index
     if (prefix := _PROPERTIES.match(text, start, end)) is not None:
         start = prefix.end()
     source = text[start:end]
     new = source if result.text == scalar.value else write(source, scalar.node, result.text)
-    return FileChange(start, end, new, f"line {scalar.node.start_mark.line + 1}, {scalar.path}", result)
+    return FileChange(
+        start, end, new, f"line {scalar.node.start_mark.line + 1}, {scalar.path}", result
+    )
 
 
 def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
@@ -285,7 +366,9 @@ def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
         return value
     header, _, lines = source.partition("\n")
     indent = lines[: len(lines) - len(lines.lstrip(" "))]
-    block = "".join(f"\n{indent}{line}" if line else "\n" for line in value.rstrip("\n").split("\n"))
+    block = "".join(
+        f"\n{indent}{line}" if line else "\n" for line in value.rstrip("\n").split("\n")
+    )
     return header + block + source[len(source.rstrip()) :]
 
 

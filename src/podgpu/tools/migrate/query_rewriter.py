@@ -1,8 +1,9 @@
-"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without changing its result.
+"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without
+changing its result.
 
-If the unit of a metric changed, the expression converts the value: `X` becomes `(Y * 100)`. A range vector cannot be
-multiplied, so `rate(X[5m])` becomes `(rate(Y[5m]) * 100)`. Grafana variables are accepted. If a part of the expression
-cannot be converted, the whole expression stays unchanged.
+If the unit of a metric changed, the expression converts the value: `X` becomes `(Y * 100)`. A range
+vector cannot be multiplied, so `rate(X[5m])` becomes `(rate(Y[5m]) * 100)`. Grafana variables are
+accepted. If a part of the expression cannot be converted, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
@@ -43,23 +44,55 @@ _PRECEDENCE = {
     **dict.fromkeys(("*", "/", "%", "atan2"), 4),
     "^": 5,
 }
-"""Precedence of binary operators. All are parsed as left-associative, because values are not computed."""
+"""Precedence of binary operators. All are parsed as left-associative, because values are not
+computed.
+"""
 _EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
-"""Matches metrics that have the exporter's labels: those of the exporter, and those that podgpu's rules record."""
+"""Matches metrics that have the exporter's labels: those of the exporter, and those that podgpu's
+rules record.
+"""
 _WORDS = re.compile(r"[A-Za-z_:][\w:]*")
 _PERCENT = Fraction(100)
 _LINEAR = frozenset(
     {
-        *("rate", "irate", "increase", "delta", "idelta", "deriv", "predict_linear", "holt_winters"),
-        *("double_exponential_smoothing", "avg_over_time", "min_over_time", "max_over_time", "sum_over_time"),
-        *("quantile_over_time", "stddev_over_time", "last_over_time", "first_over_time", "mad_over_time"),
+        *(
+            "rate",
+            "irate",
+            "increase",
+            "delta",
+            "idelta",
+            "deriv",
+            "predict_linear",
+            "holt_winters",
+        ),
+        *(
+            "double_exponential_smoothing",
+            "avg_over_time",
+            "min_over_time",
+            "max_over_time",
+            "sum_over_time",
+        ),
+        *(
+            "quantile_over_time",
+            "stddev_over_time",
+            "last_over_time",
+            "first_over_time",
+            "mad_over_time",
+        ),
     }
 )
-"""Range functions whose result scales with the values, so that the result can be converted instead of the range."""
+"""Range functions whose result scales with the values, so that the result can be converted instead
+of the range.
+"""
 _UNITLESS = frozenset(
     {
         *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
-        *("ts_of_min_over_time", "ts_of_max_over_time", "ts_of_first_over_time", "ts_of_last_over_time"),
+        *(
+            "ts_of_min_over_time",
+            "ts_of_max_over_time",
+            "ts_of_first_over_time",
+            "ts_of_last_over_time",
+        ),
         *("absent", "timestamp", "count", "group", "label_values"),
     }
 )
@@ -68,7 +101,9 @@ _LABEL_ARGUMENTS = {
     **{"label_replace": slice(1, 4, 2), "label_join": slice(1, None)},
     **dict.fromkeys(("sort_by_label", "sort_by_label_desc"), slice(1, None)),
 }
-"""Function -> positions of arguments that are label names. label_replace and label_join set the first of them."""
+"""Function -> positions of arguments that are label names. label_replace and label_join set the
+first of them.
+"""
 
 
 class PromqlError(PodgpuError):
@@ -86,7 +121,9 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
     """Returns old metric name -> new metric."""
     default = {counter.name for counter in shipped_counters("default") or ()}
     return {
-        name: RenamedMetric(rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default)
+        name: RenamedMetric(
+            rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default
+        )
         for rename in renames()
         if rename.old.type != "text" and rename.new_name != rename.old.name
         for name in rename.old_names
@@ -97,21 +134,33 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
 def renamed_labels() -> Mapping[str, str]:
     """Returns old label name -> new label name."""
     old, new = HOST_LABELS["4.8"][0], HOST_LABELS["4.9"][0]
-    return {old: new} | {rename.old.name: rename.new_name for rename in renames() if rename.old.type == "text"}
+    return {old: new} | {
+        rename.old.name: rename.new_name for rename in renames() if rename.old.type == "text"
+    }
 
 
 def find_old_names(text: str) -> list[str]:
-    """Returns the old metric and label names in a text. Skips the label `Hostname`, because the word is too common."""
+    """Returns the old metric and label names in a text. Skips the label `Hostname`, because the
+    word is too common.
+    """
     words = dict.fromkeys(_WORDS.findall(text))
-    return [w for w in words if w in renamed_metrics() or (w in renamed_labels() and w.startswith("DCGM_"))]
+    return [
+        w
+        for w in words
+        if w in renamed_metrics() or (w in renamed_labels() and w.startswith("DCGM_"))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
     text: str
-    unconverted: tuple[str, ...] = ()  # messages about text that was not converted and needs a manual change
+    unconverted: tuple[
+        str, ...
+    ] = ()  # messages about text that was not converted and needs a manual change
     notes: tuple[str, ...] = ()
-    reads_exporter: bool = False  # True if the expression reads the exporter's series, whose labels were renamed
+    reads_exporter: bool = (
+        False  # True if the expression reads the exporter's series, whose labels were renamed
+    )
     changed: int = 0  # number of rewritten strings
 
 
@@ -121,20 +170,26 @@ def rewrite_query(text: str, recorded: frozenset[str] = frozenset()) -> RewriteR
     Metrics in `recorded` have the exporter's labels. Raises PromqlError if parsing fails.
     """
     if text.lstrip().startswith("metrics("):
-        return RewriteResult(text, (f"{text.strip()}: selects metrics by a pattern; rewrite it manually",))
+        return RewriteResult(
+            text, (f"{text.strip()}: selects metrics by a pattern; rewrite it manually",)
+        )
     rewriter = _Rewriter(text, recorded, _tokenize(text))
     try:
         reads_exporter = rewriter.parse()
     except RecursionError:
         raise PromqlError("nested too deep") from None
     if rewriter.unconverted:
-        return RewriteResult(text, tuple(dict.fromkeys(rewriter.unconverted)), reads_exporter=reads_exporter)
+        return RewriteResult(
+            text, tuple(dict.fromkeys(rewriter.unconverted)), reads_exporter=reads_exporter
+        )
     new, notes = apply_edits(text, rewriter.edits), tuple(dict.fromkeys(rewriter.notes))
     return RewriteResult(new, (), notes, reads_exporter, int(new != text))
 
 
 def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
-    """Applies edits of (start, end, new text), which must not overlap. Insertions at one position keep their order."""
+    """Applies edits of (start, end, new text), which must not overlap. Insertions at one position
+    keep their order.
+    """
     parts: list[str] = []
     position = 0
     for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[1])):
@@ -151,14 +206,20 @@ class _Token(NamedTuple):
 
     def unquote(self) -> _Token:
         """Removes the quotes of a string. Escapes stay, because names contain none."""
-        return _Token(self.text[1:-1], self.start + 1, self.end - 1, "") if self.kind == "string" else self
+        return (
+            _Token(self.text[1:-1], self.start + 1, self.end - 1, "")
+            if self.kind == "string"
+            else self
+        )
 
 
 @dataclass(slots=True)
 class _Expression:
     start: int
     end: int
-    token: _Token | None = None  # first token of a string, number or selector; None for other expressions
+    token: _Token | None = (
+        None  # first token of a string, number or selector; None for other expressions
+    )
     metrics: tuple[str, ...] = ()  # metric names in the subexpression's selectors
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
     factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
@@ -184,12 +245,17 @@ class _Rewriter:
     edits: list[tuple[int, int, str]] = field(default_factory=list)
     unconverted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    # Expressions whose values change their unit, and whether each value is compared with another value.
+    # Expressions whose values change their unit, and whether each value is compared with another
+    # value.
     conversions: list[tuple[_Expression, bool]] = field(default_factory=list)
-    patterns: list[tuple[_Expression, str]] = field(default_factory=list)  # selector, pattern of metric names
+    patterns: list[tuple[_Expression, str]] = field(
+        default_factory=list
+    )  # selector, pattern of metric names
 
     def parse(self) -> bool:
-        """Parses the expression and collects the edits. Returns True if the expression reads the exporter's series."""
+        """Parses the expression and collects the edits. Returns True if the expression reads the
+        exporter's series.
+        """
         whole = self._parse_binary(0)
         self._write_conversion(whole)
         if self.next.kind != "end":
@@ -252,7 +318,9 @@ class _Rewriter:
             both = _join(left.start, right.end, (left, right))
             self._rename_labels(both, labels, (left, right))
             if operator in _COMPARISONS:
-                self.conversions = [(part, old or part.start >= both.start) for part, old in self.conversions]
+                self.conversions = [
+                    (part, old or part.start >= both.start) for part, old in self.conversions
+                ]
             left = both
         return left
 
@@ -289,7 +357,9 @@ class _Rewriter:
     def _parse_range(self) -> bool:
         """Parses a range after the opening bracket. Returns True if it is a subquery."""
         is_subquery = False
-        while self.next.kind in ("duration", "number", "variable") or self._is_next(":", "+", "-", "*", "/"):
+        while self.next.kind in ("duration", "number", "variable") or self._is_next(
+            ":", "+", "-", "*", "/"
+        ):
             is_subquery |= self._take().text == ":"
         self._expect("]")
         return is_subquery
@@ -325,7 +395,10 @@ class _Rewriter:
             if function in _UNITLESS:
                 continue
             if argument.is_range and argument.factor != 1 and function not in _LINEAR:
-                self._fail(call, f"the unit of the range changes, and its effect on {function}() is unknown")
+                self._fail(
+                    call,
+                    f"the unit of the range changes, and its effect on {function}() is unknown",
+                )
             elif argument.is_range:
                 call.factor = argument.factor
             else:
@@ -338,7 +411,11 @@ class _Rewriter:
             self._rename_labels(call, words, arguments[:-1] or [all_series])
             return call
         self._rename_labels(call, labels, (call,))
-        named = [argument.token for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))] if argument.token]
+        named = [
+            argument.token
+            for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))]
+            if argument.token
+        ]
         if function in ("label_replace", "label_join"):
             call.set_labels += tuple(word.unquote().text for word in named[:1])
         self._rename_labels(call, named, ())
@@ -361,15 +438,23 @@ class _Rewriter:
                 break
         self._expect(end)
 
-    def _rename_labels(self, part: _Expression, words: Iterable[_Token], operands: Iterable[_Expression]) -> None:
-        """Renames labels. Reports a label if an operand reads metrics that may come from another exporter."""
+    def _rename_labels(
+        self, part: _Expression, words: Iterable[_Token], operands: Iterable[_Expression]
+    ) -> None:
+        """Renames labels. Reports a label if an operand reads metrics that may come from another
+        exporter.
+        """
         for word in words:
             label = word.unquote()
             if new := renamed_labels().get(label.text):
                 self.edits.append((label.start, label.end, new))
-                unknown = (one for one in operands if one.metrics and label.text not in one.set_labels)
+                unknown = (
+                    one for one in operands if one.metrics and label.text not in one.set_labels
+                )
                 if not all(any(map(self._has_exporter_labels, one.metrics)) for one in unknown):
-                    self._fail(part, f"has the label {label.text}, which may belong to another exporter")
+                    self._fail(
+                        part, f"has the label {label.text}, which may belong to another exporter"
+                    )
 
     def _has_exporter_labels(self, metric: str) -> bool:
         return metric in self.recorded or _EXPORTER_METRICS.match(metric) is not None
@@ -395,7 +480,9 @@ class _Rewriter:
         part = _Expression(first.start, end, first, (name.text if name else "",))
         text = part.metrics[0]
         is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")
-        if _VARIABLE.search(text) and not is_number:  # a text that consists only of a variable may be a number
+        if (
+            _VARIABLE.search(text) and not is_number
+        ):  # a text that consists only of a variable may be a number
             self._fail(part, "the metric's name is or contains a dashboard variable")
         self.patterns += [(part, pattern) for pattern in patterns]
         if name and (renamed := renamed_metrics().get(text)):
@@ -403,7 +490,8 @@ class _Rewriter:
             part.factor = renamed.factor
             if not renamed.is_default:
                 self.notes.append(
-                    f"{text} is not a default counter of dcgm-exporter: also rename it to {renamed.name} in your"
+                    f"{text} is not a default counter of dcgm-exporter: also rename it to "
+                    f"{renamed.name} in your"
                     " counter file"
                 )
         self._rename_labels(part, labels, (part,))
@@ -416,19 +504,30 @@ class _Rewriter:
             self.conversions.append((part, False))
 
     def _convert(self, part: _Expression, is_compared: bool) -> None:
-        """Adds edits that convert the value. Rounds percentages in comparisons, because 0.55 * 100 exceeds 55."""
+        """Adds edits that convert the value. Rounds percentages in comparisons, because 0.55 * 100
+        exceeds 55.
+        """
         operator, number = ("*", part.factor) if part.factor > 1 else ("/", 1 / part.factor)
-        conversion = f" {operator} {number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
+        conversion = (
+            f" {operator} "
+            f"{number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
+        )
         rounds = is_compared and part.factor == _PERCENT
         self.edits.append((part.start, part.start, "round(" if rounds else "("))
-        self.edits.append((part.end, part.end, f"{conversion}, 0.0001)" if rounds else f"{conversion})"))
+        self.edits.append(
+            (part.end, part.end, f"{conversion}, 0.0001)" if rounds else f"{conversion})")
+        )
 
 
 def _join(start: int, end: int, parts: Iterable[_Expression]) -> _Expression:
     metrics = tuple(metric for part in parts for metric in part.metrics)
-    return _Expression(start, end, None, metrics, tuple(label for part in parts for label in part.set_labels))
+    return _Expression(
+        start, end, None, metrics, tuple(label for part in parts for label in part.set_labels)
+    )
 
 
 def _unexpected(token: _Token, expected: str) -> PromqlError:
-    what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
+    what = (
+        "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
+    )
     return PromqlError(f"expected {expected}, but got {what}")

@@ -55,9 +55,13 @@ _ADVICE = {
 
 
 def _load(path: str) -> ctypes.CDLL:
-    """Loads the library at `path`. If `path` is empty, loads the newest libdcgm in the loader's path or `_FOLDERS`."""
+    """Loads the library at `path`. If `path` is empty, loads the newest libdcgm in the loader's
+    path or `_FOLDERS`.
+    """
     problem = f"{path or ' or '.join(_SONAMES)} was not found"
-    for name in [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]:
+    for name in (
+        [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]
+    ):
         try:
             # RTLD_GLOBAL, because the engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
@@ -65,7 +69,8 @@ def _load(path: str) -> ctypes.CDLL:
             if os.path.exists(name):
                 problem = str(e)
     raise DriverGone(
-        f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, give its "
+        f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on "
+        "the host, give its "
         "path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
         "library_not_found",
     )
@@ -84,7 +89,9 @@ def format_version(version: Version) -> str:
 def translate(code: int, what: str) -> SourceError:
     """Converts DCGM's return code to an exception. `what`: the call or field that failed."""
     if code in _LOST:
-        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)")
+        return DeviceLost(
+            f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)"
+        )
     reason = _REASONS.get(code, f"dcgm_{-code}")
     text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
     if code in _UNSUPPORTED:
@@ -110,7 +117,9 @@ class EngineAddress:
 
 
 def parse_address(text: str) -> EngineAddress:
-    """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT. Raises UsageError if the address is invalid."""
+    """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT. Raises UsageError if the
+    address is invalid.
+    """
     if text.startswith("unix:///"):
         return EngineAddress(text.removeprefix("unix://"))
     if _VSOCK.fullmatch(text):
@@ -118,15 +127,20 @@ def parse_address(text: str) -> EngineAddress:
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
     if m is None or not 0 < int(m["port"] or _DEFAULT_PORT) < 65536:
         raise UsageError(
-            f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, unix:///path or "
+            f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, "
+            "unix:///path or "
             "vsock://CID:PORT"
         )
     return EngineAddress(f"{m['host']}:{int(m['port'] or _DEFAULT_PORT)}", m["host"].strip("[]"))
 
 
 class DcgmConnection:
-    def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
-        """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not log."""
+    def __init__(
+        self, address: EngineAddress | None = None, library_path: str = "", log_level: str = ""
+    ) -> None:
+        """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not
+        log.
+        """
         self._address = address
         self._library_path = library_path
         self._log_level = log_level
@@ -134,9 +148,12 @@ class DcgmConnection:
         self.library_version: Version = ()
         self.engine_version: Version = ()
         self._handle = s.Handle()
-        self.lost = False  # True if a call failed because the connection was lost; the connection must be reopened
+        # True if a call failed because the connection was lost; the connection must be reopened
+        self.lost = False
         self._lock = DriverLock("DCGM")
-        self.hold = self._lock.hold  # context manager for calls; it prevents `close` from disconnecting during a call
+        self.hold = (
+            self._lock.hold
+        )  # context manager for calls; it prevents `close` from disconnecting during a call
 
     @property
     def is_open(self) -> bool:
@@ -149,16 +166,21 @@ class DcgmConnection:
 
     @property
     def version(self) -> Version:
-        """Version of the library or the engine, whichever is older. Empty if one of them is unknown."""
+        """Version of the library or the engine, whichever is older. Empty if one of them is
+        unknown.
+        """
         return min(self.library_version, self.engine_version)
 
     def open(self) -> None:
-        """Connects to the host engine or starts an engine in this process. Raises SourceError if this fails."""
+        """Connects to the host engine or starts an engine in this process. Raises SourceError if
+        this fails.
+        """
         self._lock.open(self._connect)
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then disconnects. If another call does not return within `wait` seconds, leaves the connection
-        open and returns False."""
+        """Calls `free`, then disconnects. If another call does not return within `wait` seconds,
+        leaves the connection open and returns False.
+        """
 
         def stop() -> None:
             if not self.lost:
@@ -171,7 +193,8 @@ class DcgmConnection:
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a libdcgm function. Raises Unsupported, DeviceLost, DriverGone or SourceError.
 
-        ctypes passes Python integers as 32 bits, so handles, 64-bit integers and floats must have a ctypes type.
+        ctypes passes Python integers as 32 bits, so handles, 64-bit integers and floats must have a
+        ctypes type.
         """
         try:
             self._call(name, self._handle, *arguments)
@@ -180,7 +203,9 @@ class DcgmConnection:
             raise
 
     def try_call(self, name: str, *arguments: Any) -> bool:
-        """Calls a function that some engines do not support. Returns False if it fails. May raise DriverGone."""
+        """Calls a function that some engines do not support. Returns False if it fails. May raise
+        DriverGone.
+        """
         try:
             self.call(name, *arguments)
         except DriverGone:
@@ -209,7 +234,9 @@ class DcgmConnection:
             self.library_version = parse_version(info.text)
         self._call("dcgmInit")
         try:
-            self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
+            self._handle = (
+                self._start_embedded() if self._address is None else self._connect_to(self._address)
+            )
             self._check_versions()
         except SourceError:
             self._disconnect()
@@ -230,21 +257,25 @@ class DcgmConnection:
             self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
         except SourceError as e:
             raise DriverGone(
-                f"no host engine answers at {address.text} ({e}): check that nv-hostengine runs there and listens on "
+                f"no host engine answers at {address.text} ({e}): check that nv-hostengine runs "
+                "there and listens on "
                 "that address (nv-hostengine -b ALL), or leave -r out",
                 "host_engine_unreachable",
             ) from e
         return handle
 
     def _check_versions(self) -> None:
-        """Raises DriverGone if library and engine have different major versions, because their structures differ."""
+        """Raises DriverGone if library and engine have different major versions, because their
+        structures differ.
+        """
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
         if self.library_version and self.engine_version and self.major != self.engine_version[0]:
             raise DriverGone(
                 f"libdcgm has version {format_version(self.library_version)}, the host engine "
-                f"{format_version(self.engine_version)}: the major versions must be equal; give the path of a matching "
+                f"{format_version(self.engine_version)}: the major versions must be equal; give "
+                "the path of a matching "
                 "library with --telemetry dcgm:PATH, or update the older one",
                 "version_mismatch",
             )
@@ -252,7 +283,9 @@ class DcgmConnection:
     def _disconnect(self) -> None:
         with suppress(SourceError):
             if self._handle:
-                self._call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
+                self._call(
+                    "dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle
+                )
         self._handle = s.Handle()
         with suppress(SourceError):
             self._call("dcgmShutdown")

@@ -1,7 +1,7 @@
 """Reads GPU values from DCGM: from an engine inside this process, or from a running host engine.
 
-The engine reads the GPUs periodically, and podgpu reads the engine's latest values. Processes and usage come from the
-local driver, if there is one.
+The engine reads the GPUs periodically, and podgpu reads the engine's latest values. Processes and
+usage come from the local driver, if there is one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from typing import Any
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, by_name, fields
-from podgpu.model import Detail, Device, EntityState, ErrorEvent, GpuReading, Inventory, group_by_key
+from podgpu.model import (
+    Detail,
+    Device,
+    EntityState,
+    ErrorEvent,
+    GpuReading,
+    Inventory,
+    group_by_key,
+)
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.dcgm import structs as s
 from podgpu.node.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
@@ -34,34 +42,57 @@ from podgpu.node.gpu.dcgm.entities import (
     read_outline,
 )
 from podgpu.node.gpu.dcgm.structs import EntityGroup
-from podgpu.node.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, FieldGroup, Telemetry
+from podgpu.node.gpu.source import (
+    EXPORTER_FIELDS,
+    CompanionDriver,
+    ErrorEvents,
+    FieldGroup,
+    Telemetry,
+)
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""Interval at which the whole layout is read. Some changes, such as a new link, are not visible in the outline."""
+"""Interval at which the whole layout is read. Some changes, such as a new link, are not visible in
+the outline.
+"""
 _CLOSE_WAIT = 2.0
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
-"""Kinds of entities with XIDs. Each kind has its own watch, because an engine may reject some kinds."""
+"""Kinds of entities with XIDs. Each kind has its own watch, because an engine may reject some
+kinds.
+"""
 
 HEALTH_FIELD, P2P_FIELD = 9003, 9004
 _PASS = 0
-_HEALTH_LABELS = ("health_error_code", "health_error_severity", "health_error_category", "health_watch")
+_HEALTH_LABELS = (
+    "health_error_code",
+    "health_error_severity",
+    "health_error_category",
+    "health_watch",
+)
 _WATCHES = {
-    **{1 << bit: name for bit, name in enumerate(("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL"))},
+    **{
+        1 << bit: name
+        for bit, name in enumerate(
+            ("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL")
+        )
+    },
     **{0x100: "POWER", 0x200: "DRIVER", s.HEALTH_ALL: "ALL"},
 }
 _P2P_STATES = (
     *("OK", "ChipsetNotSupported", "GPUNotSupported", "TopologyNotSupported"),
     *("DisabledByRegKey", "NotSupported", "Unknown"),
 )
-_OVERLAP_US = 60_000_000  # each reading starts this much before the last XID, because samples may arrive out of order
+# each reading starts this much before the last XID, because samples may arrive out of order
+_OVERLAP_US = 60_000_000
 
 Details = Mapping[int, Sequence[Detail]]  # details by GPU id
 
 
 @dataclass(frozen=True)
 class DcgmSettings:
-    address: EngineAddress | None = None  # address of the host engine; None for an engine inside this process
+    address: EngineAddress | None = (
+        None  # address of the host engine; None for an engine inside this process
+    )
     interval: float = 30.0
     log_level: str = ""  # if empty, DCGM logs nothing
     switches: Selection = field(default_factory=Selection)
@@ -81,10 +112,13 @@ class DcgmTelemetry:
     ) -> None:
         """`driver`: NVML on the same machine, which provides processes and usage.
 
-        `count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is unknown.
+        `count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is
+        unknown.
         """
         self._settings = settings or DcgmSettings()
-        self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
+        self._connection = DcgmConnection(
+            self._settings.address, self._settings.library, self._settings.log_level
+        )
         self._companion = CompanionDriver(driver)
         self.processes = self._companion.processes
         self.usage = self._companion.usage
@@ -98,14 +132,18 @@ class DcgmTelemetry:
         self._is_scheduled = False
         self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
-        self._watches: dict[tuple[str, FieldGroup], Watch] = {}  # watches by kind of entity and field group
+        self._watches: dict[
+            tuple[str, FieldGroup], Watch
+        ] = {}  # watches by kind of entity and field group
         self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
         self._has_read_xids = False
         self._details: dict[int, Details | None] = {}
-        """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report them."""
+        """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report
+        them.
+        """
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -116,7 +154,9 @@ class DcgmTelemetry:
         self._groups, self._is_scheduled = tuple(groups), True
 
     def _find_group(self, fields: Sequence[Field]) -> FieldGroup:
-        """Returns the group of these fields. If `schedule` was never called, creates a group and uses only that one."""
+        """Returns the group of these fields. If `schedule` was never called, creates a group and
+        uses only that one.
+        """
         for group in self._groups:
             if group.fields is fields:
                 return group
@@ -128,7 +168,8 @@ class DcgmTelemetry:
     def inventory(self) -> Inventory:
         if self._connection.lost and not self._close(_CLOSE_WAIT):
             raise SourceError(
-                "connection_lost", "the connection to DCGM was lost and cannot be closed, because a call hangs"
+                "connection_lost",
+                "the connection to DCGM was lost and cannot be closed, because a call hangs",
             )
         if not self._connection.is_open:
             self._connection.open()
@@ -145,9 +186,15 @@ class DcgmTelemetry:
         outline, now = read_outline(self._connection), self._clock()
         if outline == self._outline and now - self._layout_read_at < _LAYOUT_SECONDS:
             return
-        layout = read_layout(self._connection, outline, self._settings.switches, self._settings.cpus)
+        layout = read_layout(
+            self._connection, outline, self._settings.switches, self._settings.cpus
+        )
         if outline != self._outline:
-            _log.info("dcgm: %d GPUs, %d of them unreachable", len(outline.states), len(layout.unreachable))
+            _log.info(
+                "dcgm: %d GPUs, %d of them unreachable",
+                len(outline.states),
+                len(layout.unreachable),
+            )
         self.expected = self._count_expected()
         self._outline, self._layout, self._layout_read_at = outline, layout, now
 
@@ -171,12 +218,23 @@ class DcgmTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         with self._connection.hold():
-            entities = [e for e in self._layout.entities if e.device is not None and e.device.uuid == gpu.uuid]
+            entities = [
+                e
+                for e in self._layout.entities
+                if e.device is not None and e.device.uuid == gpu.uuid
+            ]
             if not entities:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
             answer = self._read_entities([e for e in entities if e.kind != "GPU_CI"], fields)
-        details = [d for by_gpu in self._details.values() if by_gpu for d in by_gpu.get(entities[0].entity.id, ())]
-        missing = ((gpu.uuid, field_id) for field_id, by_gpu in self._details.items() if by_gpu is None)
+        details = [
+            d
+            for by_gpu in self._details.values()
+            if by_gpu
+            for d in by_gpu.get(entities[0].entity.id, ())
+        ]
+        missing = (
+            (gpu.uuid, field_id) for field_id, by_gpu in self._details.items() if by_gpu is None
+        )
         xid_watch = self._watches.get(("GPU", self._xid_group))
         return replace(
             answer,
@@ -198,10 +256,16 @@ class DcgmTelemetry:
             watch = self._watches.get((kind, group))
             if watch is not None:
                 watch.read(some, latest)
-        devices = {e.entity: self._companion.complete(e.device) for e in entities if e.device and e.kind != "LINK"}
+        devices = {
+            e.entity: self._companion.complete(e.device)
+            for e in entities
+            if e.device and e.kind != "LINK"
+        }
         return GpuReading(
             {device: latest.values[entity] for entity, device in devices.items()},
-            unsupported=tuple(sorted({(devices[e].key, i) for e, i in latest.unsupported if e in devices})),
+            unsupported=tuple(
+                sorted({(devices[e].key, i) for e, i in latest.unsupported if e in devices})
+            ),
             dropped=tuple(latest.dropped),
             errors=tuple(dict.fromkeys(latest.errors)),
             entities=tuple(
@@ -225,7 +289,9 @@ class DcgmTelemetry:
                 self._stop_watches()
                 raise
             self._connection.call("dcgmUpdateAllFields", 1)
-            if HEALTH_FIELD in _field_ids(groups):  # a health check returns nothing before dcgmHealthSet
+            if HEALTH_FIELD in _field_ids(
+                groups
+            ):  # a health check returns nothing before dcgmHealthSet
                 for gpus in self._find_gpu_groups():
                     self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
             self._watched = layout, groups
@@ -237,7 +303,9 @@ class DcgmTelemetry:
             watch.stop()
         self._watches = {}
 
-    def _make_watches(self, layout: NodeLayout, groups: Sequence[FieldGroup]) -> dict[tuple[str, FieldGroup], Watch]:
+    def _make_watches(
+        self, layout: NodeLayout, groups: Sequence[FieldGroup]
+    ) -> dict[tuple[str, FieldGroup], Watch]:
         watches: dict[tuple[str, FieldGroup], Watch] = {}
         for kind, entities in group_by_key((e.kind, e.entity) for e in layout.entities).items():
             wanted = {group: _select_fields(group.fields, kind) for group in groups}
@@ -253,7 +321,11 @@ class DcgmTelemetry:
     def _read_xids(self, layout: NodeLayout) -> None:
         """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
         watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
-        keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
+        keys = {
+            e.entity: e.device.key
+            for e in layout.entities
+            if e.device is not None and e.kind in _XID_KINDS
+        }
         samples: list[tuple[int, Entity, int]] = []
 
         def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
@@ -266,7 +338,9 @@ class DcgmTelemetry:
         since = c_int64(max(max(self._last_xids.values(), default=0) - _OVERLAP_US, 0))
         for watch in watches:
             for groups in product(watch.groups, watch.field_groups):
-                self._connection.call("dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None)
+                self._connection.call(
+                    "dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None
+                )
         for timestamp, entity, xid in sorted(samples):
             if timestamp > self._last_xids.get(entity, 0):
                 self._last_xids[entity] = timestamp
@@ -309,18 +383,26 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     if kind == "GPU_CI":
         return ()
     if kind in ("LINK", SWITCH_LINK):
-        return tuple(f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK))
+        return tuple(
+            f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK)
+        )
     return tuple(f for f in read if f.level == kind)
 
 
 # Health
 
 
-def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details | None:
-    """Returns the result of each health check for each GPU. If a check has several incidents, returns the worst."""
+def check_health(
+    connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]
+) -> Details | None:
+    """Returns the result of each health check for each GPU. If a check has several incidents,
+    returns the worst.
+    """
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
-        response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)
+        response = s.make_struct(
+            s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4
+        )
         if not connection.try_call("dcgmHealthCheck", group, byref(response)):
             return None
         for incident in response.incidents[: response.incidentCount]:
@@ -330,8 +412,12 @@ def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids
     return {gpu: tuple(_make_health_details(gpu, worst)) for gpu in gpu_ids}
 
 
-def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
-    """Returns the health details of one GPU. Includes the check ALL only if it failed, as in dcgm-exporter."""
+def _make_health_details(
+    gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]
+) -> list[Detail]:
+    """Returns the health details of one GPU. Includes the check ALL only if it failed, as in
+    dcgm-exporter.
+    """
     details: list[Detail] = []
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))

@@ -1,4 +1,6 @@
-"""Finds DCGM's entities (GPUs, MIG instances, links, switches, CPUs), and watches and reads their fields."""
+"""Finds DCGM's entities (GPUs, MIG instances, links, switches, CPUs), and watches and reads their
+fields.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ class Entity(NamedTuple):
 # Layout
 
 _NAME, _UUID, _MINOR = 50, 54, 55
-_LOST_STATES = {4: "lost: reset it or reboot the node (see dmesg)", 6: "disabled", 7: "detached from the host engine"}
+_LOST_STATES = {
+    4: "lost: reset it or reboot the node (see dmesg)",
+    6: "disabled",
+    7: "detached from the host engine",
+}
 _MIG_MODE = 2  # index of the MIG mode in `DeviceAttributes.settings`
 _MAX_SWITCHES = 64
 SWITCH_LINK = "SWITCH_LINK"
@@ -41,15 +47,21 @@ SWITCH_LINK = "SWITCH_LINK"
 @dataclass(frozen=True, slots=True)
 class DcgmEntity:
     kind: str
-    """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have different fields."""
+    """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have
+    different fields.
+    """
     entity: Entity
-    device: Device | None = None  # the GPU or MIG instance to which the entity belongs; None for switches and CPUs
+    device: Device | None = (
+        None  # the GPU or MIG instance to which the entity belongs; None for switches and CPUs
+    )
     labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    entities: tuple[DcgmEntity, ...] = ()  # each GPU is followed by its MIG instances and active links
+    entities: tuple[
+        DcgmEntity, ...
+    ] = ()  # each GPU is followed by its MIG instances and active links
     unreachable: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -88,14 +100,22 @@ def read_outline(connection: DcgmConnection) -> Outline:
     with suppress(Unsupported):
         connection.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
     migs = (
-        _Mig(Entity(e.entity.group, e.entity.id), Entity(e.parent.group, e.parent.id), e.nvmlInstanceId)
+        _Mig(
+            Entity(e.entity.group, e.entity.id),
+            Entity(e.parent.group, e.parent.id),
+            e.nvmlInstanceId,
+        )
         for e in hierarchy.entries[: hierarchy.count]
     )
     return Outline(states, tuple(migs))
 
 
-def read_layout(connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection) -> NodeLayout:
-    """Reads all entities. `switches` and `cpus`: entities to include. GPUs that cannot be read become `unreachable`."""
+def read_layout(
+    connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection
+) -> NodeLayout:
+    """Reads all entities. `switches` and `cpus`: entities to include. GPUs that cannot be read
+    become `unreachable`.
+    """
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
     minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
@@ -112,11 +132,15 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
         minor = minors.get(entity)
         migs = [m for m in outline.migs if m.parent == entity]
         device = replace(
-            device, minor=minor if isinstance(minor, int) else None, mig_enabled=device.mig_enabled or bool(migs)
+            device,
+            minor=minor if isinstance(minor, int) else None,
+            mig_enabled=device.mig_enabled or bool(migs),
         )
         entities.append(DcgmEntity("GPU", entity, device))
         entities += _read_instances(connection, device, migs, outline.migs)
-        entities += [_make_gpu_link(device, entity.id, link) for link in gpu_links.get(entity.id, ())]
+        entities += [
+            _make_gpu_link(device, entity.id, link) for link in gpu_links.get(entity.id, ())
+        ]
     entities += [*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus)]
     return NodeLayout(tuple(entities), unreachable)
 
@@ -175,12 +199,19 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Returns active links by GPU, and by switch. Returns no links for DCGM 3, which identifies links differently."""
+    """Returns active links by GPU, and by switch. Returns no links for DCGM 3, which identifies
+    links differently.
+    """
     status = s.make_struct(s.NvLinkStatus)
     if connection.major < 4 or not connection.try_call("dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
     gpus, switches = (
-        {owner.entityId: [link for link, state in enumerate(owner.linkState) if state == s.LINK_UP] for owner in owners}
+        {
+            owner.entityId: [
+                link for link, state in enumerate(owner.linkState) if state == s.LINK_UP
+            ]
+            for owner in owners
+        }
         for owners in (status.gpus[: status.numGpus], status.nvSwitches[: status.numNvSwitches])
     )
     return gpus, switches
@@ -190,7 +221,9 @@ def _read_switches(
     connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
 ) -> Iterator[DcgmEntity]:
     ids, count = (c_uint32 * _MAX_SWITCHES)(), c_int(_MAX_SWITCHES)
-    if not connection.try_call("dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0):
+    if not connection.try_call(
+        "dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0
+    ):
         return
     for switch in ids[: count.value]:
         name = {"nvswitch": f"nvswitch{switch}"}
@@ -210,7 +243,12 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
         name = {"cpu": str(cpu.cpuId)}
         if selection.shows_gpu(cpu.cpuId):
             yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=name)
-        cores = (64 * n + bit for n, word in enumerate(cpu.cores.bitmask) for bit in range(64) if word >> bit & 1)
+        cores = (
+            64 * n + bit
+            for n, word in enumerate(cpu.cores.bitmask)
+            for bit in range(64)
+            if word >> bit & 1
+        )
         for core in cores:
             if selection.shows_instance(core):
                 entity = Entity(EntityGroup.CPU_CORE, core)
@@ -226,9 +264,13 @@ _STALE_INTERVALS = 3
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
 _BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
-_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
+_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(
+    range(s.INT64_BLANK + 4, 1 << 63)
+)
 """DCGM's codes for `blank` and `not found`, and the larger 64-bit numbers, which are reserved."""
-_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
+_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {
+    b"<<<NOT_SUPPORTED>>>"
+}
 """DCGM's codes for `not supported` and `not permitted`."""
 
 
@@ -247,7 +289,9 @@ class LatestValues:
 
 @dataclass(slots=True)
 class Watch:
-    """Makes the engine read fields periodically. The engine removes the watch when the connection is closed."""
+    """Makes the engine read fields periodically. The engine removes the watch when the connection
+    is closed.
+    """
 
     _connection: DcgmConnection
     _entities: Sequence[Entity]
@@ -255,7 +299,9 @@ class Watch:
     _interval: float
     _clock: Callable[[], float]
     _seen: dict[tuple[Entity, int], tuple[int, float]]
-    """By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection is reopened."""
+    """By entity and field id: last timestamp, and when the timestamp changed. Kept if the
+    connection is reopened.
+    """
     groups: list[s.Handle] = field(default_factory=list)  # handles of DCGM's groups of entities
     field_groups: list[s.Handle] = field(default_factory=list)
     rejected: set[int] = field(default_factory=set)  # ids of the fields that the engine rejected
@@ -263,10 +309,16 @@ class Watch:
     """Ids of the fields to read, and the fields that are computed from each of them."""
 
     def start(self) -> None:
-        """Starts the watch. Adds fields that the engine rejects to `rejected`. Raises SourceError for other errors."""
+        """Starts the watch. Adds fields that the engine rejects to `rejected`. Raises SourceError
+        for other errors.
+        """
         for wanted in self._fields:
-            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(wanted)
-        self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
+            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(
+                wanted
+            )
+        self.groups = [
+            self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)
+        ]
         for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
             self._watch_fields(ids)
 
@@ -324,16 +376,22 @@ class Watch:
         group = s.Handle()
         self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
         for entity in entities:
-            self._connection.try_call("dcgmGroupAddEntity", group, *entity)  # fails if the entity no longer exists
+            self._connection.try_call(
+                "dcgmGroupAddEntity", group, *entity
+            )  # fails if the entity no longer exists
         return group
 
     def _watch_fields(self, ids: Sequence[int]) -> None:
-        """Watches these fields. If the engine rejects them, finds the unsupported fields by bisection."""
+        """Watches these fields. If the engine rejects them, finds the unsupported fields by
+        bisection.
+        """
         field_group = s.Handle()
         timing = c_int64(round(self._interval * 1_000_000)), c_double(_KEEP_SECONDS), 0
         try:
             numbers = (c_uint16 * len(ids))(*ids)
-            self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group))
+            self._connection.call(
+                "dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group)
+            )
             for group in self.groups:
                 self._connection.call("dcgmWatchFields", group, field_group, *timing)
             self.field_groups.append(field_group)
@@ -363,7 +421,8 @@ def _make_name() -> bytes:
 
 
 def _read_as(wanted: Field, version: Version) -> Field:
-    """Returns the field to read. If this version of DCGM lacks `wanted`, returns the older field in another unit.
+    """Returns the field to read. If this version of DCGM lacks `wanted`, returns the older field in
+    another unit.
 
     DCGM 4.6.1 added the fields 1600 to 1612. DCGM 4.7 added the fields from 1613 on.
     """
@@ -371,7 +430,9 @@ def _read_as(wanted: Field, version: Version) -> Field:
     return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
 
 
-def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
+def read_live(
+    connection: DcgmConnection, entities: Sequence[Entity], wanted: Field
+) -> dict[Entity, Value]:
     """Reads one field directly from the driver. Omits entities without a value."""
     values: dict[Entity, Value] = {}
     try:
@@ -393,12 +454,16 @@ def _read_raw(
             pairs = (s.EntityPair * len(some))(*(s.EntityPair(*entity) for entity in some))
             values = (s.FieldValueV2 * (len(some) * len(ids)))()
             numbers = (c_uint16 * len(ids))(*ids)
-            connection.call("dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values)
+            connection.call(
+                "dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values
+            )
             yield from values
 
 
 def decode(wanted: Field, raw: Any) -> Value:
-    """Converts a value from libdcgm. Raises Blank if it is empty, and Unsupported or SourceError if DCGM failed."""
+    """Converts a value from libdcgm. Raises Blank if it is empty, and Unsupported or SourceError if
+    DCGM failed.
+    """
     if raw.status:
         raise translate(raw.status, wanted.name)
     value: Any

@@ -1,7 +1,7 @@
 """Declares libdcgm's structures and constants (DCGM 3.3 and 4.x) for ctypes.
 
-The library checks the version word of a structure, which contains its size. Tests compare the sizes with NVIDIA's
-headers.
+The library checks the version word of a structure, which contains its size. Tests compare the sizes
+with NVIDIA's headers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from ctypes import (
 from enum import IntEnum
 from typing import Any
 
-Handle = c_size_t  # type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t; they have the size of a pointer
+# type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t; they have the size of a pointer
+Handle = c_size_t
 MAX_GPUS = 32
 MAX_FIELDS = 128  # maximum number of fields in a field group and in one call
-MAX_ENTITIES = 64  # maximum number of entities in a group and in one call (DCGM 3); DCGM 4 allows 1024
+MAX_ENTITIES = (
+    64  # maximum number of entities in a group and in one call (DCGM 3); DCGM 4 allows 1024
+)
 MODE_AUTO = 1
 GROUP_EMPTY = 1
 LIVE = 1  # flag for reading from the driver instead of the engine's cache
@@ -60,9 +63,15 @@ class FieldType(IntEnum):
 
 
 def _struct(number: int = 0, /, **members: Any) -> Any:
-    """Creates a structure type with these fields. `number`: the structure's version, or 0 if it has no version word."""
+    """Creates a structure type with these fields. `number`: the structure's version, or 0 if it has
+    no version word.
+    """
     version = {"version": c_uint32} if number else {}
-    return type("Struct", (Structure,), {"_fields_": list((version | members).items()), "STRUCT_VERSION": number})
+    return type(
+        "Struct",
+        (Structure,),
+        {"_fields_": list((version | members).items()), "STRUCT_VERSION": number},
+    )
 
 
 def make_struct(kind: Any) -> Any:
@@ -76,7 +85,9 @@ def version_word(kind: Any) -> int:
 
 _Text = c_char * 256
 EntityPair = _struct(group=c_int32, id=c_uint32)
-ConnectV2Params = _struct(2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32)
+ConnectV2Params = _struct(
+    2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32
+)
 StartEmbeddedV2Params = _struct(  # all libraries since DCGM 2 accept version 1
     1,
     opMode=c_int,
@@ -96,7 +107,9 @@ class FieldPayload(Union):
 _FIELD: dict[str, Any] = {"fieldId": c_uint16, "fieldType": c_uint16, "status": c_int32}
 _VALUE: dict[str, Any] = {"ts": c_int64, "value": FieldPayload}
 FieldValueV1 = _struct(1, **_FIELD, **_VALUE)
-FieldValueV2 = _struct(2, entityGroupId=c_int32, entityId=c_uint32, **_FIELD, unused=c_uint32, **_VALUE)
+FieldValueV2 = _struct(
+    2, entityGroupId=c_int32, entityId=c_uint32, **_FIELD, unused=c_uint32, **_VALUE
+)
 OnValues = CFUNCTYPE(c_int, c_int32, c_uint32, POINTER(FieldValueV1), c_int32, c_void_p)
 
 MigEntry = _struct(
@@ -133,15 +146,23 @@ DeviceAttributes = _struct(
     memoryUsage=c_uint32 * 5,
     settings=c_uint32 * 4,  # the third element is the MIG mode
 )
-Incident = _struct(system=c_uint32, health=c_int32, message=c_char * 1024, code=c_uint32, entity=EntityPair)
+Incident = _struct(
+    system=c_uint32, health=c_int32, message=c_char * 1024, code=c_uint32, entity=EntityPair
+)
 HealthResponseV4, HealthResponseV5 = (
     _struct(number, overallHealth=c_int32, incidentCount=c_uint32, incidents=Incident * incidents)
     for number, incidents in ((4, 64), (5, 1024))
 )
 GpuLinks = _struct(entityId=c_uint32, linkState=c_int32 * 18)
 SwitchLinks = _struct(entityId=c_uint32, linkState=c_int32 * 256)
-NvLinkStatus = _struct(  # all versions of DCGM 4 accept version 4; DCGM 4.6 also has a larger structure
-    4, numGpus=c_uint32, gpus=GpuLinks * MAX_GPUS, numNvSwitches=c_uint32, nvSwitches=SwitchLinks * 12
+NvLinkStatus = (
+    _struct(  # all versions of DCGM 4 accept version 4; DCGM 4.6 also has a larger structure
+        4,
+        numGpus=c_uint32,
+        gpus=GpuLinks * MAX_GPUS,
+        numNvSwitches=c_uint32,
+        nvSwitches=SwitchLinks * 12,
+    )
 )
 GpuPeers = _struct(entityId=c_uint32, linkStatus=c_int32 * MAX_GPUS)
 NvLinkP2PStatus = _struct(1, numGpus=c_uint32, gpus=GpuPeers * MAX_GPUS)

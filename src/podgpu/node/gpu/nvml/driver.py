@@ -1,6 +1,7 @@
 """Calls NVML, and reads the MIG instances, processes and fields of a device.
 
-`metrics/fields.csv` defines the NVML call for each field. Fields with the same call are read together.
+`metrics/fields.csv` defines the NVML call for each field. Fields with the same call are read
+together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _UNSUPPORTED = {
 }
 _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
-    pynvml.NVML_ERROR_UNINITIALIZED: ("driver_not_loaded", "the NVIDIA driver was unloaded while podgpu used it"),
+    pynvml.NVML_ERROR_UNINITIALIZED: (
+        "driver_not_loaded",
+        "the NVIDIA driver was unloaded while podgpu used it",
+    ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
         "no NVIDIA driver is loaded on this node (check `nvidia-smi` on the host)",
@@ -60,12 +64,16 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 
 class VersionMismatch(StartError):
-    """libnvidia-ml and the kernel driver have different versions. The container must be recreated."""
+    """libnvidia-ml and the kernel driver have different versions. The container must be
+    recreated.
+    """
 
 
 class NvmlDriver:
     def __init__(self, nvml: Any = pynvml) -> None:
-        """`nvml`: the pynvml module, or an object with the same functions (see labs/simulate/simulated_driver.py)."""
+        """`nvml`: the pynvml module, or an object with the same functions (see
+        labs/simulate/simulated_driver.py).
+        """
         self._nvml = nvml
         self._lock = DriverLock("the driver")
         self.hold = self._lock.hold
@@ -76,8 +84,9 @@ class NvmlDriver:
         self._lock.open(partial(self.call, "nvmlInit"))
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then shuts NVML down. If another call does not return within `wait` seconds, leaves NVML open
-        and returns False."""
+        """Calls `free`, then shuts NVML down. If another call does not return within `wait`
+        seconds, leaves NVML open and returns False.
+        """
 
         def stop() -> None:
             for step in (free, partial(self.call, "nvmlShutdown")):
@@ -90,7 +99,8 @@ class NvmlDriver:
         return getattr(self._nvml, name)
 
     def call(self, function: str, *arguments: Any, attempts: int = 4) -> Any:
-        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError.
+        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or
+        SourceError.
 
         Retries if a list became longer after pynvml had read its length.
         """
@@ -132,7 +142,8 @@ def translate(code: int, function: str) -> SourceError | StartError:
         return DriverGone(advice, reason)
     if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return VersionMismatch(
-            "libnvidia-ml in this container and the kernel driver have different versions (was the driver upgraded?); "
+            "libnvidia-ml in this container and the kernel driver have different versions (was "
+            "the driver upgraded?); "
             "exiting, because this container must be recreated"
         )
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
@@ -145,9 +156,13 @@ class CallGuard(Generic[Key]):
     """
 
     def __init__(self, unsupported: Iterable[Key] = ()) -> None:
-        self.unsupported: set[Key] = set(unsupported)  # values that the GPU does not support; they are not read again
+        self.unsupported: set[Key] = set(
+            unsupported
+        )  # values that the GPU does not support; they are not read again
         self.errors: list[str] = []  # reasons of the calls that failed
-        self.dropped: list[Key] = []  # values that were invalid: special codes, NaN and impossible values
+        self.dropped: list[
+            Key
+        ] = []  # values that were invalid: special codes, NaN and impossible values
 
     def begin(self) -> None:
         """Clears the errors of the last reading."""
@@ -156,14 +171,18 @@ class CallGuard(Generic[Key]):
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Collects errors of the enclosed calls, which read the values `keys`. Re-raises DeviceLost and DriverGone."""
+        """Collects errors of the enclosed calls, which read the values `keys`. Re-raises DeviceLost
+        and DriverGone.
+        """
         try:
             yield
         except SourceError as e:
             self.add(e, keys)
 
     def add(self, error: SourceError, keys: Iterable[Key]) -> None:
-        """Collects an error. `keys`: the values that could not be read. Raises it if it is DeviceLost or DriverGone."""
+        """Collects an error. `keys`: the values that could not be read. Raises it if it is
+        DeviceLost or DriverGone.
+        """
         if isinstance(error, DeviceLost | DriverGone):
             raise error
         if isinstance(error, Unsupported):
@@ -173,7 +192,9 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the address in a handle. Handles of the same GPU differ in pynvml, but have the same address."""
+    """Returns the address in a handle. Handles of the same GPU differ in pynvml, but have the same
+    address.
+    """
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
@@ -184,7 +205,9 @@ def parse_instance_id(gi_id: int) -> int | None:
 
 # Devices
 
-_PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
+_PROFILE = re.compile(
+    r"MIG (?:\d+c\.)?(\S+)"
+)  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +216,9 @@ class DeviceHandle:
 
     device: Device
     handle: Any = field(compare=False, hash=False)
-    """For a MIG instance, the handle of any of its MIG devices. NVML then returns the memory of the whole instance."""
+    """For a MIG instance, the handle of any of its MIG devices. NVML then returns the memory of the
+    whole instance.
+    """
 
 
 def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
@@ -226,7 +251,9 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
         device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
-        known = instances.get(gi_id, DeviceHandle(device, mig))  # exists if it has several MIG devices
+        known = instances.get(
+            gi_id, DeviceHandle(device, mig)
+        )  # exists if it has several MIG devices
         mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
         instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
     return [instances[gi_id] for gi_id in sorted(instances)]
@@ -234,11 +261,16 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
 
 # Processes
 
-# Uses versioned names, because pynvml's unversioned functions raise other exceptions with older drivers.
-_LISTS = tuple(f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
+# Uses versioned names, because pynvml's unversioned functions raise other exceptions with older
+# drivers.
+_LISTS = tuple(
+    f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics")
+)
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 MAX_PID = 1 << 22
-"""Linux's PID_MAX_LIMIT. Larger pids are ignored, because they are uninitialized memory of the driver."""
+"""Linux's PID_MAX_LIMIT. Larger pids are ignored, because they are uninitialized memory of the
+driver.
+"""
 
 
 def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
@@ -247,7 +279,9 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
     targets = [(gpu.handle, gpu.device.uuid)]
     for instance in instances:
         uuids = instance.device.mig_uuids
-        targets += [(driver.call("nvmlDeviceGetHandleByUUID", uuid), instance.device.key) for uuid in uuids]
+        targets += [
+            (driver.call("nvmlDeviceGetHandleByUUID", uuid), instance.device.key) for uuid in uuids
+        ]
     if gpu.device.mig_enabled and len(targets) == 1:
         return ()
     usages: list[ProcessUsage] = []
@@ -260,9 +294,15 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
                 refusals.append(e)
                 continue
             mps = "MPS" in function
-            usages += [_parse(gpu.device.uuid, key, entry, mps) for entry in entries if 0 < entry.pid <= MAX_PID]
+            usages += [
+                _parse(gpu.device.uuid, key, entry, mps)
+                for entry in entries
+                if 0 < entry.pid <= MAX_PID
+            ]
             if entries and target is gpu.handle:
-                break  # the GPU's list, visible with privileges, already contains the processes of its MIG devices
+                # the GPU's list, visible with privileges, already contains the processes of its MIG
+                # devices
+                break
     if len(refusals) == len(_LISTS) * len(targets):
         raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
     return _deduplicate(usages)
@@ -275,13 +315,17 @@ def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """Merges entries of the same process, which can be in two lists. Each entry has the memory of the whole process."""
+    """Merges entries of the same process, which can be in two lists. Each entry has the memory of
+    the whole process.
+    """
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
         known = merged.get(key, usage)
         larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
-        merged[key] = larger if larger.mps or not (known.mps or usage.mps) else replace(larger, mps=True)
+        merged[key] = (
+            larger if larger.mps or not (known.mps or usage.mps) else replace(larger, mps=True)
+        )
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -295,20 +339,25 @@ MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
 class FirmwarePhase:
     """Reads the energy counter at times when the GPU's firmware is not busy.
 
-    Every 100 ms, the firmware of an H200 is busy for 12 ms. A reading at that time spins in the driver, and costs up to
-    15 ms of CPU instead of 3. An interval of 1 s keeps the phase, so an unlucky start would affect every reading. So
-    this class knows what readings cost with eight delays. After an expensive reading, it uses the cheapest delay.
+    Every 100 ms, the firmware of an H200 is busy for 12 ms. A reading at that time spins in the
+    driver, and costs up to 15 ms of CPU instead of 3. An interval of 1 s keeps the phase, so an
+    unlucky start would affect every reading. So this class knows what readings cost with eight
+    delays. After an expensive reading, it uses the cheapest delay.
     """
 
     DELAYS = tuple(number * 0.0125 for number in range(8))  # seconds
     SPIN = 0.004  # CPU seconds by which an expensive reading exceeds a cheap one
 
     def __init__(
-        self, cpu: Callable[[], float] = time.thread_time, sleep: Callable[[float], None] = time.sleep
+        self,
+        cpu: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._cpu = cpu
         self._sleep = sleep
-        self._costs = [0.0] * len(self.DELAYS)  # CPU seconds of the last reading with each delay; 0 before the first
+        self._costs = [0.0] * len(
+            self.DELAYS
+        )  # CPU seconds of the last reading with each delay; 0 before the first
         self._choice = 0
 
     @contextmanager
@@ -324,7 +373,9 @@ class FirmwarePhase:
 
 @dataclass(eq=False)
 class GpmSampler:
-    """Reads profiling metrics (GPM) of a GPU or MIG instance as means between two samples. Needs Hopper or later."""
+    """Reads profiling metrics (GPM) of a GPU or MIG instance as means between two samples. Needs
+    Hopper or later.
+    """
 
     _driver: NvmlDriver
     _gpu: Any  # handle of the physical GPU
@@ -351,7 +402,9 @@ class GpmSampler:
         self.last_at = now
         return values
 
-    def _compute(self, older: Any, newer: Any, metrics: Sequence[int]) -> dict[int, tuple[int, float]]:
+    def _compute(
+        self, older: Any, newer: Any, metrics: Sequence[int]
+    ) -> dict[int, tuple[int, float]]:
         request = self._driver.constant("c_nvmlGpmMetricsGet_t")()
         request.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
         request.numMetrics = len(metrics)
@@ -380,8 +433,12 @@ class DevicePlan:
     _values: dict[int, Value] = field(default_factory=dict)
     _once: dict[int, Value] = field(default_factory=dict)
     # Fields to read, grouped by NVML call, and the arguments of the call.
-    _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(default_factory=dict)
-    _grouped: tuple[int, int] | None = None  # numbers of unsupported and of constant fields when `_groups` was built
+    _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(
+        default_factory=dict
+    )
+    _grouped: tuple[int, int] | None = (
+        None  # numbers of unsupported and of constant fields when `_groups` was built
+    )
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Time and value of the last reading by field id, used to compute rates."""
     _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
@@ -390,7 +447,9 @@ class DevicePlan:
         self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
 
     def read(self, now: float) -> dict[int, Value]:
-        """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in `guard`."""
+        """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in
+        `guard`.
+        """
         self.guard.begin()
         self._values = dict(self._once)
         if self._grouped != (len(self.guard.unsupported), len(self._once)):
@@ -398,8 +457,14 @@ class DevicePlan:
             for wanted in self._fields:
                 if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
                     recipe = wanted.recipe
-                    group = (recipe.function, recipe.arguments) if isinstance(recipe, NvmlCall) else type(recipe)
-                    self._groups.setdefault(group, ([], self._list_arguments(recipe)))[0].append((wanted, recipe))
+                    group = (
+                        (recipe.function, recipe.arguments)
+                        if isinstance(recipe, NvmlCall)
+                        else type(recipe)
+                    )
+                    self._groups.setdefault(group, ([], self._list_arguments(recipe)))[0].append(
+                        (wanted, recipe)
+                    )
         for users, arguments in self._groups.values():
             try:
                 match users[0][1]:
@@ -417,7 +482,9 @@ class DevicePlan:
         if not isinstance(call, NvmlCall):
             return ()
         own = (self._handle,) if call.takes_device else ()
-        return *own, *(self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments)
+        return *own, *(
+            self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments
+        )
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:
@@ -454,7 +521,9 @@ class DevicePlan:
                     self._accept(wanted, rate)
 
     def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
-        """Returns the counter's increase per second, or None for the first reading and after a reset."""
+        """Returns the counter's increase per second, or None for the first reading and after a
+        reset.
+        """
         before = self._totals.get(field_id)
         self._totals[field_id] = (now, total)
         if before is None or now <= before[0] or total < before[1]:
@@ -477,4 +546,6 @@ def _decode_field_value(entry: Any) -> Any:
         raise translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
     if member := _VALUE_MEMBERS.get(entry.valueType):
         return getattr(entry.value, member)
-    raise SourceError("bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}")
+    raise SourceError(
+        "bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}"
+    )

@@ -1,8 +1,8 @@
 """Lists and reads the GPUs of the node through NVML.
 
-NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So podgpu restarts NVML only if
-the number of GPUs on the PCI bus changes, or if no GPU answers. While NVML lists fewer GPUs than the bus, podgpu
-restarts it every 2 minutes.
+NVML updates its list of GPUs only when it is initialized, which interrupts all readers. So podgpu
+restarts NVML only if the number of GPUs on the PCI bus changes, or if no GPU answers. While NVML
+lists fewer GPUs than the bus, podgpu restarts it every 2 minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.metrics.fields import Field, detail_helps, fields
-from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage, Value, device_key
+from podgpu.model import (
+    Device,
+    DeviceUsage,
+    ErrorEvent,
+    GpuReading,
+    Inventory,
+    ProcessUsage,
+    Value,
+    device_key,
+)
 from podgpu.node.gpu.nvml.driver import (
     CallGuard,
     DeviceHandle,
@@ -42,25 +51,37 @@ from podgpu.node.gpu.source import ErrorEvents
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _ENERGY_FIELD = 156  # in fields.csv
-_MAX_WAIT_SECONDS = 4.5  # maximum wait until all GPUs are open; it is shorter than the usual deadline of `inventory`
+# maximum wait until all GPUs are open; it is shorter than the usual deadline of `inventory`
+_MAX_WAIT_SECONDS = 4.5
 _QUIET_SECONDS = 0.5
-"""Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly. Without persistence mode,
-opening a GPU takes one or two seconds."""
+"""Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly.
+Without persistence mode, opening a GPU takes one or two seconds.
+"""
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
-"""Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs, and shorter than
-the shortest deadline of `inventory`."""
+"""Maximum wait for calls in progress before the driver is closed. It is longer than a wait for
+XIDs, and shorter than the shortest deadline of `inventory`.
+"""
 _RESTART_SECONDS = 10.0  # minimum time between two restarts of NVML
 SEARCH_SECONDS = 120.0  # interval of restarts while NVML lists fewer GPUs than the PCI bus
 
 _SLOW_SECONDS = 60.0
-"""Interval at which additional fields and links of a GPU are read. This needs about fifty short calls."""
+"""Interval at which additional fields and links of a GPU are read. This needs about fifty short
+calls.
+"""
 _MIG_OFF_SECONDS = 1.5
-"""How long podgpu assumes that MIG stays disabled, because reading the mode costs 0.4 ms of CPU (H200)."""
+"""How long podgpu assumes that MIG stays disabled, because reading the mode costs 0.4 ms of CPU
+(H200).
+"""
 _LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
 _NVIDIA = "0x10de"
-_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller and 3D controller; NVSwitches have another class
-_Lookup = tuple[int, DeviceHandle | SourceError | StartError]  # index of a GPU, and the result of opening it
+_DISPLAY_CLASSES = (
+    "0x0300",
+    "0x0302",
+)  # VGA controller and 3D controller; NVSwitches have another class
+_Lookup = tuple[
+    int, DeviceHandle | SourceError | StartError
+]  # index of a GPU, and the result of opening it
 
 
 def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
@@ -82,9 +103,11 @@ class NvmlTelemetry:
         sees_processes: bool = True,
         switch_logs: SwitchLogFactory | None = None,
     ) -> None:
-        """`count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is unknown.
+        """`count_expected`: function that returns the number of GPUs on the PCI bus, or None if it
+        is unknown.
 
-        `sees_processes`: True if podgpu is in the host's PID namespace. Otherwise, NVML's process lists are empty.
+        `sees_processes`: True if podgpu is in the host's PID namespace. Otherwise, NVML's process
+        lists are empty.
         """
         self.name = name
         self.switch_logs = switch_logs or SwitchLogFactory()
@@ -95,18 +118,26 @@ class NvmlTelemetry:
         self._xids = XidWatcher(self._driver, wall)
         self._opening = threading.Lock()  # held while the driver is opened or closed
         self._is_open = False
-        self._pending: dict[int, float] = {}  # indices of the GPUs that are being opened, and when this began
+        self._pending: dict[
+            int, float
+        ] = {}  # indices of the GPUs that are being opened, and when this began
         self._errors: dict[int, SourceError | StartError] = {}
         """Indices of the GPUs that could not be opened, and why."""
         self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
         self._gpus: dict[str, NvmlGpu] = {}  # GPUs by UUID
         self._replaced: list[NvmlGpu] = []
-        """GPUs with an invalid handle. They are freed only when the driver is closed: workers may still use them."""
+        """GPUs with an invalid handle. They are freed only when the driver is closed: workers may
+        still use them.
+        """
         self._previous: dict[str, NvmlGpu] = {}
-        """GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has no gap."""
+        """GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has
+        no gap.
+        """
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
-        self._wants_restart = False  # True if the PCI bus changed, or if the last restart failed because a call hung
+        self._wants_restart = (
+            False  # True if the PCI bus changed, or if the last restart failed because a call hung
+        )
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -115,25 +146,34 @@ class NvmlTelemetry:
         with self._opening:
             if self._is_open and self._must_restart():
                 self._restarted_at = self._clock()
-                self._wants_restart = not self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open
+                self._wants_restart = not self._close(
+                    _CLOSE_WAIT
+                )  # if a call hangs, the driver stays open
             if not self._is_open:
                 self._open()
             self._open_gpus()
             errors = self._errors.values()
-            is_driver_gone = len(errors) == self._listed and all(isinstance(error, DriverGone) for error in errors)
+            is_driver_gone = len(errors) == self._listed and all(
+                isinstance(error, DriverGone) for error in errors
+            )
             for error in errors:
                 if is_driver_gone or isinstance(error, StartError):
                     raise error
-            gpus = sorted((gpu.device for gpu in self._gpus.values()), key=lambda device: device.index or 0)
+            gpus = sorted(
+                (gpu.device for gpu in self._gpus.values()), key=lambda device: device.index or 0
+            )
             unreachable = {index: str(error) for index, error in self._errors.items()}
             for index, began in self._pending.items():
-                unreachable[index] = f"the driver has not answered for {self._clock() - began:.0f} s"
+                unreachable[index] = (
+                    f"the driver has not answered for {self._clock() - began:.0f} s"
+                )
             return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
 
     def _open_gpus(self) -> None:
         """Opens each new GPU in its own thread, so that a GPU that hangs does not delay the others.
 
-        Waits until all new GPUs are open, or until no other GPU was opened for a while. The next call adds slower GPUs.
+        Waits until all new GPUs are open, or until no other GPU was opened for a while. The next
+        call adds slower GPUs.
         """
         known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
         new = [index for index in range(self._listed) if index not in known]
@@ -144,7 +184,11 @@ class NvmlTelemetry:
         began, quiet = time.monotonic(), _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
         while self._pending:
             elapsed = time.monotonic() - began
-            wait = min(quiet, _MAX_WAIT_SECONDS - elapsed) if any(index in self._pending for index in new) else 0.0
+            wait = (
+                min(quiet, _MAX_WAIT_SECONDS - elapsed)
+                if any(index in self._pending for index in new)
+                else 0.0
+            )
             try:
                 index, result = self._lookups.get(timeout=max(0.0, wait))
             except Empty:
@@ -161,7 +205,11 @@ class NvmlTelemetry:
         gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
         previous = self._previous.pop(gpu.device.uuid, None)
         if previous is not None:
-            gpu.layout = (replace(opened, device=replace(gpu.device, mig_enabled=previous.device.mig_enabled)),)
+            gpu.layout = (
+                replace(
+                    opened, device=replace(gpu.device, mig_enabled=previous.device.mig_enabled)
+                ),
+            )
             gpu.usage_reader.continue_after(previous.usage_reader)
         self._gpus[gpu.device.uuid] = gpu
 
@@ -208,7 +256,9 @@ class NvmlTelemetry:
         if not self._driver.close(wait, self._free):
             return False
         # Omits GPUs that did not answer, because their counters may have been reset.
-        self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
+        self._previous |= {
+            uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False
+        }
         self._gpus, self._replaced, self._is_open = {}, [], False
         self._pending, self._errors, self._lookups = {}, {}, SimpleQueue()
         return True
@@ -233,7 +283,9 @@ class NvmlTelemetry:
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the GPU's context-switch log. Raises SourceError."""
         with self._hold(gpu) as state:
-            return self.switch_logs.open_listener(self._driver, state.layout[0], self._settings.wall)
+            return self.switch_logs.open_listener(
+                self._driver, state.layout[0], self._settings.wall
+            )
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
@@ -252,8 +304,9 @@ class NvmlTelemetry:
     def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
         """Reopens the GPU if its handle is invalid, for example after a reset.
 
-        With an invalid handle, NVML calls fail as if they were not supported. So this reads the UUID, which every GPU
-        supports. Raises DeviceLost, or DriverGone if the driver may have been restarted.
+        With an invalid handle, NVML calls fail as if they were not supported. So this reads the
+        UUID, which every GPU supports. Raises DeviceLost, or DriverGone if the driver may have been
+        restarted.
         """
         device = gpu.device
         with gpu.handle_lock:
@@ -270,13 +323,22 @@ class NvmlTelemetry:
                 raise
             except SourceError as e:
                 raise DriverGone(
-                    f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}", "stale_handle"
+                    f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}",
+                    "stale_handle",
                 ) from e
             if uuid != device.uuid:
-                raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
-            _log.info("%s was reopened at PCI slot %s, because its handle was invalid", gpu.name, device.pci_bus_id)
+                raise DeviceLost(
+                    f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}"
+                )
+            _log.info(
+                "%s was reopened at PCI slot %s, because its handle was invalid",
+                gpu.name,
+                device.pci_bus_id,
+            )
             self._replaced.append(gpu)
-            self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
+            self._gpus[device.uuid] = NvmlGpu(
+                self._driver, DeviceHandle(device, handle), self._settings, self._xids
+            )
             return self._gpus[device.uuid]
 
     def error_events(self) -> Sequence[ErrorEvent]:
@@ -284,13 +346,21 @@ class NvmlTelemetry:
 
 
 class NvmlGpu:
-    """One physical GPU. `read`, `read_layout` and `usage_reader` may be used in different threads."""
+    """One physical GPU. `read`, `read_layout` and `usage_reader` may be used in different
+    threads.
+    """
 
-    def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
+    def __init__(
+        self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher
+    ) -> None:
         self._driver = driver
-        self.layout: tuple[DeviceHandle, ...] = (gpu,)  # the GPU, then its MIG instances, at the last reading
+        self.layout: tuple[DeviceHandle, ...] = (
+            gpu,
+        )  # the GPU, then its MIG instances, at the last reading
         self.handle_lock = threading.Lock()  # held while the handle is checked
-        self.answers: bool | None = None  # True if the last reading succeeded; None before the first reading
+        self.answers: bool | None = (
+            None  # True if the last reading succeeded; None before the first reading
+        )
         self._clock = settings.clock
         self._has_mig = True
         self._mig_off_at = float("-inf")  # when MIG was last found to be disabled
@@ -298,8 +368,12 @@ class NvmlGpu:
         # State of `read`
         self._xids = xids
         self._xids_registered: bool | None = None
-        """True if the GPU is registered, False if it cannot be registered, None if this is not known yet."""
-        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}  # plans by field ids and device key
+        """True if the GPU is registered, False if it cannot be registered, None if this is not
+        known yet.
+        """
+        self._plans: dict[
+            tuple[tuple[int, ...], str], DevicePlan
+        ] = {}  # plans by field ids and device key
         self._slow_values_at = float("-inf")
         self._slow_values: Mapping[int, Value] = {}
         self._links_up: int | None = None
@@ -317,7 +391,9 @@ class NvmlGpu:
         guards = {device.key: plan.guard for device, plan in plans.items()}
         return GpuReading(
             values,
-            unsupported=tuple((key, i) for key, guard in guards.items() for i in sorted(guard.unsupported)),
+            unsupported=tuple(
+                (key, i) for key, guard in guards.items() for i in sorted(guard.unsupported)
+            ),
             dropped=tuple(i for guard in guards.values() for i in guard.dropped),
             errors=tuple(e for guard in guards.values() for e in guard.errors),
             slow_values=self._slow_values if fields else {},
@@ -420,7 +496,8 @@ def count_pci_gpus(sysfs: str = "/sys") -> int | None:
 
 
 def _is_gpu(device: Path) -> bool:
-    """Returns True for an NVIDIA GPU, unless it belongs to another driver, such as vfio-pci for virtual machines.
+    """Returns True for an NVIDIA GPU, unless it belongs to another driver, such as vfio-pci for
+    virtual machines.
 
     Returns True for a GPU without a driver, because it may be lost.
     """
@@ -429,13 +506,19 @@ def _is_gpu(device: Path) -> bool:
     except OSError:
         return False  # the device was removed after it was listed
     driver = (device / "driver").resolve().name  # "driver" if there is no such link
-    return vendor.strip() == _NVIDIA and kind.startswith(_DISPLAY_CLASSES) and driver in ("nvidia", "driver")
+    return (
+        vendor.strip() == _NVIDIA
+        and kind.startswith(_DISPLAY_CLASSES)
+        and driver in ("nvidia", "driver")
+    )
 
 
 # XIDs
 
 _WAIT_MS = 400
-"""Maximum wait for events. A longer wait would delay closing the driver. Each wait costs 0.17 ms of CPU (H200)."""
+"""Maximum wait for events. A longer wait would delay closing the driver. Each wait costs 0.17 ms of
+CPU (H200).
+"""
 
 
 @dataclass(eq=False)
@@ -458,11 +541,14 @@ class XidWatcher:
         except SourceError as e:
             _log.warning("XID errors cannot be watched on this node: %s", e)
             return
-        threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(self._event_set,), name="xid-watch", daemon=True
+        ).start()
 
     def register(self, uuid: str, handle: Any) -> bool:
-        """Registers a GPU. Returns False if this node does not support XID events. Raises Unsupported if the GPU does
-        not support them, and SourceError if the call fails."""
+        """Registers a GPU. Returns False if this node does not support XID events. Raises
+        Unsupported if the GPU does not support them, and SourceError if the call fails.
+        """
         if self._event_set is None:
             return False
         self._uuids[handle_address(handle)] = uuid
@@ -490,6 +576,8 @@ class XidWatcher:
                 if e.reason != "timeout":  # a lost GPU makes each wait fail at once
                     time.sleep(_WAIT_MS / 1000)
                 continue
-            uuid = self._uuids.get(handle_address(data.device), "unknown")  # NVML cannot return the UUID of a lost GPU
+            uuid = self._uuids.get(
+                handle_address(data.device), "unknown"
+            )  # NVML cannot return the UUID of a lost GPU
             key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
             self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))

@@ -1,8 +1,8 @@
 """Reads the usage of one GPU since the last reading: busy time, energy, memory and processes.
 
-The driver samples the GPU about five times per second (H200, driver 580). For each process, it returns the mean
-utilization since a given time. Each time window begins where the last one ended, at a timestamp of the driver. So no
-time is lost or counted twice, even if readings are irregular.
+The driver samples the GPU about five times per second (H200, driver 580). For each process, it
+returns the mean utilization since a given time. Each time window begins where the last one ended,
+at a timestamp of the driver. So no time is lost or counted twice, even if readings are irregular.
 """
 
 from __future__ import annotations
@@ -46,20 +46,29 @@ _LACKS: Mapping[str, Lack] = {
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
 }
-"""Values that are missing if a function is not supported. Functions that can be replaced are not listed."""
+"""Values that are missing if a function is not supported. Functions that can be replaced are not
+listed.
+"""
 
 _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
 _MAX_SILENCE_US = 10 * _SECOND_US
-"""If there is no sample for this long, the busy time is unknown, because the driver also samples an idle GPU."""
+"""If there is no sample for this long, the busy time is unknown, because the driver also samples an
+idle GPU.
+"""
 _SLACK_US = 2 * _SECOND_US  # maximum age of the driver's newest sample
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
-"""Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without entries."""
+"""Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without
+entries.
+"""
 _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
-"""Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200)."""
-_SHARED_SECONDS = 1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
+"""Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200).
+"""
+_SHARED_SECONDS = (
+    1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
+)
 _EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
@@ -68,7 +77,9 @@ _COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch u
 
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
-    sees_processes: bool = True  # False if podgpu is not in the host's PID namespace; it then cannot read processes
+    sees_processes: bool = (
+        True  # False if podgpu is not in the host's PID namespace; it then cannot read processes
+    )
     switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -78,7 +89,8 @@ class BusyTime(NamedTuple):
     window_ns: int = 0
     busy_ns: int | None = None
     since: int | None = None
-    """Start of the window, as the driver's timestamp. None if the driver has no values per process."""
+    """Start of the window, as the driver's timestamp. None if the driver has no values per process.
+    """
     until: float | None = None  # end of the window, as Unix time
 
 
@@ -94,10 +106,17 @@ class UsageReader:
         self._layout: tuple[DeviceHandle, ...] = ()
         self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
         self._window_start: tuple[int, float] | None = None
-        """Start of the next window: the driver's timestamp, and a monotonic time at or before it."""
-        self.shared_energy: tuple[float, int] | None = None  # time and value of the telemetry loop's last reading
-        self._energy_at: tuple[float, int] | None = None  # time and value of the last reading of the energy counter
-        self._energy_is_known = False  # True if the energy between the last two readings of the counter is known
+        """Start of the next window: the driver's timestamp, and a monotonic time at or before it.
+        """
+        self.shared_energy: tuple[float, int] | None = (
+            None  # time and value of the telemetry loop's last reading
+        )
+        self._energy_at: tuple[float, int] | None = (
+            None  # time and value of the last reading of the energy counter
+        )
+        self._energy_is_known = (
+            False  # True if the energy between the last two readings of the counter is known
+        )
         self._phase = FirmwarePhase()
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
@@ -111,7 +130,9 @@ class UsageReader:
         self._energy_at = previous._energy_at
 
     def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> DeviceUsage:
-        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are in `problems`."""
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are in
+        `problems`.
+        """
         self._guard.begin()
         self._follow_layout(layout)
         device = layout[0].device
@@ -125,7 +146,9 @@ class UsageReader:
         busy = BusyTime() if device.mig_enabled else self._read_busy()
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
-        energy = self._read_energy(None if running is None else frozenset(process.pid for process in running), power)
+        energy = self._read_energy(
+            None if running is None else frozenset(process.pid for process in running), power
+        )
         more = {"energy_mj": energy, "power_mw": power, "instances": instances}
         whole = self._make_usage(device, busy, running, memory, **more)
         # Removes the suffix ` gi<id>`, which the names have for MIG instances.
@@ -151,20 +174,29 @@ class UsageReader:
             self.close()
             self._guard.unsupported.clear()
             keys = {one.device.key: one.device.gi_id for one in layout[1:]}
-            self._gpm = {key: GpmSampler(self._driver, self._handle, gi_id) for key, gi_id in keys.items()}
+            self._gpm = {
+                key: GpmSampler(self._driver, self._handle, gi_id) for key, gi_id in keys.items()
+            }
             self._layout = layout
         if layout[0].device.mig_enabled:
             self._window_start = None
 
     def _make_usage(
-        self, device: Device, busy: BusyTime, running: Sequence[ProcessUsage] | None, memory: int | None, **more: Any
+        self,
+        device: Device,
+        busy: BusyTime,
+        running: Sequence[ProcessUsage] | None,
+        memory: int | None,
+        **more: Any,
     ) -> DeviceUsage:
         usage = DeviceUsage(
             device,
             busy.window_ns,
             busy_ns=busy.busy_ns,
             memory_used=memory,
-            processes=None if running is None else tuple(p for p in running if p.device == device.key),
+            processes=None
+            if running is None
+            else tuple(p for p in running if p.device == device.key),
             **more,
         )
         if self._splitter is not None:
@@ -181,7 +213,9 @@ class UsageReader:
         return None
 
     def _check(self, part: str, value: Number | None, most: Number) -> Number | None:
-        """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and returns None."""
+        """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and
+        returns None.
+        """
         if value is None or 0 <= value <= most:
             return value
         self._guard.dropped.append(part)
@@ -194,19 +228,28 @@ class UsageReader:
 
     # Instances
 
-    def _read_instance(self, instance: DeviceHandle, running: Sequence[ProcessUsage] | None) -> DeviceUsage:
+    def _read_instance(
+        self, instance: DeviceHandle, running: Sequence[ProcessUsage] | None
+    ) -> DeviceUsage:
         device = instance.device
         suffix = f" gi{device.gi_id}"
         memory = self._read_memory(_MEMORY + suffix, instance.handle)
         gpm = self._gpm[device.key]
-        busy = self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix)) or BusyTime()
+        busy = (
+            self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix))
+            or BusyTime()
+        )
         return self._make_usage(device, busy, running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
-        """Reads the busy time of a MIG instance from GPM. NVML has no values per process in MIG mode."""
+        """Reads the busy time of a MIG instance from GPM. NVML has no values per process in MIG
+        mode.
+        """
         now, before = self._clock(), gpm.last_at
         means = gpm.read([_GRAPHICS_UTIL], now)
-        if before is None or not means:  # this is the first sample, or it is too early for the next one
+        if (
+            before is None or not means
+        ):  # this is the first sample, or it is too early for the next one
             return BusyTime() if before is None else BusyTime(0, 0)
         code, percent = means[_GRAPHICS_UTIL]
         if code:
@@ -224,7 +267,9 @@ class UsageReader:
         since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
         end = max((int(sample.timeStamp) for sample in samples or ()), default=since)
-        if not samples and (samples is None or since - self._now_us() > _SLACK_US):  # unsupported, or clock set back
+        if not samples and (
+            samples is None or since - self._now_us() > _SLACK_US
+        ):  # unsupported, or clock set back
             end = self._now_us()
         if end == since:
             self._window_start = since, clock
@@ -258,23 +303,33 @@ class UsageReader:
         if samples is not None:
             values = [self._check(_SAMPLES, sample.sampleValue.uiVal, 100) for sample in samples]
             valid = [value for value in values if value is not None]
-            return sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
+            return (
+                sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
+            )
         if _SAMPLES not in self._guard.unsupported:
             return None
-        # If the driver has no samples, assumes that its current utilization applies to the whole window.
+        # If the driver has no samples, assumes that its current utilization applies to the whole
+        # window.
         rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
         percent = self._check(_RATES, rate, 100)
         return None if percent is None else percent * window_ns // 100
 
     def _read_process_busy(self, since: int, device: BusyTime) -> dict[int, int | None] | None:
-        """Returns the busy time of each process according to the driver's samples, or None if it is unknown."""
-        if not self._settings.sees_processes or {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported:
+        """Returns the busy time of each process according to the driver's samples, or None if it is
+        unknown.
+        """
+        if (
+            not self._settings.sees_processes
+            or {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported
+        ):
             return None
         if device.busy_ns == 0:
             return {}  # skips a call that costs 1.9 ms of CPU
         entries = self._read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
         if _PROCESSES in self._guard.unsupported:
-            entries = self._read(_NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since))
+            entries = self._read(
+                _NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since)
+            )
         if entries is None:
             return None
         busy: dict[int, int | None] = {}
@@ -287,7 +342,9 @@ class UsageReader:
     # Energy
 
     def _read_power(self) -> int | None:
-        """Returns the power in milliwatts. Ignores errors, because power only helps to split energy among windows."""
+        """Returns the power in milliwatts. Ignores errors, because power only helps to split energy
+        among windows.
+        """
         power = 0
         with CallGuard[str]().catch():
             power = int(self._driver.call(_POWER, self._handle))
@@ -298,10 +355,12 @@ class UsageReader:
             return int(self._driver.call(ENERGY_COUNTER, self._handle))
 
     def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
-        """Returns the energy since the last reading of the counter, or None if the counter was not read.
+        """Returns the energy since the last reading of the counter, or None if the counter was not
+        read.
 
-        The counter is read every 5 s, and when a process starts or ends. Without power readings, it is read every time,
-        because energy is split among windows by power. The first reading, and the first after a reset, returns 0.
+        The counter is read every 5 s, and when a process starts or ends. Without power readings, it
+        is read every time, because energy is split among windows by power. The first reading, and
+        the first after a reset, returns 0.
         """
         changed, self._pids = pids != self._pids, pids
         now, before = self._clock(), self._energy_at
@@ -310,7 +369,11 @@ class UsageReader:
             return None
         counter: int | None
         shared = self.shared_energy
-        if shared and not changed and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]:
+        if (
+            shared
+            and not changed
+            and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]
+        ):
             now, counter = shared
         else:
             counter = self._read(ENERGY_COUNTER, self._read_counter)

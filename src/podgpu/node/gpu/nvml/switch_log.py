@@ -1,7 +1,8 @@
 """Reads the context-switch log of one GPU through ioctls of NVIDIA's kernel driver.
 
-Only this module uses ioctls. For safety, parameters that could harm the kernel are constants, and registers are only
-read. The layouts of the structures are from NVIDIA's open kernel modules 550 to 595.
+Only this module uses ioctls. For safety, parameters that could harm the kernel are constants, and
+registers are only read. The layouts of the structures are from NVIDIA's open kernel modules 550 to
+595.
 """
 
 from __future__ import annotations
@@ -39,22 +40,32 @@ _UPDATE_GET: Final = 0x90CD0102
 _FLUSH: Final = 0x90CD0104
 
 _RECORDS: Final = 32768
-"""Capacity of the log. It is full after 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
+"""Capacity of the log. It is full after 3 seconds at 5,000 switches per second. Needs 1 MiB of
+contiguous memory.
+"""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""Header: position to read (get), position to write (put), count, records dropped since the last reading, unused."""
+"""Header: position to read (get), position to write (put), count, records dropped since the last
+reading, unused.
+"""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""Number of zero bytes after the parameters. The kernel copies more bytes if its own structure is larger."""
+"""Number of zero bytes after the parameters. The kernel copies more bytes if its own structure is
+larger.
+"""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
 _READ_ONLY_MAP: Final = 1
 _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
-"""Register whose bit 0 is set while the graphics and compute engine is busy (see `MEASURED_ARCHITECTURES`)."""
+"""Register whose bit 0 is set while the graphics and compute engine is busy (see
+`MEASURED_ARCHITECTURES`).
+"""
 _REFUSED_VALUE: Final = 0xBADF
-_OLDEST_BRANCH: Final = 550  # oldest supported driver; the structures of older drivers have another layout
+_OLDEST_BRANCH: Final = (
+    550  # oldest supported driver; the structures of older drivers have another layout
+)
 _MEMORY_BYTES: Final = 128  # size of a memory object's parameters
 
 
@@ -64,7 +75,11 @@ def check_driver(version: str) -> None:
     if major is None or int(major[0]) < _OLDEST_BRANCH:
         raise SwitchLogError(
             "old_driver",
-            f"the context-switch log of driver {version} cannot be read; version {_OLDEST_BRANCH} or later is required",
+            (
+                f"the context-switch log of driver {version} cannot be read; version "
+                f"{_OLDEST_BRANCH} "
+                "or later is required"
+            ),
         )
 
 
@@ -99,8 +114,13 @@ class ContextSwitchLog:
             self._device_fd = self._open(f"/dev/nvidia{minor}")
             self._subdevice = self._find_gpu(pci_bus_id)
             self._buffer, self._header, self._ring = self._make_buffer()
-            # Subscribes to the switches of all users. Without CAP_SYS_ADMIN, records of other users have no pid.
-            self._control(self._subdevice, _BIND, struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0))
+            # Subscribes to the switches of all users. Without CAP_SYS_ADMIN, records of other users
+            # have no pid.
+            self._control(
+                self._subdevice,
+                _BIND,
+                struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0),
+            )
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
             self._get: int = _HEADER.unpack_from(self._header)[0]
             undo.pop_all()
@@ -110,7 +130,9 @@ class ContextSwitchLog:
         self._control(self._buffer, _FLUSH, b"")
         _, put, _, dropped, _ = _HEADER.unpack_from(self._header)
         if dropped:
-            raise SwitchLogError("ring_overflow", f"{dropped} context switches were lost because the log was full")
+            raise SwitchLogError(
+                "ring_overflow", f"{dropped} context switches were lost because the log was full"
+            )
         if put == self._get:
             return b""
         size, ring = RECORD.size, self._ring
@@ -126,14 +148,21 @@ class ContextSwitchLog:
         return int(now)
 
     def is_busy(self) -> bool:
-        """Returns True if the engine is busy. Without CAP_SYS_ADMIN, each call writes a line to the kernel log."""
-        operation = ctypes.create_string_buffer(struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0))
+        """Returns True if the engine is busy. Without CAP_SYS_ADMIN, each call writes a line to the
+        kernel log.
+        """
+        operation = ctypes.create_string_buffer(
+            struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0)
+        )
         where = ctypes.addressof(operation)
-        self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
+        self._control(
+            self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where)
+        )
         status, value = operation.raw[2], struct.unpack_from("<I", operation.raw, 20)[0]
         if status or value >> 16 == _REFUSED_VALUE:
             raise SwitchLogError(
-                "register_value", f"the busy register cannot be read (status {status}, value {value:#010x})"
+                "register_value",
+                f"the busy register cannot be read (status {status}, value {value:#010x})",
             )
         return bool(value & 1)
 
@@ -160,16 +189,35 @@ class ContextSwitchLog:
             if f"{domain:08x}:{bus:02x}:{slot:02x}" == wanted:
                 answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
                 device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
-                device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
+                device = self._allocate(
+                    self._client, _DEVICE, struct.pack("<I52x", device_instance)
+                )
                 return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
-        raise SwitchLogError("gpu_not_found", f"the kernel driver has no GPU at PCI address {pci_bus_id}")
+        raise SwitchLogError(
+            "gpu_not_found", f"the kernel driver has no GPU at PCI address {pci_bus_id}"
+        )
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
-        # The parameters are two output addresses, size and number of records, variable data (none), notification
-        # (none), subdevice and two memory handles. Other values for subdevice or notification are unsafe.
+        # The parameters are two output addresses, size and number of records, variable data (none),
+        # notification (none), subdevice and two memory handles. Other values for subdevice or
+        # notification are unsafe.
         parameters = struct.pack(
-            "<QQIIQIIQIIIIII", 0, 0, RECORD.size, _RECORDS, 0, 0, 0, 0, 0, self._subdevice, 0, header, ring, 0
+            "<QQIIQIIQIIIIII",
+            0,
+            0,
+            RECORD.size,
+            _RECORDS,
+            0,
+            0,
+            0,
+            0,
+            0,
+            self._subdevice,
+            0,
+            header,
+            ring,
+            0,
         )
         buffer = self._allocate(self._client, _EVENT_BUFFER, parameters)
         return buffer, self._map(header, _HEADER_BYTES), self._map(ring, _RECORDS * RECORD.size)
@@ -185,14 +233,18 @@ class ContextSwitchLog:
         where = ctypes.addressof(memory) if memory is not None else 0
         self._handles += 1
         handle = 0xCAFE0000 + self._handles if kind != _CLIENT else 0
-        request = bytearray(struct.pack("<IIIIQII", self._client, parent, handle, kind, where, 0, 0))
+        request = bytearray(
+            struct.pack("<IIIIQII", self._client, parent, handle, kind, where, 0, 0)
+        )
         self._ioctl(_ALLOC, request, 28, f"an object of class {kind:#x}")
         return int(struct.unpack_from("<I", request, 8)[0])
 
     def _control(self, handle: int, command: int, parameters: bytes) -> bytes:
         memory = ctypes.create_string_buffer(parameters, len(parameters)) if parameters else None
         where = ctypes.addressof(memory) if memory is not None else 0
-        request = bytearray(struct.pack("<IIIIQII", self._client, handle, command, 0, where, len(parameters), 0))
+        request = bytearray(
+            struct.pack("<IIIIQII", self._client, handle, command, 0, where, len(parameters), 0)
+        )
         self._ioctl(_CONTROL, request, 28, f"control {command:#x}")
         return memory.raw if memory is not None else b""
 
@@ -201,7 +253,19 @@ class ContextSwitchLog:
         fd = self._open("/dev/nvidiactl")
         try:
             request = bytearray(
-                struct.pack("<IIIIQQQIIi4x", self._client, self._client, memory, 0, 0, length, 0, 0, _READ_ONLY_MAP, fd)
+                struct.pack(
+                    "<IIIIQQQIIi4x",
+                    self._client,
+                    self._client,
+                    memory,
+                    0,
+                    0,
+                    length,
+                    0,
+                    0,
+                    _READ_ONLY_MAP,
+                    fd,
+                )
             )
             self._ioctl(_MAP, request, 40, "a mapping")
             mapped = self._kernel.map(fd, length)
@@ -223,7 +287,11 @@ class ContextSwitchLog:
         try:
             self._kernel.ioctl(self._control_fd, code, request)
         except OSError as e:
-            raise SwitchLogError("rm_error", f"the kernel driver failed for {what}: {e.strerror}") from e
+            raise SwitchLogError(
+                "rm_error", f"the kernel driver failed for {what}: {e.strerror}"
+            ) from e
         (status,) = struct.unpack_from("<I", request, status_offset)
         if status:
-            raise SwitchLogError("rm_error", f"the kernel driver rejected {what} (status {status:#x})")
+            raise SwitchLogError(
+                "rm_error", f"the kernel driver rejected {what} (status {status:#x})"
+            )

@@ -1,7 +1,8 @@
-"""Splits the busy time of a shared GPU among its processes, based on the driver's context-switch log.
+"""Splits the busy time of a shared GPU among its processes, based on the driver's context-switch
+log.
 
-The log is read only while processes of several containers run on a device. If the log is missing or inconsistent, the
-driver's utilization samples are used.
+The log is read only while processes of several containers run on a device. If the log is missing or
+inconsistent, the driver's utilization samples are used.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _log = logging.getLogger(__name__)
 
 
 class SwitchLog(Protocol):
-    """Interface of a context-switch log. `ContextSwitchLog` and the simulated driver implement it."""
+    """Interface of a context-switch log. `ContextSwitchLog` and the simulated driver implement
+    it.
+    """
 
     def drain(self) -> bytes: ...
     def now(self) -> int: ...
@@ -48,19 +51,23 @@ class SwitchLog(Protocol):
 
 
 _SAMPLE_SECONDS = 0.06
-"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. More samples would not improve the results
-over half a minute."""
+"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. More samples would not
+improve the results over half a minute.
+"""
 _DRAIN_SECONDS = 2.0
-"""Interval at which the log is read. At 5,000 switches per second, the log is full after 3 seconds."""
+"""Interval at which the log is read. At 5,000 switches per second, the log is full after 3 seconds.
+"""
 _MAX_UNREAD_SECONDS = 90.0
-"""The listener closes itself if `take_window` is not called for this long, because records use memory."""
+"""The listener closes itself if `take_window` is not called for this long, because records use
+memory.
+"""
 
 
 class SwitchListener:
     """Reads one GPU's log in a separate thread. Also samples whether the GPU is busy.
 
-    The thread is needed because the log has a fixed size, and because samples must be taken at random times. After a
-    SwitchLogError, the listener is closed and cannot be used again.
+    The thread is needed because the log has a fixed size, and because samples must be taken at
+    random times. After a SwitchLogError, the listener is closed and cannot be used again.
     """
 
     def __init__(
@@ -73,9 +80,13 @@ class SwitchListener:
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
-        """`unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller must call `step`."""
+        """`unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller
+        must call `step`.
+        """
         self.unsampled = unsampled
-        self.pauses_sampling = False  # True while no samples are taken, because all contexts were busy all the time
+        self.pauses_sampling = (
+            False  # True while no samples are taken, because all contexts were busy all the time
+        )
         self._log = log
         self._costs = costs
         self._wall = wall
@@ -85,7 +96,9 @@ class SwitchListener:
         self._timelines: dict[int, Timeline] = {}
         self._compute_instances: dict[int, int] = {}
         self._samples: list[BusySample] = []
-        self.began = self._log_time = self._log.now()  # start time, in nanoseconds of the GPU's clock
+        self.began = self._log_time = (
+            self._log.now()
+        )  # start time, in nanoseconds of the GPU's clock
         self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._read_at = clock()
         self._error: SwitchLogError | None = None
@@ -93,8 +106,11 @@ class SwitchListener:
         if in_background:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
 
-    def take_window(self, until: float, instance: int | None = None) -> tuple[Residency, list[BusySample]]:
-        """Returns residency and samples of a GPU or MIG instance from the end of its last window to `until`.
+    def take_window(
+        self, until: float, instance: int | None = None
+    ) -> tuple[Residency, list[BusySample]]:
+        """Returns residency and samples of a GPU or MIG instance from the end of its last window to
+        `until`.
 
         `until`: Unix time. Raises SwitchLogError.
         """
@@ -121,7 +137,8 @@ class SwitchListener:
     def step(self) -> float:
         """Takes a sample, drains the log if due, and returns the seconds until the next step.
 
-        The interval between samples is random, because periodic loads would distort regular samples.
+        The interval between samples is random, because periodic loads would distort regular
+        samples.
         """
         with self._lock:
             if self._error is not None:
@@ -135,11 +152,16 @@ class SwitchListener:
                     self._drain()
                     if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
                         raise SwitchLogError(
-                            "not_taken", f"context switches were not used for {_MAX_UNREAD_SECONDS:g} s"
+                            "not_taken",
+                            f"context switches were not used for {_MAX_UNREAD_SECONDS:g} s",
                         )
             except SwitchLogError as e:
                 self._end(e)
-            return self._seconds_until_drain() if self.unsampled else random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
+            return (
+                self._seconds_until_drain()
+                if self.unsampled
+                else random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -162,7 +184,10 @@ class SwitchListener:
             if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
                 raise SwitchLogError(
                     "several_compute_instances",
-                    f"GPU instance {instance} runs several compute instances at once, so busy time cannot be divided",
+                    (
+                        f"GPU instance {instance} runs several compute instances at once, so busy "
+                        "time cannot be divided"
+                    ),
                 )
         self._drained_at = self._clock()
 
@@ -181,13 +206,15 @@ _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 
 
 MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
-"""Name and measured costs by NVML's architecture number. The busy register is read only on these architectures.
+"""Name and measured costs by NVML's architecture number. The busy register is read only on these
+architectures.
 
-The costs were measured on an H200 with driver 580. In seven traces of 2,800 to 53,000 switches, a context was resident
-for 63 to 67 µs more than it worked. The busy bit differed from NVML's utilization by at most one percentage point. In
-4,400 time slices, kernels recorded when they ran. They started 21 to 52 µs after the switch-in and were preempted after
-2,100 µs. Saving a context took 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in
-use), and 121 µs for PyTorch.
+The costs were measured on an H200 with driver 580. In seven traces of 2,800 to 53,000 switches, a
+context was resident for 63 to 67 µs more than it worked. The busy bit differed from NVML's
+utilization by at most one percentage point. In 4,400 time slices, kernels recorded when they ran.
+They started 21 to 52 µs after the switch-in and were preempted after 2,100 µs. Saving a context
+took 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in use), and
+121 µs for PyTorch.
 """
 
 
@@ -205,8 +232,13 @@ def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
         uids = (proc / "uid_map").read_text()
     except OSError:
         return False
-    effective = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1) and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
+    effective = next(
+        (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0"
+    )
+    return (
+        bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
+        and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +251,9 @@ class SwitchLogFactory:
     privileged: Callable[[], bool] = has_sys_admin
     make_listener: Callable[..., SwitchListener] = SwitchListener
 
-    def open_listener(self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]) -> SwitchListener:
+    def open_listener(
+        self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]
+    ) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError if this fails."""
         architecture: int | None = None
         if not gpu.device.mig_enabled:  # switching costs were not measured in MIG mode
@@ -227,7 +261,9 @@ class SwitchLogFactory:
                 architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
         _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
         log = self.open_log(gpu.device, str(driver.call("nvmlSystemGetDriverVersion")))
-        return self.make_listener(log, costs, unsampled=self._explain_unsampled(architecture), wall=wall)
+        return self.make_listener(
+            log, costs, unsampled=self._explain_unsampled(architecture), wall=wall
+        )
 
     def _explain_unsampled(self, architecture: int | None) -> str:
         """Returns the reason why no busy samples are taken, or an empty string."""
@@ -237,19 +273,27 @@ class SwitchLogFactory:
             measured = ", ".join(name for name, _ in MEASURED_ARCHITECTURES.values())
             return f"the busy register is only read on {measured} without MIG"
         # Without CAP_SYS_ADMIN, each read fails and writes a line to the kernel log.
-        return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
+        return (
+            ""
+            if self.privileged()
+            else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
+        )
 
 
 _LINGER_SECONDS = 60.0
 """How long the log stays open when the GPU is no longer shared. Most GPUs are soon shared again."""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
-"""At most 1/50 of a window may be missing in the log. Contexts count as completely busy if they were idle for at most
-1/50 of their residency."""
+"""At most 1/50 of a window may be missing in the log. Contexts count as completely busy if they
+were idle for at most 1/50 of their residency.
+"""
 _HIDDEN_PART = 100
-"""At most 1/100 of a window may belong to processes that are hidden or that the driver does not list."""
+"""At most 1/100 of a window may belong to processes that are hidden or that the driver does not
+list.
+"""
 _SATURATED_NS = 30 * 10**9
-"""Sampling, which causes half of the cost, pauses if contexts were completely busy for this long."""
+"""Sampling, which causes half of the cost, pauses if contexts were completely busy for this long.
+"""
 
 
 class _WindowError(SwitchLogError):
@@ -257,9 +301,13 @@ class _WindowError(SwitchLogError):
 
 
 class BusyTimeSplitter:
-    """Splits the busy time of one GPU and its MIG instances among their processes. Not thread-safe."""
+    """Splits the busy time of one GPU and its MIG instances among their processes. Not
+    thread-safe.
+    """
 
-    def __init__(self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]
+    ) -> None:
         self._clock = clock
         self._open_listener = open_listener
         self._name = ""
@@ -279,18 +327,24 @@ class BusyTimeSplitter:
     ) -> None:
         """Opens the log if the GPU is shared, and closes it some time after the sharing has ended.
 
-        `running`: processes on the GPU. `shared`: keys of devices with processes of several containers.
+        `running`: processes on the GPU. `shared`: keys of devices with processes of several
+        containers.
         """
         self.status = replace(self.status, errors=())
         gpu = target.device
         self._name = f"GPU {gpu.index} ({gpu.uuid})"
-        self._previous_pids, self._pids = self._pids, frozenset(process.pid for process in running or ())
+        self._previous_pids, self._pids = (
+            self._pids,
+            frozenset(process.pid for process in running or ()),
+        )
         own = frozenset(key for key in shared if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"))
         self._shared = frozenset() if running is None else own
         now = self._clock()
         if self._shared and any(process.mps for process in running or ()):
             self._shared = frozenset()
-            self._fall_back(_WindowError("mps", "it is shared by MPS, where all clients use the same context"))
+            self._fall_back(
+                _WindowError("mps", "it is shared by MPS, where all clients use the same context")
+            )
         elif self._shared:
             self._shared_at = now
             if self._listener is None and now >= self._retry_at:
@@ -299,15 +353,24 @@ class BusyTimeSplitter:
                 except SwitchLogError as e:
                     self._fall_back(e)
                 else:
-                    how = f"; busy samples are not available: {listener.unsampled}" if listener.unsampled else ""
-                    _log.info("%s is shared by several containers: reading its context switches%s", self._name, how)
+                    how = (
+                        f"; busy samples are not available: {listener.unsampled}"
+                        if listener.unsampled
+                        else ""
+                    )
+                    _log.info(
+                        "%s is shared by several containers: reading its context switches%s",
+                        self._name,
+                        how,
+                    )
         else:
             self.status = SwitchStatus()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
             self.close()
 
     def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
-        """Returns the usage with the busy time of each process. If the log cannot be used, these times are missing.
+        """Returns the usage with the busy time of each process. If the log cannot be used, these
+        times are missing.
 
         `until`: end of the window, as Unix time.
         """
@@ -318,7 +381,12 @@ class BusyTimeSplitter:
             residency, samples = listener.take_window(until, usage.device.gi_id)
             # If the log was opened during the window, it must still cover almost all of the window.
             covers = residency.since != listener.began or _covers(residency.window, usage.window_ns)
-            if usage.busy_ns is None or usage.device.key not in self._shared or not residency.periods or not covers:
+            if (
+                usage.busy_ns is None
+                or usage.device.key not in self._shared
+                or not residency.periods
+                or not covers
+            ):
                 return usage
             _check(residency, usage.window_ns, self._previous_pids | self._pids)
         except SwitchLogError as e:
@@ -336,7 +404,9 @@ class BusyTimeSplitter:
             figures = self._model.estimate(residency, worked, samples)
         return replace(
             usage,
-            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
+            process_busy_ns={
+                pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)
+            },
             method="switches" if listener.unsampled else "exact",
             resident_ns=resident,
             switching_ns=residency.switching,
@@ -354,8 +424,14 @@ class BusyTimeSplitter:
 
     def _fall_back(self, error: SwitchLogError) -> None:
         if self.status.fallback_reason != error.reason:
-            _log.warning("%s: processes are temporarily measured by the driver's samples: %s", self._name, error)
-        self.status = SwitchStatus((*self.status.errors, error.reason), error.reason, f"{self._name}: {error}")
+            _log.warning(
+                "%s: processes are temporarily measured by the driver's samples: %s",
+                self._name,
+                error,
+            )
+        self.status = SwitchStatus(
+            (*self.status.errors, error.reason), error.reason, f"{self._name}: {error}"
+        )
         if isinstance(error, _WindowError):
             return
         self.close()
@@ -370,7 +446,9 @@ def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> Non
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
-        raise _WindowError("unaccounted_time", f"the context-switch log does not cover {percent} % of the time")
+        raise _WindowError(
+            "unaccounted_time", f"the context-switch log does not cover {percent} % of the time"
+        )
     resident = residency.resident
     if resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
         raise _WindowError(
@@ -378,6 +456,10 @@ def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> Non
             "processes of other users run on it, and their pids are visible only with CAP_SYS_ADMIN"
             " (chart: exporter.usage.from: exact)",
         )
-    unlisted = sum(ns for pid, ns in resident.items() if pid not in listed and pid not in (HIDDEN_PID, KERNEL_PID))
+    unlisted = sum(
+        ns
+        for pid, ns in resident.items()
+        if pid not in listed and pid not in (HIDDEN_PID, KERNEL_PID)
+    )
     if unlisted * _HIDDEN_PART > window_ns:
         raise _WindowError("unlisted_process", "a process runs on it that the driver does not list")
