@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from podgpu.charge import Amounts, HeldTime, charge, charge_rest
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
-from podgpu.past.record import SampleReader
+from podgpu.past.record import make_records
 from tests.fleet.states import World, gpu, holder, node
 
 PRICES = Prices("EUR", {"*": Price(1.0)})
@@ -46,7 +46,7 @@ def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, of
     """The node reads every second and the cluster every 15 s, so a holder may work and rest several
     times between.
     """
-    world, reader = World(), SampleReader(lambda: world.state, 60.0)
+    world = World()
     total, busy, idle, since = Amounts(), 0, 0, 0.0
     for second in range(1, 601):
         is_on = (second - 1) % (on + off) < on
@@ -54,17 +54,21 @@ def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, of
             (busy + 1, idle, 0.0) if is_on else (busy, idle + 1, since or second - 1.0)
         )
         if second % 15 == 0:
-            state = {"busy_ns": busy * NS, "idle_ns": idle * NS, "utilization_ratio": float(is_on)}
-            own = holder(idle_since=None if is_on else 1_700_000_100.0 + since, **state)
+            counters = {
+                "busy_ns": busy * NS,
+                "idle_ns": idle * NS,
+                "utilization_ratio": float(is_on),
+            }
+            own = holder(idle_since=None if is_on else 1_700_000_100.0 + since, **counters)
             one = gpu(0, own, busy=float(is_on))
-            world.round(
+            state = world.round(
                 node("n1", one, read_at=float(second), exporter_id="a"),
                 at=float(second),
                 prices=Prices("EUR", {"*": Price(1)}),
             )
             if second == 15:
                 first = idle
-            for sample in reader() or ():
+            for sample in make_records(state):
                 for part in sample.charges:
                     total = total.plus(part.amounts)
     assert total.idle_seconds == pytest.approx(idle - first)

@@ -65,9 +65,8 @@ class UsageAccount(NamedTuple):
     owner_kind: str = ""
     owner_name: str = ""
     labels: str = ""  # JSON object
-    methods: str = (
-        ""  # names of measuring methods (see podgpu_device_usage_method), separated by spaces
-    )
+    methods: str = ""  # how use was measured (see podgpu_device_usage_method): words
+    user: str = ""  # if the workload is neither a pod nor a job; `job` is then "user NAME"
 
 
 UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held

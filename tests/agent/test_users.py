@@ -17,7 +17,7 @@ from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.usage.containers import ContainerFinder
-from podgpu.past.record import SampleReader
+from podgpu.past.record import make_records
 from podgpu.top.lines import flatten, make_lines
 from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
@@ -186,17 +186,17 @@ def test_a_pid_that_another_user_gets_and_an_idle_process(node: PlainNode) -> No
 
 
 def test_history_charges_each_joule_once(node: PlainNode) -> None:
-    read_gpus = SampleReader(lambda: build_state(node.agent), 60.0)
     node.work(41, 0)
     node.work(42, NAMELESS, environment=SLURM)
     node.turn()
     node.turn()
-    read_gpus()
+    state = build_state(node.agent)
     before = node.value("podgpu_device_energy_joules_total")
     joules = {"rest": 0.0}
     for _ in range(15):
         node.turn()
-        (gpu,) = read_gpus() or ()
+        state = build_state(node.agent, previous=state)
+        (gpu,) = make_records(state)
         for charge in gpu.charges:
             name = charge.account.job or "rest"
             joules[name] = joules.get(name, 0.0) + charge.amounts.energy_joules

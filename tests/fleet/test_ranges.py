@@ -19,6 +19,7 @@ from podgpu.clock import Clock
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
+from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
@@ -32,7 +33,7 @@ from podgpu.past.bill import (
     group_now,
     parse_range_query,
 )
-from podgpu.past.record import RecordedUsage, SampleReader
+from podgpu.past.record import RecordedUsage, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
@@ -52,10 +53,10 @@ class Cluster:
         at: float = 0.0,
         longest_gap: float = 60.0,
     ) -> None:
-        self.world, self.prices, self.at = World(), prices, at
+        self.world = World(ViewSettings(stale_after=max(45.0, longest_gap)))
+        self.prices, self.at = prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
-        reader = SampleReader(lambda: self.world.state, longest_gap)
-        self.recorder = HistoryRecorder(reader, clock, directory)
+        self.recorder = HistoryRecorder(lambda: make_records(self.state()), clock, directory)
         self.answers = RecordedUsage(self.recorder, self.state)
 
     def state(self) -> ClusterState:

@@ -9,7 +9,7 @@ from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, NodeState
 from podgpu.past.job import JobSummary, read_summary
-from podgpu.past.store import GpuSample, HistoryStore
+from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 
 GIB = 1024**3
 START, MINUTES = 1_800_000_000, 60
@@ -36,9 +36,9 @@ def summarize(
     )
     for step in range(4 * MINUTES):
         hot = (
-            [("thermal", "slowed by heat")]
+            [ConditionRecord("thermal", "slowed by heat")]
             if step < 8
-            else [("xid", "XID 48")]
+            else [ConditionRecord("xid", "XID 48")]
             if step == 20
             else []
         )

@@ -17,7 +17,7 @@ from podgpu.model import Allocation, Assignment, NodeState, Workload
 from podgpu.node.holders.annotations import find_reserved, replace_reservations
 from podgpu.node.holders.reader import merge
 from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.record import RecordedUsage, SampleReader
+from podgpu.past.record import RecordedUsage, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import state_of
 from tests.holders.devices import gpu, uuid
@@ -193,7 +193,7 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     view = make_view(state)
     for device in view.nodes[0].gpus:
         assert sum(holder.part for holder in device.holders) <= 1
-    recorder = HistoryRecorder(SampleReader(lambda: state, 60.0))
+    recorder = HistoryRecorder(lambda: make_records(state))
     recorder.record()
     return view, asyncio.run(
         RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted"))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from podgpu.charge import Charge, UsageAccount
 from podgpu.past.events import EventQuery, read_events
-from podgpu.past.store import GpuSample, HistoryStore
+from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 
 HOUR = 3600
 START = 1_800_000_000
@@ -23,7 +23,8 @@ def read_pod_events(
     """
     store = HistoryStore()
     for (begin, holders), (end, _) in pairwise((*changes, (changes[-1][0] + 15, ()))):
-        conditions = [("node_gone", "its node does not answer")] if holders == GONE else []
+        gone = ConditionRecord("node_gone", "its node does not answer")
+        conditions = [gone] if holders == GONE else []
         gpu = GpuSample(
             "GPU-0", "", "n1", 0, None, () if isinstance(holders, str) else holders, conditions
         )
@@ -97,12 +98,14 @@ def test_a_container_without_a_pod_is_named_by_its_id() -> None:
 
 
 def test_events_of_a_past_time_are_found_if_many_pods_ended_later() -> None:
-    store, many = (
-        HistoryStore(),
-        [Charge(UsageAccount("ml", f"pod-{number}")) for number in range(20_001)],
-    )
-    for at, holders in ((0, many), (300, [*many, WEB]), (315, many), (600, [])):
-        store.append(START + at, [GpuSample("GPU-0", "", "n1", 0, None, holders)])
+    store = HistoryStore()
+    many = []
+    for node in range(11):
+        names = [f"pod-{node}-{number}" for number in range(1900)]
+        pods = [Charge(UsageAccount("ml", name)) for name in names]
+        many.append(GpuSample(f"GPU-1{node}", "", f"many-{node}", 0, None, pods))
+    for at, gpus, holders in ((0, many, []), (300, many, [WEB]), (315, many, []), (600, [], [])):
+        store.append(START + at, [*gpus, GpuSample("GPU-0", "", "n1", 0, None, holders)])
     with store.reader() as db:
         answer = read_events(db, EventQuery(60, end=START + 330.0), START + 3600)
     store.close()

@@ -18,7 +18,7 @@ from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.past.bill import read_range, read_usage_start
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS, read_gpu, read_pod
-from podgpu.past.store import GpuSample, HistoryError, HistoryStore
+from podgpu.past.store import ConditionRecord, GpuSample, HistoryError, HistoryStore
 
 COARSE, HOUR, DAY = 300, 3600, 86_400
 START = 1_800_000_000 // DAY * DAY
@@ -31,7 +31,9 @@ def make_round(
     at: int, *holders: Charge, utilization: float | None = 0.5, xid: str = ""
 ) -> tuple[int, list[GpuSample]]:
     figures = Figures(utilization, 80 << 30, 412.5, 61.0)
-    gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
+    gpu = GpuSample(
+        "GPU-1", "", "node-1", 0, figures, holders, [ConditionRecord("xid", xid)] if xid else []
+    )
     return at, [gpu]
 
 
@@ -133,11 +135,20 @@ def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: His
 
 
 def test_old_rows_are_deleted(store: HistoryStore) -> None:
-    for day in range(0, 100, 2):
+    """The last 90 recorded days, 8 days of hours, and 8 days of samples every 5 minutes are kept."""
+    for day in range(100):
         store.append(*make_round(START + day * DAY, Charge(LLM, amounts=USAGE)))
+    for number in range(9 * DAY // COARSE):
+        at = START + 100 * DAY + number * COARSE
+        store.append(*make_round(at, Charge(LLM, amounts=USAGE)))
+    end = START + 109 * DAY
     with store.reader() as db:
-        assert db.execute("SELECT min(time) FROM usage").fetchone()[0] == START + 8 * DAY
-        assert db.execute("SELECT min(time) FROM sample").fetchone()[0] == START + 90 * DAY
+        oldest = dict(db.execute("SELECT resolution, min(time) FROM usage GROUP BY resolution"))
+        assert oldest[DAY] == end - 90 * DAY
+        assert oldest[HOUR] == end - 8 * DAY
+        assert oldest[COARSE] == end - 4 * HOUR  # whole hours, at least 3
+        samples = dict(db.execute("SELECT resolution, min(time) FROM sample GROUP BY resolution"))
+        assert samples == {COARSE: end - 8 * DAY - COARSE, 15: end - 480 * COARSE}
 
 
 def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
@@ -154,7 +165,7 @@ def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
     assert row.amounts.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
     store.close()
-    assert path.stat().st_size < 480_000
+    assert path.stat().st_size < 800_000
 
 
 WRITER = """
@@ -229,7 +240,7 @@ def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
     before = path.read_bytes()
     for _ in range(2):  # the second attempt shows that the first released the lock
         with pytest.raises(
-            HistoryError, match=r"another version of podgpu \(schema 7; this version supports 4\)"
+            HistoryError, match=r"another version of podgpu \(schema 7; this version supports 5\)"
         ):
             HistoryStore(path)
     assert path.read_bytes() == before

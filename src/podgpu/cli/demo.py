@@ -45,10 +45,10 @@ from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.node.holders.reader import HolderSources
 from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
-from podgpu.past.events import IDLE
 from podgpu.past.record import RecordedUsage, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.store import COARSE, DAY, FINE, HOUR, GpuSample
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE
+from podgpu.past.store import ConditionRecord, GpuSample
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, build_state, node_recorder
@@ -432,17 +432,17 @@ class _PastDevice(NamedTuple):
         """`users`: tenants of the device and, for a GPU, of its MIG instances."""
         ago = (now - at) / HOUR
         conditions = [
-            (name, text)
+            ConditionRecord(name, text)
             for node, gpu, begin, end, name, text in _FAULTS
             if node == self.node.name and gpu in (None, self.gpu.number) and end < ago <= begin
         ]
         for one in self.tenants:
             if not one.duty and ago <= _IDLE_ALARM:
-                conditions.append(
-                    (IDLE, describe_idle(Workload(one.namespace, one.pod, one.container)))
-                )
-        gone = any(name == "node_gone" for name, _ in conditions)
-        is_blind = gone or any(name == "lost" for name, _ in conditions)
+                text = describe_idle(Workload(one.namespace, one.pod, one.container))
+                conditions.append(ConditionRecord(IDLE, text, account=_account_of(one)))
+        names = {condition.name for condition in conditions}
+        gone = "node_gone" in names
+        is_blind = gone or "lost" in names
         size = self.size
         hour = prices.of(self.gpu.model.name).gpu_hour
         price, currency = (0.0, "") if hour is None else (hour * size, prices.currency)
@@ -519,7 +519,9 @@ def _day_load(at: float) -> float:
 @cache
 def _account_of(tenant: Tenant) -> UsageAccount:
     if tenant.user:
-        return UsageAccount(job=tenant.job or f"user {tenant.user}")
+        if tenant.job:
+            return UsageAccount(job=tenant.job)
+        return UsageAccount(job=f"user {tenant.user}", user=tenant.user)
     owner = _owner_of(tenant.pod) or WorkloadOwner("", "")
     labels = json.dumps({"team": team_of(tenant.namespace)})
     return UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)

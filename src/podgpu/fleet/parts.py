@@ -55,7 +55,10 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     measured_idle: float | None = (
         None  # seconds; None if the holder was busy, or if its idle time is an estimate
     )
-    window: HeldTime | None = None  # what the holder did between the last two readings
+    # What the holder did between the last two readings of its counters, by the node's clock.
+    window: HeldTime | None = None
+    # What the holder did since the last round, by our clock. This is charged.
+    spent: HeldTime | None = None
 
     @property
     def cost_per_hour(self) -> float | None:

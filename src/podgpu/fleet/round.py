@@ -124,6 +124,7 @@ class Cluster:
         self._make_collector = make_collector
         self._prices = prices
         self._on_round = on_round
+        self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
         self._removed_gpus: set[str] = (
@@ -161,6 +162,8 @@ class Cluster:
             notes=notes,
         )
         self._previous = state
+        for reader in self.readers:
+            reader(state)
         self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
         if self._on_round is not None:
             self._on_round(state)

@@ -31,6 +31,7 @@ from podgpu.fleet.parts import (
     divide_gpu,
     holders_of,
     is_blind,
+    key_of,
 )
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.readings import (
@@ -42,6 +43,7 @@ from podgpu.fleet.readings import (
     TargetOutcome,
     ViewSettings,
 )
+from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
 
@@ -149,9 +151,9 @@ def build_cluster_state(
             idle = IdleTimes(
                 shown, earlier, offset, clock_change, reading.idle_for, settings.stale_after
             )
-            nodes.append(
-                complete_node(shown, idle, prices, offset, shown.reading.owners or reading.owners)
-            )
+            spending = Spending(shown, earlier, max(LONGEST_GAP, settings.stale_after))
+            owners = shown.reading.owners or reading.owners
+            nodes.append(complete_node(shown, idle, prices, offset, owners, spending))
     read = {node.target for node in reading.nodes}
     unread = [
         outcomes[target].text
@@ -186,14 +188,19 @@ def build_single_node_state(
     fresh: bool = True,
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
+    previous: ClusterState | None = None,
 ) -> ClusterState:
-    """Builds the state of an exporter's own page. If not `fresh`, omits GPUs and shows the first
-    note as an alert.
+    """Builds the state of an exporter's own page.
+
+    If not `fresh`, omits GPUs and shows the first note as an alert. With `previous`, the state has
+    what the holders spent since then.
     """
     prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
     entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
-    node = complete_node(entry, None, prices, wall - now)
+    earlier = previous.nodes[0] if previous else None
+    spending = Spending(entry, earlier, LONGEST_GAP)
+    node = complete_node(entry, None, prices, wall - now, None, spending)
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
@@ -268,6 +275,7 @@ def complete_node(
     prices: Prices,
     offset: float,
     owners: Owners | None = None,
+    spending: Spending | None = None,
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     if node.gone:
@@ -277,12 +285,23 @@ def complete_node(
         )
         node = replace(node, state=replace(node.state, devices=gpus))
     node = replace(node, prices=prices.on_node(node.reading.labels))
-    held = tuple(_hold(node, idle, owners or {}))
+    held = tuple(_hold(node, idle, owners or {}, spending))
+    if spending is not None:
+        note = describe_rejected(spending.rejected)
+        node = replace(
+            node,
+            seconds=spending.seconds or 0.0,
+            rest=spending.list_rest(),
+            rejected=spending.rejected,
+            notes=(*node.notes, note) if note else node.notes,
+        )
     counted_at = idle.counted_at if idle else node.reading.read_at
     return replace(node, notes=bound_notes(node.notes), held=held, counted_at=counted_at)
 
 
-def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[HeldPart]:
+def _hold(
+    node: NodeEntry, idle: IdleTimes | None, owners: Owners, spending: Spending | None
+) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
         if not gpu.holders and not gpu.instances:
             continue
@@ -293,6 +312,7 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
             if not holders:
                 continue
 
+            key = key_of(gpu, instance)
             price = device_price(node.prices, gpu, instance, device_size)
             for holder, share in zip(holders, divide_device(holders), strict=True):
                 if idle is None:
@@ -300,6 +320,7 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
                     times = HolderTimes(measure_use(device, holder), since)
                 else:
                     times = idle.find(gpu, instance, holder, share)
+                spent = None if spending is None else spending.measure(gpu, key, holder, share)
                 yield HeldPart(
                     gpu,
                     instance,
@@ -313,6 +334,7 @@ def _hold(node: NodeEntry, idle: IdleTimes | None, owners: Owners) -> Iterator[H
                     cluster=node.reading.cluster,
                     measured_idle=times.measured_idle,
                     window=times.window,
+                    spent=spent,
                 )
 
 

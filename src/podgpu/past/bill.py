@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -22,20 +23,20 @@ from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.past.schema import AMOUNT_COLUMNS, COARSE, DAY, HOUR, OPEN
 from podgpu.past.sqlite import ceil_time, floor_time, parse_range, parse_time
-from podgpu.past.store import AMOUNT_UNITS, COARSE, DAY, HOUR
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+_ACCOUNT_FIELDS = len(UsageAccount._fields)
 # Sums the usage of each account before the join, because joining every row is slower.
 _RANGE = f"""
-SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, currency,
-    {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
+SELECT {", ".join(UsageAccount._fields)}, currency, {", ".join(AMOUNT_COLUMNS)}
 FROM account JOIN (
-    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
+    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)}
     FROM ({{rows}}) GROUP BY account, currency) USING (id)
 ORDER BY namespace, pod, job, uid, container_id, currency"""
 _RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
@@ -95,6 +96,7 @@ class RangeRow(RangeFigures, kw_only=True):
     namespace: str = ""
     pod: str = ""
     job: str = ""
+    user: str = ""  # if the workload is neither a pod nor a job; `job` is then "user NAME"
     uid: str = ""
     container_id: str = ""
     owner: WorkloadOwner | None = None
@@ -242,6 +244,7 @@ def account_of(
         owner_name=owner.name if owner else "",
         labels=json.dumps(labels, sort_keys=True) if labels else "",
         methods=part.device.usage.method if part.device.usage else "",
+        user="" if holder.job or holder.container_id else holder.user,
     )
 
 
@@ -258,7 +261,8 @@ def name_row(one: Charge, query: RangeQuery) -> RowName:
     owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
     if query.by == "owner" and owner is not None:
         return cluster, namespace, ("owner", owner)
-    return (cluster, *zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
+    names = zip(UsageAccount._fields[:5], account[:5], strict=True)
+    return (cluster, *names, ("user", account.user), ("owner", owner))
 
 
 def add_up(usage: Sequence[Charge], currency: str) -> dict[str, Any]:
@@ -353,7 +357,7 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
     if row.unallocated:
         return "/".join(filter(None, (row.cluster, "unallocated")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
-    job = f"job {row.job}" if row.job and not row.job.startswith("user ") else row.job
+    job = f"job {row.job}" if row.job and not row.user else row.job
     names = (
         row.cluster,
         row.namespace,
@@ -441,56 +445,42 @@ def read_range_answer(
 
 
 def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[Charge]]:
-    """Returns start, end and usage. Start and end are extended to whole stored steps (5 minutes,
-    hours or days).
+    """Returns start, end and usage.
+
+    Start and end are extended to whole stored steps: 5 minutes, hours or days.
     """
-    times = {
-        resolution: db.execute(
-            "SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)
-        ).fetchone()
-        for resolution in (COARSE, HOUR, DAY)
-    }
-    oldest = {
-        resolution: math.inf if first is None else first for resolution, (first, _) in times.items()
-    }
-    rolled_up = {
-        resolution: 0 if last is None else last + resolution
-        for resolution, (_, last) in times.items()
-    }
-
-    def step(time: float) -> int:
-        """Returns the finest resolution that covers `time`, or whose rows begin as early as those
-        of the next one.
-        """
-        for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
-            if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
-                return finer
-        return DAY
-
-    first, last = floor_time(start, step(start)), ceil_time(end, step(end))
-    # Reads whole days from daily rows, other whole hours from hourly rows, and the remainder from
-    # 5-minute rows.
+    kept_since = dict(db.execute("SELECT resolution, since FROM kept").fetchall())
+    first = floor_time(start, _find_resolution(start, kept_since))
+    last = ceil_time(end, _find_resolution(end, kept_since))
+    # Whole days are read from daily rows, other whole hours from hourly rows, and the remainder
+    # from 5-minute rows. Open rows are in none of them.
     first_hour = min(ceil_time(first, HOUR), last)
-    last_hour = max(min(floor_time(last, HOUR), rolled_up[HOUR]), first_hour)
+    last_hour = max(floor_time(last, HOUR), first_hour)
     first_day = min(ceil_time(first_hour, DAY), last_hour)
-    last_day = max(min(floor_time(last_hour, DAY), rolled_up[DAY]), first_day)
-    rows = (
-        *(COARSE, first, first_hour),
-        *(HOUR, first_hour, first_day),
-        *(DAY, first_day, last_day),
-        *(HOUR, last_day, last_hour),
-        *(COARSE, last_hour, last),
-    )
-    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
-    found = db.execute(query, rows)
-    return (
-        first,
-        last,
-        [
-            Charge(UsageAccount(*row[:9]), amounts=Amounts(*row[10:]), currency=row[9])
-            for row in found
-        ],
-    )
+    last_day = max(floor_time(last_hour, DAY), first_day)
+    windows = [
+        (OPEN, first, last),
+        (COARSE, first, first_hour),
+        (HOUR, first_hour, first_day),
+        (DAY, first_day, last_day),
+        (HOUR, last_day, last_hour),
+        (COARSE, last_hour, last),
+    ]
+    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * len(windows)))
+    charges = []
+    for row in db.execute(query, list(chain.from_iterable(windows))):
+        account = UsageAccount(*row[:_ACCOUNT_FIELDS])
+        currency, *amounts = row[_ACCOUNT_FIELDS:]
+        charges.append(Charge(account, amounts=Amounts(*amounts), currency=currency))
+    return first, last, charges
+
+
+def _find_resolution(time: float, kept_since: Mapping[int, int]) -> int:
+    """Returns the finest resolution of which the rows of this time are kept."""
+    for resolution in (COARSE, HOUR):
+        if time >= kept_since.get(resolution, -math.inf):
+            return resolution
+    return DAY
 
 
 def read_usage_start(db: Connection) -> int | None:

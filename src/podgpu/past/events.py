@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.errors import UsageError, few_of
+from podgpu.past.schema import HOLDER, IDLE
 from podgpu.past.sqlite import parse_range, parse_time
-from podgpu.past.store import GPU_ITSELF
 
-IDLE = "idle"  # the condition of a GPU whose holder has been idle for longer than --idle-after
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
 _NODE_WIDE = ("node_gone", "driver_away")
@@ -24,20 +23,23 @@ _NODE_WIDE = ("node_gone", "driver_away")
 # started or ended between `:start` and `:end`. Their older spans are included, because `_find_runs`
 # needs the beginning of each run.
 _SPANS = f"""
-SELECT started, ended, name, message, uuid, instance, gpu.node, gpu_index, span.account,
+SELECT started, ended, kind, name, message, uuid, instance, gpu.node, gpu_index, span.account,
     ifnull(namespace, ''), ifnull(pod, ''),
-    coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''), 'container ' || substr(container_id, 1, 12), '')
+    coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''),
+        'container ' || substr(container_id, 1, 12), '')
 FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
 WHERE started <= :end
 AND (name = 'node_gone' OR span.account IN (
-    SELECT account FROM span WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
+    SELECT account FROM span
+    WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
 {{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {_MAX_SPANS}"""
 # Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
 _OF_POD = f"""
-AND (namespace || '/' || pod = :pod OR span.account = {GPU_ITSELF} AND EXISTS (
+AND (namespace || '/' || pod = :pod OR kind <> '{HOLDER}' AND EXISTS (
     SELECT * FROM span AS own JOIN account ON account.id = own.account
-    WHERE own.gpu = span.gpu AND namespace || '/' || pod = :pod
-    AND own.started <= ifnull(span.ended, own.started) AND ifnull(own.ended, span.started) >= span.started))"""
+    WHERE own.gpu = span.gpu AND own.kind = '{HOLDER}' AND namespace || '/' || pod = :pod
+    AND own.started <= ifnull(span.ended, own.started)
+    AND ifnull(own.ended, span.started) >= span.started))"""
 _WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_POD}
 
 
@@ -76,6 +78,7 @@ class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
 class _Span(NamedTuple):
     started: int
     ended: int | None
+    kind: str
     name: str
     message: str
     uuid: str
@@ -89,7 +92,8 @@ class _Span(NamedTuple):
 
     @property
     def gpu(self) -> str:
-        return f"{'?' if self.gpu_index is None else self.gpu_index}{'/' if self.instance else ''}{self.instance}"
+        index = "?" if self.gpu_index is None else str(self.gpu_index)
+        return f"{index}/{self.instance}" if self.instance else index
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
@@ -112,7 +116,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
-    conditions = [span for span in spans if span.account == GPU_ITSELF]
+    conditions = [span for span in spans if span.kind != HOLDER]
     events = [
         _condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)
     ]
@@ -150,7 +154,7 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
         for s in spans
         if s.name == "node_gone"
     }
-    held = (span for span in spans if span.account != GPU_ITSELF)
+    held = (span for span in spans if span.kind == HOLDER)
     pods = sorted(held, key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(pods, lambda span: (span.account, span.node)):
         run: list[_Span] = []

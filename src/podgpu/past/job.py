@@ -15,9 +15,8 @@ from podgpu.fleet.state import ClusterState
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.bill import RangeFigures, add_up, read_range
-from podgpu.past.events import IDLE
+from podgpu.past.schema import DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import HolderSpan, Mark, PodHistory, make_pod_history, read_pod
-from podgpu.past.store import DAY, FINE
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
@@ -34,11 +33,12 @@ _MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
 _GIB = 1024**3
 # Returns the times when a pod held a GPU. If the node was gone at the end, the time includes the
 # outage.
-_SPANS = """
+_SPANS = f"""
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
-LEFT JOIN span AS gone ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
-WHERE namespace = ? AND pod = ? ORDER BY span.started"""
+LEFT JOIN span AS gone
+    ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
+WHERE namespace = ? AND pod = ? AND span.kind = '{HOLDER}' ORDER BY span.started"""
 
 
 class JobSummary(RangeFigures, kw_only=True):

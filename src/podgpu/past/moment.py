@@ -27,8 +27,7 @@ from podgpu.model import (
     WorkloadOwner,
     group_by_key,
 )
-from podgpu.past.events import IDLE
-from podgpu.past.store import GPU_ITSELF
+from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE
 
 _NOTE = (
     "the history has no processes, waiting times, DCGM fields and reservations; pods that have "
@@ -44,14 +43,21 @@ SELECT gpu, account, utilization / 1e4, memory * 1048576, power * 100, temperatu
 WHERE resolution = :resolution AND time = :time"""
 _CONDITIONS = f"""
 SELECT gpu, name, started, '', message FROM span
-WHERE account = {GPU_ITSELF} AND started <= :at AND (ended IS NULL OR ended > :at) ORDER BY started"""
+WHERE kind = '{CONDITION}' AND started <= :at AND (ended IS NULL OR ended > :at)
+ORDER BY started"""
+_IDLE_SPANS = f"""
+SELECT gpu, account, min(started) FROM span
+WHERE kind = '{IDLE}' AND started <= :at AND (ended IS NULL OR ended > :at)
+GROUP BY gpu, account"""
 # While a node does not answer, its pods keep their GPUs. A correlated subquery would be slow (7 s
 # for 500,000 spans).
 _HOLDERS = f"""
-SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid, container_id,
-    iif(job LIKE 'user %', '', job), iif(job LIKE 'user %', substr(job, 6), ''), 'history'
-FROM span JOIN account ON account.id = account WHERE started <= :at AND (ended IS NULL OR ended > :at
-    OR (gpu, ended) IN (SELECT gpu, started FROM span WHERE account = {GPU_ITSELF} AND name = 'node_gone'
+SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid,
+    container_id, iif(user = '', job, ''), user, 'history'
+FROM span JOIN account ON account.id = account
+WHERE kind = '{HOLDER}' AND started <= :at AND (ended IS NULL OR ended > :at
+    OR (gpu, ended) IN (SELECT gpu, started FROM span
+    WHERE kind = '{CONDITION}' AND name = 'node_gone'
     AND started <= :at AND (ended IS NULL OR ended > :at))) ORDER BY started"""
 _GPUS = (
     "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
@@ -76,6 +82,7 @@ class _Device(NamedTuple):
     figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees
     conditions: Sequence[RecordedCondition]
     holders: Sequence[_PastHolder]
+    idle_alarms: Mapping[int, float]  # account -> start
 
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
@@ -94,6 +101,9 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     conditions = group_by_key(
         (gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time)
     )
+    idle_alarms: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for gpu, account, started in db.execute(_IDLE_SPANS, time):
+        idle_alarms[gpu][account] = started
     held: defaultdict[int, list[_PastHolder]] = defaultdict(list)
     owners: dict[tuple[str, str], WorkloadOwner] = {}
     for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
@@ -111,6 +121,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
                 dict(figures.get(id_, ())),
                 conditions.get(id_, ()),
                 held.get(id_, ()),
+                idle_alarms.get(id_, {}),
             ),
         )
         for id_, node, uuid, instance, number in db.execute(_GPUS)
@@ -203,10 +214,7 @@ def _make_gpu(
         else:
             gpu = replace(gpu, power_mw=power, temperature_celsius=temperature, **shared)
     conditions = {
-        one.name: one
-        for device in devices
-        for one in device.conditions
-        if one.name not in (IDLE, NODE_GONE)
+        one.name: one for device in devices for one in device.conditions if one.name != NODE_GONE
     }
     return replace(gpu, conditions=tuple(conditions.values()))
 
@@ -215,15 +223,13 @@ def _make_holders(
     device: _Device, now: Sequence[Holder], idle_after: float | None
 ) -> Iterator[Holder]:
     own = _select_own_figures(device)
-    for account, *_, holder in device.holders:
-        same = next((one for one in now if one.key == holder.key), holder)
-        alarms = (
-            one
-            for one in device.conditions
-            if one.name == IDLE and one.says.startswith(f"{holder.text} ")
-        )
-        # An alarm begins when the holder has been idle for `idle_after` seconds.
-        idle_since = next(((alarm.since or 0.0) - (idle_after or 0.0) for alarm in alarms), None)
+    shares = {holder.key: holder for holder in now}
+    for account, _, holder in device.holders:
+        same = shares.get(holder.key, holder)
+        idle_since = device.idle_alarms.get(account)
+        if idle_since is not None:
+            # An alarm begins when the holder has been idle for `idle_after` seconds.
+            idle_since -= idle_after or 0.0
         utilization, memory, *_ = own.get(account, _UNKNOWN)
         usage = HolderUsage(utilization, memory, idle_since=idle_since)
         yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)

@@ -51,7 +51,7 @@ from podgpu.past.bill import (
     name_row,
     sum_usage,
 )
-from podgpu.past.store import COARSE, FINE, HOUR
+from podgpu.past.schema import COARSE, FINE, HOUR
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted

@@ -26,6 +26,7 @@ from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
 from podgpu.metrics.promql import by, field_query, one_of, quote, select
 from podgpu.model import MIB, Workload, parts_of
+from podgpu.past.schema import COARSE, FINE
 from podgpu.past.sqlite import (
     JSON,
     MAX_POINTS,
@@ -38,7 +39,6 @@ from podgpu.past.sqlite import (
     sparkline_times,
     sparklines_json,
 )
-from podgpu.past.store import COARSE, FINE
 
 CACHE_SECONDS = 15.0
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000

@@ -1,6 +1,4 @@
-"""Stores the state of all GPUs every 15 s in a thread, and builds the responses of
-`/api/v1/history`.
-"""
+"""Stores the state of all GPUs every 15 s in a thread, and reads the stored history."""
 
 from __future__ import annotations
 
@@ -14,6 +12,8 @@ from typing import TypeVar
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.past.book_clock import STABLE_SECONDS, BookClock
+from podgpu.past.schema import FINE
 from podgpu.past.sqlite import (
     JSON,
     GpuHistory,
@@ -25,7 +25,7 @@ from podgpu.past.sqlite import (
     sparkline_times,
     sparklines_json,
 )
-from podgpu.past.store import FINE, GpuSample, HistoryError, HistoryStore
+from podgpu.past.store import GpuSample, HistoryError, HistoryStore
 
 FILE_NAME = "history.db"
 _OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2
@@ -37,47 +37,80 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryRecorder:
-    """Records the history of a node or a cluster. Without a directory, the history is kept in
-    memory.
+    """Records the history of a node or a cluster.
+
+    Without a directory, the history is kept in memory. The times of records follow the monotonic
+    clock (`BookClock`).
     """
 
     def __init__(
         self,
-        read_gpus: Callable[[], Sequence[GpuSample] | None],
+        read_gpus: Callable[[], Sequence[GpuSample] | None] | None = None,
         clock: Clock | None = None,
         directory: str = "",
     ) -> None:
-        """`read_gpus` returns the current state, or None if the state is not available."""
+        """`read_gpus` returns the current state, or None if it is not available.
+
+        Without `read_gpus`, the state of every round is given to `add`.
+        """
         if directory and Path(directory).exists() and not Path(directory).is_dir():
             raise UsageError(
-                f"--history-dir {directory}: not a directory; give a directory that podgpu may "
-                "write to"
+                f"--history-dir {directory}: not a directory; give a directory that podgpu may"
+                " write to"
             )
         self.fatal: StartError | None = None
         self._read_gpus = read_gpus
         self._clock = clock or Clock()
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
-        self._points: dict[
-            int, Mapping[str, float | None]
-        ] = {}  # start of the minute -> utilisation by device
+        # Start of the minute -> utilisation by device.
+        self._points: dict[int, Mapping[str, float | None]] = {}
+        self._latest: Sequence[GpuSample] | None = None  # the last round, until it is written
         self._store = HistoryStore()
+        self._books = BookClock(self._clock)
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
         self._reopen()
+        self._books = BookClock(self._clock, self._store.last_round)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def add(self, gpus: Sequence[GpuSample]) -> None:
+        """Adds a round. Its charges are added up until the next `record`."""
+        self._store.charge(self._books.now, gpus)
+        self._latest = gpus
+
     def record(self) -> bool:
-        """Stores the current state. Returns False if no state is available yet."""
+        """Stores the last round. Returns False if there is none yet."""
         self._reopen()
-        gpus = self._read_gpus()
-        if gpus is not None:
-            self.append(self._clock.wall(), gpus)
-        return gpus is not None
+        if self._read_gpus is not None:
+            gpus = self._read_gpus()
+            if gpus is not None:
+                self.add(gpus)
+        latest = self._latest
+        self._latest = None
+        if latest is not None:
+            self._write(latest)
+        return latest is not None
+
+    def _write(self, gpus: Sequence[GpuSample]) -> None:
+        moment = self._books.read()
+
+        def write() -> None:
+            if moment.has_jumped:
+                self._store.carry()
+            elif moment.shift:
+                self._store.carry(moment.shift)
+            self._store.write(moment.time, gpus, moment.is_settled)
+
+        self._try(write)
 
     def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        """Stores a round of the Unix time `now`, such as a past one of the demo."""
+        self._try(lambda: self._store.append(now, gpus))
+
+    def _try(self, write: Callable[[], None]) -> None:
         try:
-            self._store.append(now, gpus)
+            write()
         except HistoryError as error:
             self._report(f"{error}; values are not stored until this is solved")
         else:
@@ -86,30 +119,39 @@ class HistoryRecorder:
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show on the page."""
-        return (self._problem,) if self._problem else ()
+        notes = [self._problem] if self._problem else []
+        jump = self._books.jump
+        if jump:
+            direction = "ahead" if jump > 0 else "back"
+            notes.append(
+                f"the clock of this machine jumped {direction} by {abs(jump):,.0f} s: history and"
+                " cost go on with the former time until the clock has been stable for"
+                f" {STABLE_SECONDS / 60:.0f} minutes"
+            )
+        return tuple(notes)
 
     def _reopen(self) -> None:
-        """Opens the file. After a failure, retries every minute and meanwhile keeps history in
-        memory.
-        """
+        """Opens the file. After a failure, retries every minute and meanwhile uses memory."""
         if self._path is None or self._clock.monotonic() < self._reopen_at:
             return
         try:
             store = HistoryStore(self._path)
+            store.take_over(self._store)
         except HistoryError as error:
             self._reopen_at = self._clock.monotonic() + _REOPEN_SECONDS
             self._report(f"{error}; history is kept in memory only, and is lost when podgpu ends")
             return
         self._reopen_at = float("inf")
-        self._store.close()
         self._store = store
         self._report("")
-        if old := [path for pattern in _OLD_FILES for path in self._path.parent.glob(pattern)]:
-            names = ", ".join(sorted(path.name for path in old))
+        old = []
+        for pattern in _OLD_FILES:
+            old += [path.name for path in self._path.parent.glob(pattern)]
+        if old:
             _log.warning(
                 "history: files of podgpu 0.1 or 0.2 in %s are not read: %s",
                 self._path.parent,
-                names,
+                ", ".join(sorted(old)),
             )
 
     def _report(self, problem: str) -> None:
@@ -130,10 +172,10 @@ class HistoryRecorder:
         while not self._stopping.is_set():
             try:
                 stored = self.record()
-            except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues without history
+            except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues
                 _log.exception("unexpected error while storing history; please report it")
                 stored = True
-            until_next = FINE - self._clock.wall() % FINE
+            until_next = FINE - self._books.now % FINE
             self._stopping.wait(until_next if stored else min(until_next, _EMPTY_RETRY_SECONDS))
 
     def reload(self) -> None: ...
@@ -148,14 +190,15 @@ class HistoryRecorder:
     # Answers
 
     async def ask(self, read: Callable[[Connection, float], T]) -> T:
-        """Calls `read` in a thread with a connection and the current Unix time. Raises SourceError
-        if reading fails.
+        """Calls `read` in a thread with a connection and the current Unix time.
+
+        Raises SourceError if reading fails.
         """
 
         def ask() -> T:
             try:
                 with self._store.reader() as db:
-                    return read(db, self._clock.wall())
+                    return read(db, self._books.now)
             except HistoryError as error:
                 raise SourceError("history_unreadable", str(error)) from error
 
@@ -177,16 +220,20 @@ class HistoryRecorder:
         )
 
     def _read_sparklines(self, db: Connection, now: float) -> JSON:
-        """Builds the sparklines. Caches points of past minutes, because every open page requests
-        them repeatedly.
+        """Builds the sparklines.
+
+        Caches points of past minutes, because every open page requests them repeatedly.
         """
         times = sparkline_times(now)
-        cached, points = self._points, {}  # local, because another thread may replace self._points
+        cached = self._points  # local, because another thread may replace self._points
+        points: dict[int, Mapping[str, float | None]] = {}
         for at in times:
             is_final = at in cached and at + times.step <= now - FINE
             points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
         self._points = points
-        names = sorted({name for values in points.values() for name in values})
-        return sparklines_json(
-            times, {name: [values.get(name) for values in points.values()] for name in names}
-        )
+
+        names = set().union(*points.values())
+        lines = {}
+        for name in sorted(names):
+            lines[name] = [values.get(name) for values in points.values()]
+        return sparklines_json(times, lines)

@@ -17,7 +17,7 @@ import msgspec
 from podgpu.charge import Figures
 from podgpu.errors import UsageError
 from podgpu.model import Workload
-from podgpu.past.store import COARSE, FINE, GPU_ITSELF
+from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER
 
 MAX_POINTS = 500
 _SPARKLINE_STEP, _SPARKLINE_POINTS = 60, 60
@@ -210,7 +210,8 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
 _TIMES = """
 WITH times AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
-    UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
+    UNION ALL SELECT * FROM round
+    WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
 # Averages the values of a GPU. If :account is a pod or job, reads only the times in which this
 # account held the GPU. On a shared GPU, reads the account's own values instead of the GPU's values.
 # CROSS JOIN makes SQLite look up one sample per time instead of scanning all samples.
@@ -219,22 +220,27 @@ SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
 FROM times CROSS JOIN sample USING (resolution, time)
 WHERE gpu = :gpu AND account = (
-    SELECT max(own.account) FROM sample AS own WHERE own.resolution = times.resolution AND own.time = times.time
+    SELECT max(own.account) FROM sample AS own
+    WHERE own.resolution = times.resolution AND own.time = times.time
     AND own.gpu = :gpu AND own.account IN ({GPU_ITSELF}, :account))
-AND (:account = {GPU_ITSELF} OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
+AND (:account = {GPU_ITSELF} OR EXISTS (
+    SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account AND kind = '{HOLDER}'
     AND started < times.time + times.resolution AND (ended IS NULL OR ended > times.time)))
 GROUP BY point"""
-_HOLDERS = """
+_HOLDERS = f"""
 SELECT started, ended, namespace, pod, name, uid, container_id, job
 FROM span JOIN account ON account.id = span.account
-WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+WHERE gpu = :gpu AND kind = '{HOLDER}' AND started < :end AND (ended IS NULL OR ended > :start)
+ORDER BY started"""
 _MARKS = f"""
 SELECT started, ended, name, message FROM span
-WHERE gpu = :gpu AND account = {GPU_ITSELF} AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
-_GPUS_OF_POD = """
+WHERE gpu = :gpu AND kind <> '{HOLDER}' AND started < :end AND (ended IS NULL OR ended > :start)
+ORDER BY started"""
+_GPUS_OF_POD = f"""
 SELECT DISTINCT uuid, instance, gpu.node, gpu_index, gpu.id, account.id
 FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
-WHERE namespace = ? AND pod = ? AND started < ? AND (ended IS NULL OR ended > ?)
+WHERE namespace = ? AND pod = ? AND kind = '{HOLDER}'
+    AND started < ? AND (ended IS NULL OR ended > ?)
 ORDER BY gpu.node, gpu_index, instance"""
 _SPARKLINES = f"""
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4

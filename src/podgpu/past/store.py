@@ -1,4 +1,10 @@
-"""Writes the state of all GPUs to an SQLite database, in a file or in memory."""
+"""Writes the state of all GPUs to an SQLite database, in a file or in memory.
+
+The store only adds. A round adds its charges to the open row of its 5 minutes. When the 5 minutes
+are over, the open rows are added to the rows of their 5 minutes, hour and day, and deleted, in one
+transaction. Nothing is ever computed again from rows that may have expired, so no clock can change
+what was recorded.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +13,44 @@ import logging
 import os
 import sqlite3
 import threading
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.errors import PodgpuError
+from podgpu.past.schema import (
+    AMOUNT_COLUMNS,
+    COARSE,
+    CONDITION,
+    DAY,
+    FINE,
+    GPU_ITSELF,
+    HOLDER,
+    HOUR,
+    IDLE,
+    OPEN,
+    SCHEMA,
+    SCHEMA_VERSION,
+    migrate,
+)
 
-SCHEMA_VERSION = 4
-FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
-# the `account` of rows about the GPU itself: its values in `sample`, its conditions in `span`
-GPU_ITSELF = 0
-# seconds; if a condition began earlier than this, only its message changed: the new span starts now
-_LATEST = 60
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
+MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node share one account
+_LATEST = 60  # seconds; if a condition began earlier, only its message changed: the span starts now
+_MIN_SHARE = 1000  # accounts that a node may have in a full file
+_MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
 
 
 class Retention(NamedTuple):
-    """How long the rows of each resolution are kept, in seconds."""
+    """How long the rows of each resolution are kept: for this much recorded time, in seconds.
+
+    Time is counted in recorded rounds, hours and days, so a wrong clock deletes nothing.
+    """
 
     fine: int = 2 * HOUR
     coarse: int = 8 * DAY
@@ -40,127 +63,104 @@ IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY 
 
 _SETTINGS = (
     "journal_mode = WAL",
-    # a power failure may lose the last values, but does not damage the file
+    # A power failure may lose the last values, but does not damage the file.
     "synchronous = NORMAL",
-    "temp_store = MEMORY",  # a container may have no writable /tmp
-    # pages (16 MB); the same pages change often, so rare checkpoints save disk writes
+    # A container may have no writable /tmp.
+    "temp_store = MEMORY",
+    # Pages (16 MB). The same pages change often, so rare checkpoints save disk writes.
     "wal_autocheckpoint = 4000",
 )
-_SCHEMA = f"""
-BEGIN;
-CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
-    id INTEGER PRIMARY KEY,
-    uuid TEXT, instance TEXT,    -- instance is empty for a whole GPU
-    node TEXT, gpu_index INTEGER,
-    last_seen INTEGER,           -- start of the hour
-    UNIQUE (uuid, instance)
-);
-CREATE TABLE account (           -- a pod or job; usage is charged to it
-    id INTEGER PRIMARY KEY,
-    namespace TEXT, pod TEXT,
-    job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
-    owner_kind TEXT, owner_name TEXT,
-    last_seen INTEGER,           -- start of the hour
-    labels TEXT NOT NULL DEFAULT '',  -- JSON object
-    methods TEXT NOT NULL DEFAULT '', -- how use was measured: words
-    UNIQUE (namespace, pod, job, uid, container_id)
-);
-CREATE TABLE round (             -- times with samples
-    resolution INTEGER, time INTEGER,
-    PRIMARY KEY (resolution, time)
-) WITHOUT ROWID;
-CREATE TABLE sample (
-    resolution INTEGER, time INTEGER, gpu INTEGER,
-    account INTEGER,             -- {GPU_ITSELF} for the GPU itself; else the account's own values (without power and
-                                 -- temperature), or a copy of the GPU's values, see _COPY_GPU_VALUES
-    utilization INTEGER,         -- 1/10,000
-    memory INTEGER,              -- MiB
-    power INTEGER,               -- 1/10 W
-    temperature INTEGER,         -- degrees Celsius
-    PRIMARY KEY (resolution, time, gpu, account)
-) WITHOUT ROWID;
-CREATE TABLE span (              -- the time when a GPU had a holder or a condition
-    gpu INTEGER, account INTEGER,    -- the holder, or {GPU_ITSELF} for a condition of the GPU itself
-    name TEXT, message TEXT,         -- name of the container or the condition
-    started INTEGER, ended INTEGER   -- ended is NULL if the span has not ended
-);
-CREATE INDEX span_gpu ON span (gpu);
-CREATE INDEX span_account ON span (account);
-CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
-    resolution INTEGER, time INTEGER, account INTEGER,
-    currency TEXT,                    -- empty if the GPU has no price
-    allocated INTEGER, idle INTEGER,  -- GPU milliseconds
-    cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
-    measured INTEGER, busy INTEGER,   -- GPU milliseconds; measured is the allocated time for which busy is known
-    busy_min INTEGER, busy_max INTEGER,  -- GPU milliseconds
-    energy INTEGER,                   -- millijoules
-    waited INTEGER,                   -- GPU milliseconds
-    PRIMARY KEY (resolution, time, account, currency)
-) WITHOUT ROWID;
-PRAGMA user_version = {SCHEMA_VERSION};
-COMMIT;
-"""
 _UPSERT_GPU = """
 INSERT INTO gpu (uuid, instance, node, gpu_index, last_seen) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index, last_seen = excluded.last_seen
+ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index,
+    last_seen = excluded.last_seen
 RETURNING id"""
+_FIND_ACCOUNT = """
+SELECT id FROM account
+WHERE namespace = ? AND pod = ? AND job = ? AND uid = ? AND container_id = ?"""
 _UPSERT_ACCOUNT = """
-INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods, last_seen)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
+INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels,
+    methods, user, node, last_seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    last_seen = max(last_seen, excluded.last_seen),
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
     labels = iif(excluded.labels = '', labels, excluded.labels),
-    methods = iif(instr(methods, excluded.methods), methods, trim(methods || ' ' || excluded.methods))
+    methods = iif(instr(methods, excluded.methods), methods,
+        trim(methods || ' ' || excluded.methods))
 RETURNING id"""
-_INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?)"
+_INSERT_ROUND = "INSERT OR IGNORE INTO round VALUES (?, ?)"
 # SQLite converts the units, because that is faster than Python.
 _SAMPLE_ROW = "(?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"
 _SAMPLE_BLOCK = 50  # rows per statement; single rows need twice the CPU time
-AMOUNT_UNITS = {
-    **dict.fromkeys(("allocated", "idle"), "1e3"),
-    **dict.fromkeys(("cost", "idle_cost"), "1e9"),
-    **dict.fromkeys(("measured", "busy", "busy_min", "busy_max", "energy", "waited"), "1e3"),
-}
+_ADD_AMOUNTS = "ON CONFLICT DO UPDATE SET " + ", ".join(
+    f"{name} = {name} + excluded.{name}" for name in AMOUNT_COLUMNS
+)
 _ADD_USAGE = f"""
-INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join(f"round(? * {unit})" for unit in AMOUNT_UNITS.values())})
-ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in AMOUNT_UNITS)}"""
-# REPLACE allows the statement to be repeated after a failure.
-_ROLL_UP_USAGE = f"""
-INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
-    {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
-FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
+INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join("?" for _ in AMOUNT_COLUMNS)}) {_ADD_AMOUNTS}"""
+_OPEN_START = "(time + :shift) / :resolution * :resolution"
+_CARRY_USAGE = f"""
+INSERT INTO usage SELECT :resolution, {_OPEN_START} AS start, account, currency,
+    {", ".join(f"sum({name})" for name in AMOUNT_COLUMNS)}
+FROM usage WHERE resolution = {OPEN} AND time <> :current GROUP BY start, account, currency
+{_ADD_AMOUNTS}"""
+_CARRY_PERIODS = f"""
+INSERT OR IGNORE INTO period SELECT DISTINCT :resolution, {_OPEN_START}
+FROM usage WHERE resolution = {OPEN} AND time <> :current"""
 _FIGURE_MEANS = (
     "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
 )
+# The 5-minute steps that have ended, and have no means yet.
 _STEPS = """
-SELECT DISTINCT time / :coarse * :coarse FROM round WHERE resolution = :fine AND time >= :since AND time < :until"""
-_ROLL_UP_SAMPLES = f"""
-INSERT OR REPLACE INTO sample SELECT :coarse, :start, gpu, account, {_FIGURE_MEANS} FROM sample
+SELECT DISTINCT time / :coarse * :coarse AS start FROM round
+WHERE resolution = :fine AND start <> :current
+    AND start NOT IN (SELECT time FROM round WHERE resolution = :coarse)"""
+_MEAN_SAMPLES = f"""
+INSERT OR IGNORE INTO sample SELECT :coarse, :start, gpu, account, {_FIGURE_MEANS} FROM sample
 WHERE resolution = :fine AND time >= :start AND time < :start + :coarse GROUP BY gpu, account"""
 # If a pod starts or ends within a 5-minute step and has no values of its own, copies the GPU's
 # values to the pod: the mean over the rounds in which the pod held the GPU. The GPU's mean of the
 # whole step includes times without the pod.
 _COPY_GPU_VALUES = f"""
 WITH changed AS MATERIALIZED (
-    SELECT * FROM span WHERE account <> {GPU_ITSELF} AND (started > :since OR ended BETWEEN :since AND :until))
+    SELECT * FROM span WHERE kind = '{HOLDER}'
+    AND (started > :start OR ended BETWEEN :start AND :start + :coarse))
 INSERT OR IGNORE INTO sample
-SELECT :coarse, round.time / :coarse * :coarse AS start, changed.gpu, changed.account, {_FIGURE_MEANS}
+SELECT :coarse, :start, changed.gpu, changed.account, {_FIGURE_MEANS}
 FROM round CROSS JOIN changed CROSS JOIN sample ON sample.resolution = round.resolution
     AND sample.time = round.time AND sample.gpu = changed.gpu AND sample.account = {GPU_ITSELF}
-WHERE round.resolution = :fine AND round.time >= :since AND round.time < :until
+WHERE round.resolution = :fine AND round.time >= :start AND round.time < :start + :coarse
     AND started <= round.time AND (ended IS NULL OR ended > round.time)
-GROUP BY start, changed.gpu, changed.account"""
-_START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, NULL)"
+GROUP BY changed.gpu, changed.account"""
+_START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
-UPDATE span SET ended = max(started, ?) WHERE gpu = ? AND account = ? AND name = ? AND message = ? AND ended IS NULL"""
+UPDATE span SET ended = max(started, ?)
+WHERE gpu = ? AND account = ? AND kind = ? AND name = ? AND message = ? AND ended IS NULL"""
+# The time of the oldest of :most rows that are not in the future.
+_OLDEST_KEPT = """
+SELECT time FROM {table} WHERE resolution = ? AND time <= ? ORDER BY time DESC
+LIMIT 1 OFFSET ?"""
+_COARSER = {COARSE: HOUR, HOUR: DAY}
+_KEEP_SINCE = """
+INSERT INTO kept VALUES (?, ?) ON CONFLICT DO UPDATE SET since = max(since, excluded.since)"""
 _USED_BYTES = """
-SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
+SELECT (page_count - freelist_count) * page_size
+FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
 
 _log = logging.getLogger(__name__)
 
 
 class HistoryError(PodgpuError):
     """The history cannot be opened, written or read."""
+
+
+class ConditionRecord(NamedTuple):
+    """A condition of a GPU, such as ("xid", "XID 79: fallen off the bus")."""
+
+    name: str
+    message: str
+    since: float | None = None  # Unix time; None if it is unknown
+    account: UsageAccount | None = None  # the holder, if it is a condition of a holder (idle)
 
 
 class GpuSample(NamedTuple):
@@ -171,32 +171,57 @@ class GpuSample(NamedTuple):
     node: str = ""
     gpu_index: int | None = None
     figures: Figures | None = None
-    charges: Sequence[
-        Charge
-    ] = ()  # of the holders and, if a part of the GPU was unallocated, of UNALLOCATED
-    conditions: Sequence[
-        tuple[str, str]
-    ] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
-    since: Mapping[str, float] = {}  # name of a condition -> Unix time when it began
+    charges: Sequence[Charge] = ()  # of holders and, for what nobody held, of `UNALLOCATED`
+    conditions: Sequence[ConditionRecord] = ()
     holders_known: bool = True  # if False, the previous holders still count as holders
 
 
-class HistoryStore:
-    """Writes history to a file, or to memory if `path` is None. No other process may write to the
-    file.
+class _Span(NamedTuple):
+    gpu: int
+    account: int
+    kind: str
+    name: str
+    message: str
 
-    Call `append` from one thread. `reader` may be called from any thread.
+
+class _UsageKey(NamedTuple):
+    """Usage is added up by these. The node reported it; it is not in the database."""
+
+    start: int  # of the 5 minutes
+    account: UsageAccount
+    currency: str
+    node: str
+
+
+@dataclass
+class _Round:
+    """The rows of one round."""
+
+    time: int
+    samples: list[tuple[float | None, ...]] = field(default_factory=list)
+    own: dict[tuple[int, int], Figures] = field(default_factory=dict)
+    """Values of the holders of shared GPUs, by GPU and account."""
+    spans: dict[_Span, int] = field(default_factory=dict)
+    """With the start of each span, if it is new."""
+    unknown_gpus: set[int] = field(default_factory=set)
+    """GPUs whose holders are unknown."""
+
+
+class HistoryStore:
+    """Writes history to a file, or to memory if `path` is None. No other process may write to it.
+
+    Call `write` and `carry` from one thread. The other methods may be called from any thread.
     """
 
     def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
-        """Opens or creates the file. A damaged file is renamed to `*.damaged`, and an empty one is
-        created.
-        """
+        """Opens or creates the file. A damaged file is renamed to `*.damaged`."""
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = defaultdict(Amounts)
-        """Usage that could not be written, by start of the 5-minute step, account and currency."""
+        # Usage that is not written yet, also because writing failed.
+        self._unwritten: dict[_UsageKey, Amounts] = {}
+        self._unwritten_lock = threading.Lock()
+        self._step = -1  # start of the 5 minutes of the last round
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         with self._translate_errors("open"), ExitStack() as lock:
@@ -205,34 +230,67 @@ class HistoryStore:
             self._open_or_replace()
             self._lock = lock.pop_all()
 
-    def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
-        """Stores a round: the state of all GPUs at the Unix time `now`. Replaces a round in the
-        same interval of 15 s.
+    @property
+    def last_round(self) -> int:
+        """Unix time of the newest round, or 0."""
+        return self._last_round
 
-        The holders and conditions of a GPU end if the GPU is missing in the round. Raises
-        HistoryError if the file cannot be written. The values of the round are then lost, but its
-        usage is kept in memory and written with the next round.
+    def append(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
+        """Charges and writes a round."""
+        self.charge(now, gpus)
+        self.write(now, gpus, is_settled)
+
+    def charge(self, now: float, gpus: Sequence[GpuSample]) -> None:
+        """Adds up the charges of a round in memory, until `write` stores them."""
+        start = _floor(now, COARSE)
+        usage = []
+        for gpu in gpus:
+            for charge in gpu.charges:
+                if any(charge.amounts):
+                    key = _UsageKey(start, charge.account, charge.currency, gpu.node)
+                    usage.append((key, charge.amounts))
+        self._add_unwritten(usage)
+
+    def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
+        with self._unwritten_lock:
+            for key, amounts in usage:
+                earlier = self._unwritten.get(key)
+                self._unwritten[key] = amounts if earlier is None else earlier.plus(amounts)
+
+    def write(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
+        """Stores the state of all GPUs at the Unix time `now`, and all charges so far.
+
+        Replaces samples of the same interval of 15 s. The holders and conditions of a GPU end if
+        the GPU is missing in the round. While the time is not settled, usage stays open and nothing
+        is deleted. Raises HistoryError if the file cannot be written. The samples of the round are
+        then lost, but its usage is kept in memory and written with the next round.
         """
+        with self._unwritten_lock:
+            usage = self._unwritten
+            self._unwritten = {}
         try:
-            with self._translate_errors("write"), self._in_memory:
-                if self._damage is not None:
-                    self._replace_file(self._damage)
-                try:
-                    with self._db:  # commits, or rolls back on an exception
-                        self._write_round(now, gpus)
-                except BaseException:
-                    self._reset_caches()
-                    raise
+            with self._transaction():
+                self._write_round(_floor(now, FINE), now, gpus)
+                self._write_usage(usage)
+                if is_settled and self._step != _floor(now, COARSE):
+                    self._step = _floor(now, COARSE)
+                    self._close_step(now)
         except BaseException:
-            self._add_pending_usage(now, gpus)
+            self._add_unwritten(usage.items())
             raise
-        self._pending_usage.clear()
+
+    def carry(self, shift: float = 0.0) -> None:
+        """Adds all open usage to the rows of its time plus `shift` seconds.
+
+        Call it when the clock jumps, for what was recorded before, and when a new clock is
+        accepted, for what was recorded since the jump.
+        """
+        with self._transaction():
+            self._carry_usage(round(shift), current=None)
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """Opens a read-only connection for the functions in `answers`. Raises HistoryError if this
-        fails.
-        """
+        """Opens a read-only connection for the functions that read. Raises HistoryError."""
         with self._translate_errors("read"):
             if self._path is None:
                 with self._in_memory:
@@ -244,31 +302,60 @@ class HistoryStore:
                 db.execute("BEGIN")  # all queries see the same snapshot
                 yield db
 
+    def take_over(self, other: HistoryStore) -> None:
+        """Adds the usage of another store, which is then closed.
+
+        Used if history was kept in memory, because the file could not be opened.
+        """
+        with other.reader() as db:
+            names = (
+                "namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods"
+            )
+            sql = f"""
+            SELECT time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
+            FROM usage JOIN account ON account.id = account WHERE resolution IN ({OPEN}, {DAY})"""
+            rows = db.execute(sql).fetchall()
+        usage = []
+        for start, currency, node, *row in rows:
+            key = _UsageKey(start, UsageAccount(*row[:10]), currency, node)
+            usage.append((key, Amounts(*row[10:])))
+        self._add_unwritten(usage)
+        self._add_unwritten(other._unwritten.items())
+        other.close()
+
     def close(self) -> None:
         self._db.close()
         self._lock.close()
 
+    # The file
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._translate_errors("write"), self._in_memory:
+            if self._damage is not None:
+                self._replace_file(self._damage)
+            self._restore_deleted_file()
+            try:
+                with self._db:  # commits, or rolls back on an exception
+                    yield
+            except BaseException:
+                self._reset_caches()
+                raise
+
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
-        """Converts errors to HistoryError. If the file is damaged, the next `append` creates a new
-        file.
-        """
+        """Converts errors to HistoryError. If the file is damaged, the next round replaces it."""
         try:
             yield
         except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
-            code = (
-                getattr(error, "sqlite_errorcode", 0) & 0xFF
-            )  # SQLite reports some full disks as I/O errors
-            hint = (
-                "; check that the disk has free space"
-                if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-                else ""
-            )
-            raise HistoryError(
-                f"cannot {action} {self._path or 'history'}: {error}{hint}"
-            ) from error
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            # SQLite reports some full disks as I/O errors.
+            is_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+            hint = "; check that the disk has free space" if is_full else ""
+            what = self._path or "history"
+            raise HistoryError(f"cannot {action} {what}: {error}{hint}") from error
 
     def _open_or_replace(self) -> None:
         try:
@@ -284,209 +371,327 @@ class HistoryStore:
         if self._path is not None:
             self._path.chmod(0o600)  # pod names are private
         version = self._fetch_value("PRAGMA user_version")
-        if version not in (0, SCHEMA_VERSION):
+        if version not in (0, 4, SCHEMA_VERSION):
             self._db.close()
             raise HistoryError(
-                f"{self._path} was written by another version of podgpu (schema {version}; this "
-                "version supports"
-                f" {SCHEMA_VERSION}); use that version or another --history-dir"
+                f"{self._path} was written by another version of podgpu (schema {version}; this"
+                f" version supports {SCHEMA_VERSION}); use that version or another --history-dir"
             )
         for setting in _SETTINGS:
             self._db.execute(f"PRAGMA {setting}")
         if version == 0:
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(SCHEMA)
+        elif version < SCHEMA_VERSION:
+            migrate(self._db, self._path)
+        self._inode = None if self._path is None else self._path.stat().st_ino
         self._reset_caches()
+        with self._db:
+            self._carry_usage(0, current=None)  # of the last process
 
     def _replace_file(self, error: Exception) -> None:
-        # must precede the renaming, because closing deletes the write-ahead log by its name
+        # Must precede the renaming, because closing deletes the write-ahead log by its name.
         self._db.close()
+        aside = _find_free_name(f"{self._path}.damaged")
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
-                os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
+                os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
         _log.error(
-            "%s is damaged (%s); it was renamed to *.damaged, and a new file was created",
+            "%s is damaged (%s); it was renamed to %s, and a new file was created",
             self._path,
             error,
+            aside,
         )
         self._damage = None
         self._open()
 
+    def _restore_deleted_file(self) -> None:
+        """Writes the file again if it was deleted or replaced: its content is still readable."""
+        if self._path is None:
+            return
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                return
+        for suffix in ("-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        if self._path.exists():
+            aside = _find_free_name(f"{self._path}.other")
+            os.replace(self._path, aside)
+            _log.error(
+                "%s was replaced while podgpu runs; the new file is now %s", self._path, aside
+            )
+        else:
+            _log.error("%s was deleted while podgpu runs; it is written again", self._path)
+        with closing(sqlite3.connect(self._path)) as copy:
+            self._db.backup(copy)
+        self._db.close()
+        self._open()
+
     def _reset_caches(self) -> None:
-        """Replaces cached values by those in the file. Needed after a rollback, which may
-        invalidate cached row ids.
+        """Replaces cached values by those in the file.
+
+        Needed after a rollback, which may invalidate cached row ids.
         """
         self._ids: dict[tuple[object, ...], int] = {}
-        self._ids_hour = self._window = -1
-        self._last_round = self._fetch_value(
-            "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE
-        )
-        self._open_spans = set(
-            self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL")
-        )
+        self._ids_hour = -1
+        self._step = -1
+        self._new_accounts: Counter[str] = Counter()  # by node, in this hour
+        newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
+        self._last_round: int = self._fetch_value(newest, FINE)
+        spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
+        self._open_spans = {_Span(*row) for row in self._db.execute(spans)}
 
-    def _add_pending_usage(self, now: float, gpus: Sequence[GpuSample]) -> None:
-        """Keeps the usage of a round that could not be written."""
-        step = int(now) // COARSE * COARSE
-        for gpu in gpus:
-            for charge in gpu.charges:
-                key = step, charge.account, charge.currency
-                self._pending_usage[key] = self._pending_usage[key].plus(charge.amounts)
+    def _fetch_value(self, sql: str, *parameters: int) -> Any:
+        row = self._db.execute(sql, parameters).fetchone()
+        return None if row is None else row[0]
 
-    def _write_round(self, now: float, gpus: Sequence[GpuSample]) -> None:
-        time = int(now) // FINE * FINE
-        self._last_round = min(
-            self._last_round, time
-        )  # if the clock was set back, the last round may be in the future
-        rolled_up_until = self._last_round
-        if (
-            self._ids_hour != time // HOUR * HOUR
-        ):  # clears cached ids every hour, so that the upserts update last_seen
-            self._ids_hour = time // HOUR * HOUR
+    # Rows of a round
+
+    def _write_round(self, time: int, now: float, gpus: Sequence[GpuSample]) -> None:
+        hour = _floor(time, HOUR)
+        if self._ids_hour != hour:
+            # Cached ids are cleared every hour, so that the upserts update last_seen.
+            self._ids_hour = hour
             self._ids.clear()
-        gpu_ids = [
-            self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
-            for gpu in gpus
-        ]
-        usage: dict[tuple[int, str], Amounts] = {}  # by account and currency
-        own: dict[
-            tuple[int, int], Figures
-        ] = {}  # values of the holders of shared GPUs, by GPU and account
-        unknown: set[int] = set()  # GPUs without known holders
-        spans: dict[
-            tuple[int, int, str, str], int
-        ] = {}  # with the start of each span, if it is new
-        for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
-            if not gpu.holders_known:
-                unknown.add(gpu_id)
-            for charge in gpu.charges:
-                account_id = self._row_id(_UPSERT_ACCOUNT, charge.account)
-                earlier = usage.get((account_id, charge.currency))
-                usage[account_id, charge.currency] = (
-                    earlier.plus(charge.amounts) if earlier else charge.amounts
-                )
-                if charge.account != UNALLOCATED:
-                    spans[gpu_id, account_id, charge.container, ""] = time
-                if charge.figures is not None:
-                    key = gpu_id, account_id
-                    own[key] = own.get(key, Figures()).plus(charge.figures)
-            for name, message in gpu.conditions:
-                since = gpu.since.get(name, time)
-                is_new = rolled_up_until - _LATEST < since <= now + 1
-                spans[gpu_id, GPU_ITSELF, name, message] = round(since) if is_new else time
-        if unknown:
-            spans |= {
-                span: time
-                for span in self._open_spans
-                if span[0] in unknown and span[1] != GPU_ITSELF
-            }
-        # The rows are generators, because lists of them would cost a fifth of the CPU time in the
-        # garbage collector.
-        samples = (
-            (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
-            for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
-            if gpu.figures is not None
-        )
-        step = time // COARSE * COARSE
-        added = ((COARSE, step, *key, *amounts) for key, amounts in usage.items() if any(amounts))
-        pending = (
-            (COARSE, start, self._row_id(_UPSERT_ACCOUNT, account), currency, *amounts)
-            for (start, account, currency), amounts in self._pending_usage.items()
-        )
+            self._new_accounts.clear()
+
+        rows = _Round(time)
+        for gpu in gpus:
+            self._add_gpu(rows, gpu, now)
+        for span in self._open_spans:
+            if span.gpu in rows.unknown_gpus and span.kind != CONDITION:
+                rows.spans.setdefault(span, time)
+
         self._db.execute(_INSERT_ROUND, (FINE, time))
-        self._insert_samples(
-            chain(samples, ((FINE, time, *key, *figures) for key, figures in own.items()))
-        )
-        self._db.executemany(_ADD_USAGE, chain(added, pending))
-        new = ((*span, started) for span, started in spans.items() if span not in self._open_spans)
+        own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
+        self._insert_samples(chain(rows.samples, own))
+        self._update_spans(rows)
+
+    def _add_gpu(self, rows: _Round, gpu: GpuSample, now: float) -> None:
+        gpu_id = self._find_gpu(gpu)
+        if not gpu.holders_known:
+            rows.unknown_gpus.add(gpu_id)
+        if gpu.figures is not None:
+            rows.samples.append((FINE, rows.time, gpu_id, GPU_ITSELF, *gpu.figures))
+
+        for charge in gpu.charges:
+            if charge.account == UNALLOCATED:
+                continue
+            account_id = self._find_account(charge.account, gpu.node)
+            span = _Span(gpu_id, account_id, HOLDER, charge.container, "")
+            rows.spans[span] = rows.time
+            if charge.figures is not None:
+                key = gpu_id, account_id
+                rows.own[key] = rows.own.get(key, Figures()).plus(charge.figures)
+
+        for condition in gpu.conditions:
+            account_id = GPU_ITSELF
+            kind = CONDITION
+            if condition.account is not None:
+                account_id = self._find_account(condition.account, gpu.node)
+                kind = IDLE
+            span = _Span(gpu_id, account_id, kind, condition.name, condition.message)
+            since = condition.since
+            is_new = since is not None and self._last_round - _LATEST < since <= now + 1
+            rows.spans[span] = round(since) if since is not None and is_new else rows.time
+
+    def _find_gpu(self, gpu: GpuSample) -> int:
+        key = (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index)
+        row_id = self._ids.get(key)
+        if row_id is None:
+            [(row_id,)] = self._db.execute(_UPSERT_GPU, (*key, self._ids_hour)).fetchall()
+            self._ids[key] = row_id
+        return row_id
+
+    def _find_account(self, account: UsageAccount, node: str) -> int:
+        """Returns the id of the account, which is created if it is new.
+
+        If a node has created too many accounts in this hour, returns a common one.
+        """
+        known_id = self._ids.get(account)
+        if known_id is not None:
+            return known_id
+        if self._db.execute(_FIND_ACCOUNT, account[:5]).fetchone() is None:
+            if self._new_accounts[node] >= MAX_NEW_ACCOUNTS:
+                account = UsageAccount(job=f"more workloads of node {node}")
+            self._new_accounts[node] += 1
+        row = (*account, node, self._ids_hour)
+        row_id: int = self._db.execute(_UPSERT_ACCOUNT, row).fetchone()[0]
+        self._ids[account] = row_id
+        return row_id
+
+    def _insert_samples(self, rows: Iterable[tuple[float | None, ...]]) -> None:
+        remaining = iter(rows)
+        while block := list(islice(remaining, _SAMPLE_BLOCK)):
+            values = ", ".join([_SAMPLE_ROW] * len(block))
+            sql = f"INSERT OR REPLACE INTO sample VALUES {values}"
+            self._db.execute(sql, list(chain.from_iterable(block)))
+
+    def _update_spans(self, rows: _Round) -> None:
+        new = [(*span, began) for span, began in rows.spans.items() if span not in self._open_spans]
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.
-        ended = time if time - self._last_round <= COARSE else self._last_round + FINE
+        is_gap = rows.time - self._last_round > COARSE
+        ended = self._last_round + FINE if is_gap else rows.time
         self._db.executemany(
-            _END_SPAN, [(ended, *span) for span in self._open_spans - spans.keys()]
+            _END_SPAN, [(ended, *span) for span in self._open_spans - rows.spans.keys()]
         )
-        self._open_spans, self._last_round = set(spans), time
-        if self._window != time // COARSE:
-            self._window = time // COARSE
-            self._roll_up_usage(rolled_up_until, time)
-            self._roll_up_and_expire(time)
-            self._enforce_size_limit()
+        self._open_spans = set(rows.spans)
+        self._last_round = rows.time
 
-    def _insert_samples(self, rows: Iterator[tuple[float | None, ...]]) -> None:
-        while block := list(islice(rows, _SAMPLE_BLOCK)):
-            values = ", ".join([_SAMPLE_ROW] * len(block))
-            self._db.execute(
-                f"INSERT OR REPLACE INTO sample VALUES {values}", list(chain.from_iterable(block))
-            )
+    # Usage
 
-    def _row_id(self, upsert: str, row: tuple[object, ...]) -> int:
-        row_id = self._ids.get(row)
-        if row_id is None:
-            [(row_id,)] = self._db.execute(upsert, (*row, self._ids_hour)).fetchall()
-            self._ids[row] = row_id
-        return row_id
+    def _write_usage(self, usage: Mapping[_UsageKey, Amounts]) -> None:
+        rows = []
+        for key, amounts in usage.items():
+            account_id = self._find_account(key.account, key.node)
+            rows.append((OPEN, key.start, account_id, key.currency, *amounts))
+        self._db.executemany(_ADD_USAGE, rows)
 
-    def _roll_up_usage(self, last: int, time: int) -> None:
-        """Stores the total usage of each hour and day that ended since the last round."""
-        for finer, resolution in ((COARSE, HOUR), (HOUR, DAY)):
-            since, until = (at // resolution * resolution for at in (last, time))
-            if since < until:
-                window = {"finer": finer, "resolution": resolution, "since": since, "until": until}
-                self._db.execute(_ROLL_UP_USAGE, window)
+    def _close_step(self, now: float) -> None:
+        self._carry_usage(0, current=self._step)
+        self._make_means(self._step)
+        self._expire(now)
+        self._enforce_size_limit()
 
-    def _roll_up_and_expire(self, time: int) -> None:
-        """Stores the means of the 15 s samples for each 5-minute step that has ended, then deletes
-        expired rows.
-        """
-        keep, until = self._retention, time // COARSE * COARSE
-        newest = "SELECT ifnull(max(time) + ?, 0) FROM round WHERE resolution = ? AND time < ?"
-        since = self._fetch_value(newest, COARSE, COARSE, until)
-        window = {"fine": FINE, "coarse": COARSE, "since": since, "until": until}
-        for (start,) in self._db.execute(
-            _STEPS, window
-        ).fetchall():  # one by one, because SQLite then sorts faster
-            self._db.execute(_ROLL_UP_SAMPLES, {"fine": FINE, "coarse": COARSE, "start": start})
+    def _carry_usage(self, shift: int, current: int | None) -> None:
+        """Adds open usage to the coarser rows, except that of the current 5 minutes."""
+        parameters = {"shift": shift, "current": -1 if current is None else current}
+        for resolution in (COARSE, HOUR, DAY):
+            self._db.execute(_CARRY_USAGE, parameters | {"resolution": resolution})
+            self._db.execute(_CARRY_PERIODS, parameters | {"resolution": resolution})
+        sql = f"DELETE FROM usage WHERE resolution = {OPEN} AND time <> ?"
+        self._db.execute(sql, (parameters["current"],))
+
+    # Samples
+
+    def _make_means(self, current: int) -> None:
+        """Stores the means of the 15 s samples for each 5-minute step that has ended, once."""
+        window = {"fine": FINE, "coarse": COARSE, "current": current}
+        # One by one, because SQLite then sorts faster.
+        for (start,) in self._db.execute(_STEPS, window).fetchall():
+            step = {"fine": FINE, "coarse": COARSE, "start": start}
+            self._db.execute(_MEAN_SAMPLES, step)
+            self._db.execute(_COPY_GPU_VALUES, step)
             self._db.execute(_INSERT_ROUND, (COARSE, start))
-        for resolution, retention in ((FINE, keep.fine), (COARSE, keep.coarse)):
-            for table in ("sample", "round"):
-                expired = f"DELETE FROM {table} WHERE resolution = ? AND time < ?"
-                self._db.execute(expired, (resolution, time - retention))
-        self._db.execute(_COPY_GPU_VALUES, window)
-        self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
-        for resolution, retention in (
-            (COARSE, keep.usage_per_step),
-            (HOUR, keep.usage_per_hour),
-            (DAY, keep.usage),
-        ):
-            self._db.execute(
-                "DELETE FROM usage WHERE resolution = ? AND time < ?",
-                (resolution, time - retention),
-            )
-        for table in ("gpu", "account"):
-            self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
+
+    # Deletion
+
+    def _expire(self, now: float) -> None:
+        keep = self._retention
+        self._expire_rows("round", "sample", FINE, keep.fine, now)
+        self._expire_rows("round", "sample", COARSE, keep.coarse, now)
+        self._expire_rows("period", "usage", COARSE, keep.usage_per_step, now)
+        self._expire_rows("period", "usage", HOUR, keep.usage_per_hour, now)
+        is_day_over = self._expire_rows("period", "usage", DAY, keep.usage, now)
+        oldest = self._fetch_value("SELECT min(time) FROM round")
+        self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
+        if is_day_over:
+            self._delete_unused_names()
+
+    def _expire_rows(
+        self, times: str, table: str, resolution: int, seconds: int, now: float
+    ) -> bool:
+        """Deletes the oldest rows, but at most those of one day. Returns False if there are none.
+
+        `times`: the table that lists the times of the rows.
+        """
+        most = seconds // resolution
+        sql = _OLDEST_KEPT.format(table=times)
+        since = self._fetch_value(sql, resolution, round(now), most - 1)
+        oldest = self._fetch_value(
+            f"SELECT min(time) FROM {times} WHERE resolution = ?", resolution
+        )
+        if since is None or oldest >= since:
+            return False
+        self._delete_rows(times, table, resolution, min(since, oldest + DAY))
+        return True
+
+    def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:
+        if table == "usage":
+            # The rows of an hour, or of a day, are deleted together.
+            since = _floor(since, _COARSER.get(resolution, resolution))
+            self._db.execute(_KEEP_SINCE, (resolution, since))
+        for name in (table, times):
+            sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
+            self._db.execute(sql, (resolution, since))
+
+    def _delete_unused_names(self) -> None:
+        self._db.execute("""
+            DELETE FROM account WHERE id NOT IN (SELECT account FROM usage)
+            AND id NOT IN (SELECT account FROM span)""")
+        self._db.execute("""
+            DELETE FROM gpu WHERE id NOT IN (SELECT gpu FROM span)
+            AND id NOT IN (SELECT gpu FROM sample)""")
+        self._ids.clear()
 
     def _enforce_size_limit(self) -> None:
-        """While the data exceeds the limit, deletes the oldest hours of samples, then the oldest
-        days of usage.
+        """While the data exceeds the limit, deletes rows.
+
+        First what one exporter created beyond its share, then the oldest hours of samples, then the
+        oldest days of usage.
         """
-        for rows, length in (
-            (f"sample WHERE resolution = {COARSE}", HOUR),
-            (f"usage WHERE resolution = {HOUR}", DAY),
-            (f"usage WHERE resolution = {DAY}", DAY),
+        if self._is_full():
+            self._delete_excess_accounts()
+        for times, table, resolution, length in (
+            ("round", "sample", COARSE, HOUR),
+            ("round", "sample", FINE, HOUR),
+            ("period", "usage", HOUR, DAY),
+            ("period", "usage", DAY, DAY),
         ):
-            while self._fetch_value(_USED_BYTES) > self._max_bytes:
-                oldest = self._fetch_value(f"SELECT min(time) FROM {rows}")
+            while self._is_full():
+                sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
+                oldest = self._fetch_value(sql, resolution)
                 if oldest is None:
                     break
-                self._db.execute(f"DELETE FROM {rows} AND time < ?", (oldest + length,))
+                self._delete_rows(times, table, resolution, oldest + length)
 
-    def _fetch_value(self, sql: str, *parameters: int) -> Any:
-        return self._db.execute(sql, parameters).fetchone()[0]
+    def _is_full(self) -> bool:
+        return bool(self._fetch_value(_USED_BYTES) > self._max_bytes)
+
+    def _delete_excess_accounts(self) -> None:
+        sql = "SELECT node, count(*) FROM account GROUP BY node"
+        counts: dict[str, int] = dict(self._db.execute(sql).fetchall())
+        total = sum(counts.values())
+        for node, number in counts.items():
+            others = (total - number) / max(1, len(counts) - 1)
+            share = max(_MIN_SHARE, round(_MAX_TIMES_OTHERS * others))
+            if number > share:
+                _log.warning(
+                    "the history is full, and %s has %d of %d accounts: its newest go",
+                    node,
+                    number,
+                    total,
+                )
+                self._delete_newest_accounts(node, number - share)
+
+    def _delete_newest_accounts(self, node: str, number: int) -> None:
+        self._db.execute("CREATE TEMP TABLE excess (id INTEGER PRIMARY KEY)")
+        sql = "INSERT INTO excess SELECT id FROM account WHERE node = ? ORDER BY id DESC LIMIT ?"
+        self._db.execute(sql, (node, number))
+        for table in ("usage", "sample", "span"):
+            self._db.execute(f"DELETE FROM {table} WHERE account IN (SELECT id FROM excess)")
+        self._db.execute("DELETE FROM account WHERE id IN (SELECT id FROM excess)")
+        self._db.execute("DROP TABLE excess")
+        self._ids.clear()
+        spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
+        self._open_spans = {_Span(*row) for row in self._db.execute(spans)}
+
+
+def _floor(time: float, step: int) -> int:
+    return int(time) // step * step
+
+
+def _find_free_name(name: str) -> str:
+    """Adds a number if the name is used, so that no file is overwritten."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(free for free in names if not os.path.exists(free))
 
 
 def _lock_file(path: Path) -> IO[bytes]:
-    """Locks the file `PATH.lock` until the returned file is closed. After a crash, the kernel
-    releases the lock.
+    """Locks the file `PATH.lock` until the returned file is closed.
+
+    After a crash, the kernel releases the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = open(f"{path}.lock", "ab")  # noqa: SIM115 - the store closes it

@@ -19,8 +19,9 @@ from podgpu.fleet.view import GpuResponse, add_details, make_details
 from podgpu.model import has_readings
 from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.publish import Published
-from podgpu.past.record import LONGEST_GAP, SampleReader
+from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.store import GpuSample
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
@@ -126,7 +127,10 @@ def describe_problems(agent: Agent) -> list[str]:
 
 
 def build_state(
-    agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[str] = ()
+    agent: Agent,
+    prices: ReadPrices = no_prices,
+    notes: Iterable[str] = (),
+    previous: ClusterState | None = None,
 ) -> ClusterState:
     """Builds a cluster state that contains only this node."""
     published = agent.published
@@ -139,6 +143,7 @@ def build_state(
         fresh=agent.is_fresh(published),
         prices=tags,
         notes=(*notes, *problems),
+        previous=previous,
     )
 
 
@@ -167,9 +172,15 @@ def node_recorder(
     a directory.
     """
 
-    def read_state() -> ClusterState | None:
-        return build_state(agent, prices) if agent.is_fresh(agent.published) else None
+    previous: ClusterState | None = None
 
-    recorder = HistoryRecorder(SampleReader(read_state, LONGEST_GAP), agent.clock, directory)
+    def read_gpus() -> list[GpuSample] | None:
+        nonlocal previous
+        if not agent.is_fresh(agent.published):
+            return None
+        previous = build_state(agent, prices, previous=previous)
+        return make_records(previous)
+
+    recorder = HistoryRecorder(read_gpus, agent.clock, directory)
     agent.other_warnings = recorder.warnings
     return recorder

@@ -1,0 +1,160 @@
+"""Compares two readings of a node: what each holder did in between, and what nobody held.
+
+This is the only place that subtracts the exporters' counters for bills. An exporter can only harm
+its own node, so an increase that is impossible in the time between the readings is rejected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from podgpu.charge import HeldTime
+from podgpu.fleet.parts import divide_gpu, key_of
+from podgpu.fleet.readings import NodeEntry
+from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance
+
+LONGEST_GAP = 60.0  # seconds; a longer time between two readings is unknown, so nobody is charged
+_LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
+_MARGIN = 1.2  # clocks and power limits are not exact
+_MAX_WATTS = 5000.0  # of one GPU whose power limit is unknown
+_NO_USAGE = HolderUsage()
+_NOTHING_USED = HolderUsage(
+    busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
+)
+Rejected = Mapping[str, int]  # name of a counter -> number of impossible increases
+
+
+@dataclass
+class Spending:
+    """Measures what happened on a node between its last two readings.
+
+    Held time is measured by our clock, so it is always known and paid for. Counters of another
+    exporter, or from before a gap, cannot be compared: their increase is unknown, not zero.
+    """
+
+    node: NodeEntry
+    earlier: NodeEntry | None
+    longest_gap: float  # seconds
+    rejected: Counter[str] = field(default_factory=Counter)
+    seconds: float | None = None  # between the readings; None if they cannot be compared
+
+    def __post_init__(self) -> None:
+        self._before: dict[tuple[str, tuple[str, ...]], Holder] = {}
+        self._totals: dict[str, DeviceState] = {}
+        if self.earlier is None:
+            return
+        self.rejected.update(self.earlier.rejected)
+        seconds = self.node.reading.read_at - self.earlier.reading.read_at
+        if not 0 < seconds <= self.longest_gap:
+            return
+
+        self.seconds = seconds
+        # Counters that stood still for some time may catch up at once.
+        covered = self.node.reading.read_at - self.earlier.counted_at
+        self._most_seconds = _MARGIN * covered + _LATE_SECONDS
+        self._before = {
+            (part.device_key, part.holder.key): part.holder for part in self.earlier.held
+        }
+        self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
+        now, then = self.node.state.exporter_id, self.earlier.state.exporter_id
+        is_same_target = self.node.reading.target == self.earlier.reading.target
+        self._has_counted = now == then != ""
+        self._is_comparable = self._has_counted or is_same_target
+        self._has_restarted = now != then
+
+    def measure(
+        self, gpu: DeviceState, device_key: str, holder: Holder, share: float
+    ) -> HeldTime | None:
+        """Returns what the holder did since the last reading. None if this is unknown."""
+        if self.seconds is None:
+            return None
+        usage = holder.usage or _NO_USAGE
+        before = self._before.get((device_key, holder.key))
+        if before is not None:
+            return self._compare(before.usage or _NO_USAGE, usage, gpu, self.seconds, share)
+
+        # The holder is new. Its exporter counts its time from the first second on.
+        if usage.allocated_ns is None or gpu.uuid not in self._totals or not self._has_counted:
+            return None
+        allocated = usage.allocated_ns / NS
+        if allocated > self._most_seconds:
+            return None  # it held the GPU before, and was missing in one reading
+        return self._compare(_NOTHING_USED, usage, gpu, min(allocated, self.seconds), share)
+
+    def _compare(
+        self, last: HolderUsage, usage: HolderUsage, gpu: DeviceState, held: float, share: float
+    ) -> HeldTime:
+        return HeldTime(
+            held=held,
+            share=share,
+            busy=self._seconds_of("busy time", last.busy_ns, usage.busy_ns),
+            busy_min=self._seconds_of("busy time", last.busy_min_ns, usage.busy_min_ns),
+            busy_max=self._seconds_of("busy time", last.busy_max_ns, usage.busy_max_ns),
+            idle=self._seconds_of("idle time", last.idle_ns, usage.idle_ns),
+            waited=self._seconds_of("waiting time", last.wait_ns, usage.wait_ns),
+            joules=self._joules_of(gpu, last.energy_mj, usage.energy_mj),
+        )
+
+    def measure_rest(self, gpu: DeviceState, instance: MigInstance | None) -> float | None:
+        """Returns the energy in joules that no holder used. None if it is not counted."""
+        if instance is not None or gpu.usage is None:
+            return None
+        before = self._totals[gpu.uuid].usage
+        last = None if before is None else before.unattributed_energy_mj
+        return self._joules_of(gpu, last, gpu.usage.unattributed_energy_mj)
+
+    def list_rest(self) -> dict[str, float | None]:
+        """Maps each device that both readings have to its energy that no holder used."""
+        if self.seconds is None or self.earlier is None:
+            return {}
+        known = _list_devices(self.earlier)
+        rest: dict[str, float | None] = {}
+        for gpu in self.node.state.devices:
+            for instance, _ in divide_gpu(gpu):
+                key = key_of(gpu, instance)
+                if key in known:
+                    rest[key] = self.measure_rest(gpu, instance)
+        return rest
+
+    def _seconds_of(self, name: str, before: int | None, now: int | None) -> float | None:
+        return self._increase(name, before, now, NS, self._most_seconds)
+
+    def _joules_of(self, gpu: DeviceState, before: int | None, now: int | None) -> float | None:
+        limit = gpu.power_limit_mw
+        watts = _MAX_WATTS if limit is None else min(_MAX_WATTS, _MARGIN * limit / 1000)
+        return self._increase("energy", before, now, MJ, watts * self._most_seconds)
+
+    def _increase(
+        self, name: str, before: int | None, now: int | None, scale: int, most: float
+    ) -> float | None:
+        """Returns the increase of a counter, or None if it is unknown or more than possible."""
+        if before is None or now is None or not self._is_comparable:
+            return None
+        # If the exporter restarted, its counters restarted at 0.
+        start = 0 if self._has_restarted or now < before else before
+        increase = (now - start) / scale
+        if increase > most:
+            self.rejected[name] += 1
+            return None
+        return increase
+
+
+def _list_devices(node: NodeEntry) -> set[str]:
+    keys = set()
+    for gpu in node.state.devices:
+        for instance, _ in divide_gpu(gpu):
+            keys.add(key_of(gpu, instance))
+    return keys
+
+
+def describe_rejected(rejected: Rejected) -> str:
+    """Returns a note for the node. Empty if nothing was rejected."""
+    if not rejected:
+        return ""
+    counts = ", ".join(f"{name}: {count}" for name, count in sorted(rejected.items()))
+    return (
+        "its counters increased by more than is possible in the time, so these increases are not"
+        f" charged ({counts}): check that its exporter is the real podgpu or dcgm-exporter"
+    )

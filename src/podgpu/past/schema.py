@@ -1,0 +1,168 @@
+"""The tables of the history file, and the migration of files of older versions."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from pathlib import Path
+
+SCHEMA_VERSION = 5
+FINE = 15  # resolutions in seconds
+COARSE = 300
+HOUR = 3600
+DAY = 86_400  # days are UTC days
+OPEN = 1  # instead of a resolution: usage of 5 minutes that is not yet added to the coarser rows
+GPU_ITSELF = 0  # the `account` of rows about the GPU itself
+HOLDER = "holder"  # kinds of spans
+CONDITION = "condition"
+IDLE = "idle"
+
+_log = logging.getLogger(__name__)
+_COPY_SUFFIX = ".schema4"
+AMOUNT_COLUMNS = (
+    "allocated",  # GPU seconds
+    "idle",
+    "cost",
+    "idle_cost",
+    "measured",  # GPU seconds of `allocated` for which `busy` is known
+    "busy",
+    "busy_min",
+    "busy_max",
+    "energy",  # joules
+    "waited",
+)
+_USAGE_TABLE = f"""
+CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
+    resolution INTEGER,          -- {OPEN}, {COARSE}, {HOUR} or {DAY}
+    time INTEGER,
+    account INTEGER,
+    currency TEXT,               -- empty if the GPU has no price
+    {", ".join(f"{name} REAL" for name in AMOUNT_COLUMNS)},
+    PRIMARY KEY (resolution, time, account, currency)
+) WITHOUT ROWID;
+CREATE TABLE period (            -- times for which `usage` has rows
+    resolution INTEGER, time INTEGER,
+    PRIMARY KEY (resolution, time)
+) WITHOUT ROWID;
+CREATE TABLE kept (              -- older rows of `usage` were deleted
+    resolution INTEGER PRIMARY KEY, since INTEGER
+);
+"""
+_SPAN_TABLE = f"""
+CREATE TABLE span (              -- the time when a GPU had a holder or a condition
+    gpu INTEGER,
+    account INTEGER,             -- the holder, or {GPU_ITSELF} for a condition of the GPU itself
+    kind TEXT,                   -- {HOLDER}, {CONDITION}, or {IDLE} (a condition of a holder)
+    name TEXT,                   -- name of the container or the condition
+    message TEXT,
+    started INTEGER,
+    ended INTEGER                -- NULL if the span has not ended
+);
+CREATE INDEX span_gpu ON span (gpu);
+CREATE INDEX span_account ON span (account);
+"""
+SCHEMA = f"""
+BEGIN;
+CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
+    id INTEGER PRIMARY KEY,
+    uuid TEXT, instance TEXT,    -- instance is empty for a whole GPU
+    node TEXT, gpu_index INTEGER,
+    last_seen INTEGER,           -- start of the hour
+    UNIQUE (uuid, instance)
+);
+CREATE TABLE account (           -- a pod or job; usage is charged to it
+    id INTEGER PRIMARY KEY,
+    namespace TEXT, pod TEXT,
+    job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
+    owner_kind TEXT, owner_name TEXT,
+    last_seen INTEGER,           -- start of the hour
+    labels TEXT NOT NULL DEFAULT '',  -- JSON object
+    methods TEXT NOT NULL DEFAULT '', -- how use was measured: words
+    user TEXT NOT NULL DEFAULT '',    -- if the workload is neither a pod nor a job
+    node TEXT NOT NULL DEFAULT '',    -- whose exporter reported it first
+    UNIQUE (namespace, pod, job, uid, container_id)
+);
+CREATE TABLE round (             -- times with samples
+    resolution INTEGER, time INTEGER,
+    PRIMARY KEY (resolution, time)
+) WITHOUT ROWID;
+CREATE TABLE sample (
+    resolution INTEGER, time INTEGER, gpu INTEGER,
+    account INTEGER,             -- {GPU_ITSELF} for the GPU itself; else the account's own values
+                                 -- (without power and temperature), or a copy of the GPU's values
+    utilization INTEGER,         -- 1/10,000
+    memory INTEGER,              -- MiB
+    power INTEGER,               -- 1/10 W
+    temperature INTEGER,         -- degrees Celsius
+    PRIMARY KEY (resolution, time, gpu, account)
+) WITHOUT ROWID;
+{_SPAN_TABLE}
+{_USAGE_TABLE}
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+# Schema 4 had integers, and a coarser row only after its hour or day had ended.
+_FINER = ((HOUR, COARSE), (DAY, HOUR))
+_MIGRATION = (
+    f"""
+ALTER TABLE account ADD COLUMN user TEXT NOT NULL DEFAULT '';
+ALTER TABLE account ADD COLUMN node TEXT NOT NULL DEFAULT '';
+UPDATE account SET user = substr(job, 6) WHERE job LIKE 'user %';
+DROP INDEX span_gpu;
+DROP INDEX span_account;
+ALTER TABLE span RENAME TO old_span;
+{_SPAN_TABLE}
+INSERT INTO span SELECT gpu, account, iif(account = {GPU_ITSELF}, '{CONDITION}', '{HOLDER}'),
+    name, message, started, ended FROM old_span WHERE name <> '{IDLE}' OR account <> {GPU_ITSELF};
+INSERT INTO span SELECT old_span.gpu, holder.account, '{IDLE}', old_span.name, old_span.message,
+    old_span.started, old_span.ended
+FROM old_span JOIN old_span AS holder ON holder.gpu = old_span.gpu
+    AND holder.account <> {GPU_ITSELF} AND holder.started <= old_span.started
+    AND (holder.ended IS NULL OR holder.ended > old_span.started)
+JOIN account ON account.id = holder.account
+WHERE old_span.account = {GPU_ITSELF} AND old_span.name = '{IDLE}'
+    AND instr(old_span.message, namespace || '/' || pod || '/' || holder.name || ' ') = 1;
+DROP TABLE old_span;
+ALTER TABLE usage RENAME TO old_usage;
+{_USAGE_TABLE}
+INSERT INTO usage SELECT resolution, time, account, currency, allocated / 1e3, idle / 1e3,
+    cost / 1e9, idle_cost / 1e9, measured / 1e3, busy / 1e3, busy_min / 1e3, busy_max / 1e3,
+    energy / 1e3, waited / 1e3 FROM old_usage;
+DROP TABLE old_usage;
+"""
+    + "".join(
+        f"""
+INSERT INTO usage SELECT {coarser}, time / {coarser} * {coarser} AS start, account, currency,
+    {", ".join(f"sum({name})" for name in AMOUNT_COLUMNS)}
+FROM usage WHERE resolution = {finer}
+    AND start NOT IN (SELECT DISTINCT time FROM usage WHERE resolution = {coarser})
+GROUP BY start, account, currency;
+"""
+        for coarser, finer in _FINER
+    )
+    + f"""
+INSERT INTO period SELECT DISTINCT resolution, time FROM usage;
+INSERT INTO kept SELECT resolution, min(time) FROM usage GROUP BY resolution;
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+)
+
+
+def migrate(db: sqlite3.Connection, path: Path | None) -> None:
+    """Converts a file of schema 4 in one transaction. Keeps a copy, because 0.3 reads only that."""
+    if path is not None:
+        _copy(db, path)
+    db.executescript(f"BEGIN IMMEDIATE; {_MIGRATION} COMMIT;")
+    _log.warning("%s was converted to schema %d", path, SCHEMA_VERSION)
+
+
+def _copy(db: sqlite3.Connection, path: Path) -> None:
+    copy = Path(f"{path}{_COPY_SUFFIX}")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    try:
+        shutil.copyfile(path, copy)
+        copy.chmod(0o600)
+    except OSError as error:
+        copy.unlink(missing_ok=True)
+        _log.warning("%s is converted without a copy of the old file: %s", path, error)

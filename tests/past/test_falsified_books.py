@@ -1,0 +1,306 @@
+"""Cases in which history and bills lost or invented data. Each fails with the store of podgpu 0.3."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.charge import Amounts, Charge, Figures, UsageAccount
+from podgpu.clock import Clock
+from podgpu.fleet.prices import Price, Prices
+from podgpu.model import DeviceTotals
+from podgpu.past.bill import read_range
+from podgpu.past.record import make_records
+from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryStore
+from tests.fleet.states import World, gpu, holder, node
+
+HOUR = 3600
+DAY = 86_400
+START = 1_800_000_000 // DAY * DAY
+FOREVER = 10**11
+POD = UsageAccount("ml", "train")
+PRICES = Prices("EUR", {"*": Price(1.0)})
+
+
+def record(store: HistoryStore, at: float, *pods: Charge, node: str = "n1") -> None:
+    store.append(at, [GpuSample(f"GPU-{node}", "", node, 0, Figures(0.5), pods)])
+
+
+def held(seconds: float = 15.0, **more: Any) -> Charge:
+    return Charge(POD, amounts=Amounts(seconds, **more))
+
+
+def sum_hours(store: HistoryStore, start: float = 0.0, end: float = FOREVER) -> float:
+    with store.reader() as db:
+        charges = read_range(db, start, end)[2]
+    return sum(charge.amounts.allocated_seconds for charge in charges) / HOUR
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.db"
+
+
+@pytest.mark.parametrize("hours_back", [1, 5, 9 * 24, 400 * 24])
+def test_a_clock_that_is_set_back_and_corrected_overwrites_nothing(
+    path: Path, hours_back: int
+) -> None:
+    store = HistoryStore(path)
+    rounds = 0
+    for start in (START, START + HOUR - hours_back * HOUR, START + HOUR):
+        for number in range(240):
+            record(store, start + 15 * number, held())
+            rounds += 1
+    assert sum_hours(store) == pytest.approx(rounds * 15 / HOUR)
+    store.close()
+
+
+def test_a_restart_after_a_jump_forward_closes_the_hour(path: Path) -> None:
+    for start in (START, START + 365 * DAY, START + 600):
+        store = HistoryStore(path)
+        for number in range(40):
+            record(store, start + 15 * number, held())
+        store.close()
+    store = HistoryStore(path)
+    for number in range(8 * 24):
+        record(store, START + HOUR + HOUR * number)
+    assert sum_hours(store, START, START + HOUR) == pytest.approx(80 * 15 / HOUR)
+    assert sum_hours(store) == pytest.approx(120 * 15 / HOUR)
+    store.close()
+
+
+def test_reports_are_complete_after_nine_days_off(path: Path) -> None:
+    store = HistoryStore(path)
+    for number in range(20 * 24):
+        record(store, START + number * HOUR, held(HOUR))
+    store.close()
+    store = HistoryStore(path)
+    back = START + 29 * DAY
+    record(store, back, held())
+    assert sum_hours(store, START, back) == pytest.approx(480)
+    record(store, back + 300)
+    record(store, back + 600)
+    assert sum_hours(store, START, back) == pytest.approx(480)
+    store.close()
+
+
+def test_money_has_no_upper_limit(path: Path) -> None:
+    """6,000 idle GPUs at 75,000 VND per hour cost more than 2^63 / 10^9 within a day."""
+    store = HistoryStore(path)
+    cost = 6000 * 75_000.0 * HOUR
+    for number in range(90):
+        record(store, START + number * HOUR, held(HOUR, cost=cost, idle_cost=cost))
+    with store.reader() as db:
+        [charge] = read_range(db, START, START + 90 * DAY)[2]
+    assert charge.amounts.cost == pytest.approx(90 * cost)
+    store.close()
+
+
+def test_impossible_increases_are_rejected_counted_and_shown_on_their_node() -> None:
+    world = World()
+
+    def run(second: int, energy_mj: int, busy_ns: int) -> list[GpuSample]:
+        totals = DeviceTotals(method="exact")
+        usage = {"utilization_ratio": 0.5, "idle_ns": 0}
+        bad = holder("bad", energy_mj=energy_mj, busy_ns=busy_ns, **usage)
+        good = holder("good", energy_mj=second * 300_000, busy_ns=second * 10**9 // 2, **usage)
+        state = world.round(
+            node("n1", gpu(0, bad, usage=totals), read_at=second, exporter_id="a"),
+            node("n2", gpu(1, good, usage=totals), read_at=second, exporter_id="b"),
+            at=second,
+            prices=PRICES,
+        )
+        return make_records(state)
+
+    run(15, 15_000, 10**9)
+    bad, good = run(30, 9 * 10**18, 10**15)
+    assert bad.charges[0].amounts.energy_joules == 0
+    assert bad.charges[0].amounts.busy_seconds == 0
+    assert bad.charges[0].amounts.allocated_seconds == 15
+    assert bad.charges[0].amounts.cost == pytest.approx(15 / HOUR)
+    assert good.charges[0].amounts.energy_joules == pytest.approx(15 * 300)
+    assert world.state is not None
+    notes = {entry.name: entry.notes for entry in world.state.nodes}
+    assert notes["n2"] == ()
+    assert "busy time: 1, energy: 1" in notes["n1"][0]
+
+    bad, _ = run(45, 9 * 10**18 + 3_000_000, 10**15 + 10**9)
+    assert bad.charges[0].amounts.energy_joules == pytest.approx(3000)
+    assert bad.charges[0].amounts.busy_seconds == pytest.approx(1)
+
+
+def test_another_exporter_of_the_node_starts_a_new_baseline() -> None:
+    """The shown exporter is stopped. The other one has counted for a day."""
+    world = World()
+    total = Amounts()
+    for second in range(15, 121, 15):
+        is_first = second <= 60
+        seconds = second if is_first else DAY + second
+        one = holder(
+            utilization_ratio=0.5,
+            busy_ns=seconds * 10**9 // 2,
+            idle_ns=seconds * 10**9 // 2,
+            energy_mj=seconds * 300_000,
+        )
+        totals = DeviceTotals(method="exact")
+        target = "http://first" if is_first else "http://second"
+        state = world.round(
+            node(
+                "n1", gpu(0, one, usage=totals), read_at=second, target=target, exporter_id=target
+            ),
+            at=second,
+        )
+        for charge in make_records(state)[0].charges:
+            total = total.plus(charge.amounts)
+    assert total.allocated_seconds == 105
+    assert total.busy_seconds == pytest.approx(90 / 2)
+    assert total.energy_joules == pytest.approx(90 * 300)
+
+
+def test_a_node_with_too_many_new_workloads_shares_one_account(path: Path) -> None:
+    store = HistoryStore(path)
+    pods = [
+        Charge(UsageAccount("ml", f"p{number}"), amounts=Amounts(1.0)) for number in range(2500)
+    ]
+    record(store, START, *pods, node="evil")
+    record(store, START, held(1.0), node="n1")
+    with store.reader() as db:
+        charges = read_range(db, START, START + HOUR)[2]
+    store.close()
+    hours = {charge.account: charge.amounts.allocated_seconds for charge in charges}
+    assert len(hours) == MAX_NEW_ACCOUNTS + 2
+    assert hours[UsageAccount(job="more workloads of node evil")] == 2500 - MAX_NEW_ACCOUNTS
+    assert hours[POD] == 1.0
+
+
+def test_in_a_full_file_the_accounts_that_one_exporter_invented_go_first(path: Path) -> None:
+    store = HistoryStore(path, max_bytes=1_500_000)
+    for number in range(24):
+        at = START + number * HOUR
+        invented = [
+            Charge(UsageAccount("evil", f"{number}-{pod}"), amounts=Amounts(1.0))
+            for pod in range(1500)
+        ]
+        record(store, at, *invented, node="evil")
+        record(store, at, held(HOUR))
+    record(store, START + DAY + 600)
+    with store.reader() as db:
+        charges = read_range(db, START, START + 2 * DAY)[2]
+    store.close()
+    honest = [charge for charge in charges if charge.account == POD]
+    assert honest[0].amounts.allocated_seconds == 24 * HOUR
+    assert len(charges) < 12_000
+
+
+def test_a_file_that_is_deleted_while_podgpu_runs_is_written_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = HistoryStore(path)
+    record(store, START, held(HOUR))
+    for file in path.parent.glob("history.db*"):
+        if not file.name.endswith(".lock"):
+            file.unlink()
+    record(store, START + 15, held(HOUR))
+    store.close()
+    assert "was deleted while podgpu runs; it is written again" in caplog.text
+    store = HistoryStore(path)
+    assert sum_hours(store) == 2
+    store.close()
+
+
+def test_a_file_that_is_replaced_while_podgpu_runs_is_kept_beside_it(path: Path) -> None:
+    store = HistoryStore(path)
+    record(store, START, held(HOUR))
+    path.rename(path.with_name("moved"))
+    path.write_bytes(b"something else")
+    record(store, START + 15, held(HOUR))
+    assert sum_hours(store) == 2
+    store.close()
+    assert Path(f"{path}.other").read_bytes() == b"something else"
+
+
+def test_a_second_damaged_file_does_not_overwrite_the_first(path: Path) -> None:
+    for content in (b"first " * 999, b"second " * 999):
+        path.write_bytes(content)
+        HistoryStore(path).close()
+        path.unlink()
+    assert Path(f"{path}.damaged").read_bytes() == b"first " * 999
+    assert Path(f"{path}.damaged-2").read_bytes() == b"second " * 999
+
+
+def test_usage_that_was_kept_in_memory_is_added_to_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is locked by another process for two minutes."""
+    caplog.set_level(logging.INFO)
+    seconds = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds)
+    other = HistoryStore(tmp_path / "history.db")
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    for number in range(20):
+        seconds = 15.0 * number
+        if number == 8:
+            other.close()
+        recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held()])])
+        recorder.record()
+    with recorder._store.reader() as db:
+        [charge] = read_range(db, 0, FOREVER)[2]
+    recorder.stop()
+    assert charge.amounts.allocated_seconds == 20 * 15
+    assert (tmp_path / "history.db").stat().st_size > 0
+
+
+def test_the_page_says_that_the_clock_jumped_and_history_goes_on(tmp_path: Path) -> None:
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+
+    def run(minutes: int) -> tuple[str, ...]:
+        nonlocal seconds
+        for _ in range(4 * minutes):
+            seconds += 15.0
+            recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held()])])
+            recorder.record()
+        return recorder.warnings()
+
+    assert run(30) == ()
+    jump = 9.0 * DAY
+    [note] = run(5)
+    assert "jumped ahead by 777,600 s" in note
+    with recorder._store.reader() as db:
+        assert read_range(db, START + DAY, FOREVER)[2] == []
+
+    # After ten minutes, the clock is accepted, and the rounds since the jump are moved to it.
+    assert run(6) == ()
+    run(15)
+    with recorder._store.reader() as db:
+        [before] = read_range(db, START, START + DAY)[2]
+        [after] = read_range(db, START + 9 * DAY, FOREVER)[2]
+    recorder.stop()
+    assert before.amounts.allocated_seconds + after.amounts.allocated_seconds == 56 * 60
+    assert before.amounts.allocated_seconds == pytest.approx(30 * 60, abs=30)
+
+
+def test_a_file_of_schema_4_is_converted_with_all_its_usage(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Recorded with podgpu 0.3: two days of an idle pod at 2 EUR, until 30 minutes past an hour."""
+    shutil.copy(Path(__file__).parent / "history-schema-4.db", path)
+    store = HistoryStore(path)
+    with store.reader() as db:
+        [charge] = read_range(db, 0, FOREVER)[2]
+        kinds = dict(db.execute("SELECT kind, count(*) FROM span GROUP BY kind"))
+    store.close()
+    assert charge.account.pod == "train"
+    assert charge.amounts.allocated_seconds == pytest.approx(48.5 * HOUR)
+    assert charge.amounts.cost == pytest.approx(2 * 48.5)
+    assert charge.amounts.idle_seconds == pytest.approx(48.5 * HOUR)
+    assert kinds == {"holder": 1, "idle": 1, "condition": 1}
+    assert Path(f"{path}.schema4").exists()
+    assert "was converted to schema 5" in caplog.text
