@@ -331,14 +331,6 @@ def _find_age_class(age: int) -> int:
     return bisect_right(AGE_EDGES, age) - 1
 
 
-class _Level(NamedTuple):
-    """The busy share of adjacent age classes."""
-
-    share: float
-    weight: float
-    classes: int = 1
-
-
 @dataclass(slots=True)
 class _AgeSamples:
     """Weighted numbers of samples for one `_Kind`, by age class."""
@@ -354,13 +346,12 @@ class _AgeSamples:
         """Returns the estimated fraction of busy time in each age class."""
         mean = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
         prior = max(mean, _YOUNG_SHARE)
-        levels: list[_Level] = []
-        for seen, busy in zip(self.seen, self.busy, strict=True):
-            weight = seen + _PRIOR_WEIGHT
-            share = (busy + _PRIOR_WEIGHT * prior) / weight
-            levels.append(_Level(share, weight))
+        shares: list[float] = []
+        weights = [seen + _PRIOR_WEIGHT for seen in self.seen]
+        for busy, weight in zip(self.busy, weights, strict=True):
+            shares.append((busy + _PRIOR_WEIGHT * prior) / weight)
             prior = mean
-        return _make_non_increasing(levels)
+        return _make_non_increasing(shares, weights)
 
 
 @dataclass(slots=True)
@@ -580,22 +571,24 @@ def _compute_saving(
     return saving
 
 
-def _make_non_increasing(shares: Iterable[_Level]) -> list[float]:
+def _make_non_increasing(shares: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Returns the nearest non-increasing sequence.
 
     Contexts work first and are idle later, so an increase is noise.
     """
-    levels: list[_Level] = []
-    for level in shares:
-        while levels and levels[-1].share < level.share:
-            before = levels.pop()
-            weight = before.weight + level.weight
-            share = (before.share * before.weight + level.share * level.weight) / weight
-            level = _Level(share, weight, before.classes + level.classes)
-        levels.append(level)
+    levels: list[tuple[float, float, int]] = []  # mean share, weight, number of shares
+    for share, weight in zip(shares, weights, strict=True):
+        number = 1
+        while levels and levels[-1][0] < share:
+            share_before, weight_before, number_before = levels.pop()
+            total = weight_before + weight
+            share = (share_before * weight_before + share * weight) / total
+            weight = total
+            number += number_before
+        levels.append((share, weight, number))
     sequence: list[float] = []
-    for level in levels:
-        sequence += [level.share] * level.classes
+    for share, _, number in levels:
+        sequence += [share] * number
     return sequence
 
 

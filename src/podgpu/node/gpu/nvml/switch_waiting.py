@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import log2
 from operator import itemgetter
@@ -107,7 +108,7 @@ class _Waits:
     least: int = 0
     most: int = 0
     # How much of `estimate` other processes ran, by pid.
-    runners: Counter[int] = field(default_factory=Counter)
+    runners: dict[int, int] = field(default_factory=partial(defaultdict, int))
 
     def add(self, wait: _Wait, end: int, ran: Sequence[Period]) -> None:
         """Adds a wait, and attributes it to the periods that ran until its `end`."""
@@ -236,6 +237,7 @@ class WaitEstimator:
         counts = Counter(map(itemgetter(0), part.new))
         found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
         periods = [*part.recent, *part.new]
+        first_new = len(part.recent)
         self.intervals = []
         # Position of each process's last period.
         last: dict[int, int] = {}
@@ -246,8 +248,7 @@ class WaitEstimator:
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
-            is_new = position >= len(part.recent)
-            if is_new and -1 < before < position - 1 and pid in found:
+            if position >= first_new and -1 < before < position - 1 and pid in found:
                 end = began - lead
                 wait = self._estimate_wait(
                     periods, before, position, end, earliest, idle, busy_shares
@@ -258,7 +259,8 @@ class WaitEstimator:
                 self.intervals.append((end - wait.estimate, end, pid))
 
             # By round-robin, every process that waited at `before` has run since.
-            earliest = max(earliest, before + 1)
+            if earliest <= before:
+                earliest = before + 1
             if until - began > longest:
                 earliest = position
             if idle_from and until - began > idle_from.get(pid, longest):
@@ -279,29 +281,29 @@ class WaitEstimator:
 
         `end`: end of the wait. `earliest`, `idle`: see `_find_waits`.
         """
-        own = periods[before]
+        _, began, _, until = periods[before]
         first = before + 1
-        estimate = most = end - own.until
+        estimate = most = end - until
         if earliest > before:
             # The work arrived during the period `earliest`.
             first = earliest
-            runner = periods[first]
-            length = runner.until - runner.began
-            after = end - runner.until
+            runner, began, _, until = periods[first]
+            length = until - began
+            after = end - until
             most = min(most, after + length, after + self.slice)
             share = 0.5
             if length > self.slice * _LONG:
-                share = busy_shares.get(runner.pid, 1.0) / 2
+                share = busy_shares.get(runner, 1.0) / 2
             estimate = after + int((most - after) * share)
-        elif self.is_cut(own.until - own.began):
+        elif self.is_cut(until - began):
             return _Wait(first, estimate, estimate, most + MAX_SAVE_NS)
 
         if idle >= first:
             # The work arrived at the end of the idle period, or during the period after it.
             first = min(idle + 1, position - 1)
-            runner = periods[first]
-            within = 0 if first == idle else (runner.until - runner.began) // 2
-            estimate = min(estimate, end - runner.until + within)
+            _, began, _, until = periods[first]
+            within = 0 if first == idle else (until - began) // 2
+            estimate = min(estimate, end - until + within)
         return _Wait(first, estimate, 0, most)
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
@@ -352,11 +354,12 @@ def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int
     `intervals`: sorted by their ends.
     """
     covered = 0
-    covered_from: int | None = None
+    covered_from = intervals[-1][1] if intervals else since
     for begin, end, _ in reversed(intervals):
-        begin = max(begin, since)
-        if covered_from is not None:
-            end = min(end, covered_from)
+        if begin < since:
+            begin = since
+        if end > covered_from:
+            end = covered_from
         if begin < end:
             covered += end - begin
             covered_from = begin
