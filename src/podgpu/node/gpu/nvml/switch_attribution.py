@@ -33,6 +33,7 @@ SAVED = 7
 # Pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN.
 HIDDEN_PID = 0
 KERNEL_PID = 0xFFFFFFFF
+UNKNOWN_PIDS = frozenset({HIDDEN_PID, KERNEL_PID})  # they do not identify a process
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
 MAX_SWITCH_NS = 1_000_000

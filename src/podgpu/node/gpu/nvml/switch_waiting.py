@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from podgpu.model import ProcessWaits
 from podgpu.node.gpu.nvml.switch_attribution import (
-    HIDDEN_PID,
-    KERNEL_PID,
     MAX_SAVE_NS,
+    UNKNOWN_PIDS,
     Period,
     Residency,
 )
@@ -30,7 +29,6 @@ from podgpu.node.gpu.nvml.switch_attribution import (
 # Length of a time slice on an H200. Used until `detect_slice` finds another length.
 DEFAULT_SLICE_NS = 2_140_000
 _CUT_TOLERANCE = 0.04
-_NEVER_WAIT = frozenset({HIDDEN_PID, KERNEL_PID})
 # Processes that were busy for at least this fraction of their residency are assumed to be always
 # busy.
 _SATURATED_SHARE = 0.95
@@ -235,7 +233,7 @@ class WaitEstimator:
         idle_from = self._find_idle_ends(residency, busy)
         busy_shares = {pid: busy.get(pid, 0) / ns for pid, ns in residency.resident.items()}
         counts = Counter(map(itemgetter(0), part.new))
-        found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
+        found = {pid: _Waits(number) for pid, number in counts.items() if pid not in UNKNOWN_PIDS}
         periods = [*part.recent, *part.new]
         first_new = len(part.recent)
         self.intervals = []
