@@ -44,7 +44,7 @@ from podgpu.node.gpu.nvml.driver import (
     open_gpu,
     parse_instance_id,
 )
-from podgpu.node.gpu.nvml.process_usage import UsageReader, UsageSettings
+from podgpu.node.gpu.nvml.process_usage import CounterReading, UsageReader, UsageSettings
 from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.node.gpu.source import ErrorEvents
 
@@ -385,7 +385,7 @@ class NvmlGpu:
         plans = {one.device: self._find_plan(one, fields) for one in self.layout}
         values = {device: plan.read(now) for device, plan in plans.items()}
         if isinstance(energy := values[self.device].get(_ENERGY_FIELD), int):
-            self.usage_reader.shared_energy = now, energy
+            self.usage_reader.shared_energy = CounterReading(now, energy)
         if fields:
             self._read_slow_values(now)
         guards = {device.key: plan.guard for device, plan in plans.items()}
