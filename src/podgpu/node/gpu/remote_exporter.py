@@ -114,10 +114,12 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 
 # Devices
 
+DeviceValues = tuple[Device, Mapping[str, Value]]  # a device and its values by field name
+
 
 def find_devices(
     samples: Iterable[ParsedSample], shown: str, by_name: bool = False
-) -> list[tuple[Device, Mapping[str, Value]]]:
+) -> list[DeviceValues]:
     """Returns the devices and their values by DCGM 4.8 field name.
 
     A GPU comes before its MIG instances. `by_name`: True if the kubelet's GPU ids are nvidia<N>, as
@@ -127,7 +129,7 @@ def find_devices(
         nodes = node_from_samples(samples)
     except msgspec.ValidationError as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
-    devices: list[tuple[Device, Mapping[str, Value]]] = []
+    devices: list[DeviceValues] = []
     for node in nodes:
         for gpu in node.devices:
             if gpu.uuid and gpu.index is not None:
@@ -135,10 +137,10 @@ def find_devices(
     return devices
 
 
-def _list_devices(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping[str, Value]]]:
+def _list_devices(gpu: DeviceState, by_name: bool) -> list[DeviceValues]:
     minor = gpu.index if by_name else None
     device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
-    devices: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
+    devices: list[DeviceValues] = [(device, gpu.fields or {})]
     for instance in gpu.instances:
         uuids = [holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders]
         mig = replace(
@@ -172,7 +174,7 @@ class ExporterTelemetry:
         self._device_name_ids = device_name_ids
         self._wall = wall
         # Device key -> device and its values. None if the last fetch failed.
-        self._devices: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
+        self._devices: Mapping[str, DeviceValues] | None = None
         # Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or
         # impossible.
         self._blank: set[tuple[str, int]] = set()
@@ -207,7 +209,7 @@ class ExporterTelemetry:
 
     def _remove_blanks(self, families: Iterable[ParsedFamily]) -> list[ParsedSample]:
         """Returns the samples of GPUs. Replaces invalid values by NaN."""
-        kept: list[ParsedSample] = []
+        kept = []
         self._blank = set()
         self._copies = Counter()
         for family in families:

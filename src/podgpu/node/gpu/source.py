@@ -145,7 +145,7 @@ class CompanionDriver:
         )
 
     def _read_driver(self, driver: Telemetry) -> None:
-        devices: dict[str, Device] = {}
+        devices = {}
         with suppress(SourceError, StartError):
             for gpu in driver.inventory().gpus:
                 devices[gpu.key] = gpu

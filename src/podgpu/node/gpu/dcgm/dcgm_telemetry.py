@@ -265,9 +265,9 @@ class DcgmTelemetry:
             if watch is not None:
                 watch.read(some, latest)
 
-        keys: dict[Entity, str] = {}
+        keys = {}
         readings: dict[Device, Mapping[int, Value]] = {}
-        others: list[EntityState] = []
+        others = []
         for one in entities:
             values = latest.values[one.entity]
             if one.device is not None and one.kind != "LINK":
@@ -317,7 +317,7 @@ class DcgmTelemetry:
     def _make_watches(
         self, layout: NodeLayout, groups: Sequence[FieldGroup]
     ) -> dict[tuple[str, FieldGroup], Watch]:
-        watches: dict[tuple[str, FieldGroup], Watch] = {}
+        watches = {}
         by_kind = group_by_key((one.kind, one.entity) for one in layout.entities)
         for kind, entities in by_kind.items():
             wanted = {group: _select_fields(group.fields, kind) for group in groups}
@@ -350,7 +350,7 @@ class DcgmTelemetry:
                     "dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None
                 )
 
-        keys: dict[Entity, str] = {}
+        keys = {}
         for one in layout.entities:
             if one.device is not None and one.kind in _XID_KINDS:
                 keys[one.entity] = one.device.key
@@ -394,7 +394,7 @@ def _list_field_ids(groups: Sequence[FieldGroup]) -> set[int]:
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """Returns the fields that DCGM provides for this kind of entity."""
-    selected: list[Field] = []
+    selected = []
     for wanted in fields:
         is_computed = isinstance(wanted.recipe, Recorded) or wanted.id >= EXPORTER_FIELDS
         if not is_computed and _has_field(kind, wanted):

@@ -94,7 +94,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
     ids = (c_uint32 * s.MAX_GPUS)()
     count = c_int()
     connection.call("dcgmGetAllDevices", ids, byref(count))
-    states: dict[int, int] = {}
+    states = {}
     for gpu_id in ids[: count.value]:
         state = c_int()
         with suppress(Unsupported):
@@ -104,7 +104,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
     hierarchy = s.make_struct(s.MigHierarchy)
     with suppress(Unsupported):
         connection.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
-    migs: list[_Mig] = []
+    migs = []
     for entry in hierarchy.entries[: hierarchy.count]:
         entity = Entity(entry.entity.group, entry.entity.id)
         parent = Entity(entry.parent.group, entry.parent.id)
@@ -123,7 +123,7 @@ def read_layout(
     minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
     entities: list[DcgmEntity] = []
-    unreachable: dict[int, str] = {}
+    unreachable = {}
     for entity, state in zip(ids, outline.states.values(), strict=True):
         try:
             device = _read_device(connection, entity.id, state)
@@ -216,7 +216,7 @@ def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[
 
 
 def _find_active_links(owners: Sequence[Any]) -> dict[int, list[int]]:
-    active: dict[int, list[int]] = {}
+    active = {}
     for owner in owners:
         links = enumerate(owner.linkState)
         active[owner.entityId] = [link for link, state in links if state == s.LINK_UP]
@@ -335,7 +335,7 @@ class Watch:
 
         Raises DeviceLost if a GPU is lost, and SourceError if the call fails.
         """
-        watched: list[int] = []
+        watched = []
         for field_id, users in self._wanted.items():
             if field_id not in self.rejected:
                 watched.append(field_id)
@@ -444,7 +444,7 @@ def read_live(
     connection: DcgmConnection, entities: Sequence[Entity], wanted: Field
 ) -> dict[Entity, Value]:
     """Reads one field directly from the driver. Omits entities without a value."""
-    values: dict[Entity, Value] = {}
+    values = {}
     try:
         for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
             with suppress(Blank, SourceError):

@@ -294,7 +294,7 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
         return ()
 
     usages: list[ProcessUsage] = []
-    refusals: list[Unsupported] = []
+    refusals = []
     for function in _LISTS:
         for target, key in targets:
             try:

@@ -167,7 +167,7 @@ class NvmlTelemetry:
         call adds slower GPUs.
         """
         opened = {gpu.device.index for gpu in self._gpus.values()}
-        new: list[int] = []
+        new = []
         for index in range(self._listed):
             if index not in opened and index not in self._pending:
                 new.append(index)

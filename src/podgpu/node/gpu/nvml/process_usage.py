@@ -163,7 +163,7 @@ class UsageReader:
         )
 
     def _list_problems(self) -> UsageProblems:
-        lacks: list[tuple[str, Lack]] = []
+        lacks = []
         for part in sorted(self._guard.unsupported):
             # Names of MIG instances have the suffix ` gi<id>`.
             function = part.partition(" gi")[0]

@@ -236,7 +236,7 @@ class Timeline:
 
         lead = self.costs.lead
         saved_at = self._saved_at
-        periods: list[Period] = []
+        periods = []
         resident = 0
         unknown = 0
         for pid, began, ended in zip(pids[::2], begins, ends, strict=True):
@@ -347,7 +347,7 @@ class _AgeSamples:
         """Returns the estimated fraction of busy time in each age class."""
         mean = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
         prior = max(mean, _YOUNG_SHARE)
-        shares: list[float] = []
+        shares = []
         weights = [seen + _PRIOR_WEIGHT for seen in self.seen]
         for busy, weight in zip(self.busy, weights, strict=True):
             shares.append((busy + _PRIOR_WEIGHT * prior) / weight)
@@ -374,7 +374,7 @@ class _Ages:
     def compute_resident(self) -> list[int]:
         """Returns the total time in nanoseconds that the periods spent in each age class."""
         older = sum(self.ended)
-        resident: list[int] = []
+        resident = []
         for width, ended, past_edge in zip(_WIDTHS, self.ended, self.past_edge, strict=True):
             older -= ended
             resident.append(older * width + past_edge)
@@ -464,7 +464,7 @@ class BusyShareModel:
         seen = sum(sum(history.seen) for history in self._samples.values())
         busy = sum(sum(history.busy) for history in self._samples.values())
         overall = (busy + 1.0) / (seen + 1.0)
-        shares: dict[_Kind, list[float]] = {}
+        shares = {}
         for kind in kinds:
             history = self._samples.get(kind, _AgeSamples())
             shares[kind] = history.compute_shares(overall)
@@ -587,7 +587,7 @@ def _make_non_increasing(shares: Sequence[float], weights: Sequence[float]) -> l
             weight = total
             number += number_before
         levels.append((share, weight, number))
-    sequence: list[float] = []
+    sequence = []
     for share, _, number in levels:
         sequence += [share] * number
     return sequence
@@ -604,8 +604,8 @@ def _fit(
     while free:
         gap = busy - sum(estimate.busy for estimate in estimates.values())
         weight = sum(estimates[pid].uncertainty for pid in free)
-        stopped: set[int] = set()
-        moved: dict[int, float] = {}
+        stopped = set()
+        moved = {}
         for pid in free:
             estimate = estimates[pid]
             moved[pid] = estimate.busy + gap * estimate.uncertainty / weight

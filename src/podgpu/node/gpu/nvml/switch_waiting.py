@@ -101,7 +101,7 @@ class _Wait(NamedTuple):
 class _Waits:
     """Waits of one process before the examined periods. Times are sums in nanoseconds."""
 
-    periods: int
+    periods: int = 0
     estimate: int = 0
     least: int = 0
     most: int = 0
@@ -232,8 +232,7 @@ class WaitEstimator:
         longest = self.slice * _LONG
         idle_from = self._find_idle_ends(residency, busy)
         busy_shares = {pid: busy.get(pid, 0) / ns for pid, ns in residency.resident.items()}
-        counts = Counter(map(itemgetter(0), part.new))
-        found = {pid: _Waits(number) for pid, number in counts.items() if pid not in UNKNOWN_PIDS}
+        found: defaultdict[int, _Waits] = defaultdict(_Waits)
         periods = [*part.recent, *part.new]
         first_new = len(part.recent)
         self.intervals = []
@@ -246,15 +245,18 @@ class WaitEstimator:
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
-            if position >= first_new and -1 < before < position - 1 and pid in found:
-                end = began - lead
-                wait = self._estimate_wait(
-                    periods, before, position, end, earliest, idle, busy_shares
-                )
-                found[pid].add(wait, end, periods[wait.first : position])
-                # The process may also have waited while its context was restored.
-                found[pid].most += lead
-                self.intervals.append((end - wait.estimate, end, pid))
+            if position >= first_new and pid not in UNKNOWN_PIDS:
+                waits = found[pid]
+                waits.periods += 1
+                if -1 < before < position - 1:
+                    end = began - lead
+                    wait = self._estimate_wait(
+                        periods, before, position, end, earliest, idle, busy_shares
+                    )
+                    waits.add(wait, end, periods[wait.first : position])
+                    # The process may also have waited while its context was restored.
+                    waits.most += lead
+                    self.intervals.append((end - wait.estimate, end, pid))
 
             # By round-robin, every process that waited at `before` has run since.
             if earliest <= before:
@@ -313,7 +315,7 @@ class WaitEstimator:
         saturated = sum(residency.resident.values()) * _SATURATED_SHARE
         if worked >= saturated or worked >= residency.measure_up_to(self.slice * _LONG):
             return {}
-        idle_from: dict[int, float] = {}
+        idle_from = {}
         for pid, count in Counter(map(itemgetter(0), residency.periods)).items():
             mean = busy.get(pid, 0) / count
             idle_from[pid] = mean * _LONG + _SHORT_NS
@@ -335,7 +337,7 @@ def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]
     """Returns the most recent periods, preceded by the last period of each other process."""
     recent = periods[-_RECENT_PERIODS:]
     missing = set(pids).difference(map(itemgetter(0), recent))
-    older: list[Period] = []
+    older = []
     for period in reversed(periods[:-_RECENT_PERIODS]):
         if not missing:
             break
