@@ -200,7 +200,7 @@ class WaitEstimator:
             for runner, ns in waits.runners.items():
                 pairs[pid, runner] = ns * estimate // max(1, waits.estimate)
 
-        pressure = _measure_union(self.intervals, part.since)
+        pressure = _measure_union(self.intervals, part.since, part.until)
         pressure_ns = pressure * residency.window // max(1, part.until - part.since)
         return ProcessWaits(processes, pairs, pressure_ns)
 
@@ -348,19 +348,18 @@ def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]
     return older + recent
 
 
-def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
-    """Returns the length of the union of the intervals after `since`.
+def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int, until: int) -> int:
+    """Returns the length of the union of the intervals between `since` and `until`.
 
     `intervals`: sorted by their ends.
     """
     covered = 0
-    covered_from = intervals[-1][1] if intervals else since
     for begin, end, _ in reversed(intervals):
         if begin < since:
             begin = since
-        if end > covered_from:
-            end = covered_from
+        if end > until:
+            end = until
         if begin < end:
             covered += end - begin
-            covered_from = begin
+            until = begin
     return covered
