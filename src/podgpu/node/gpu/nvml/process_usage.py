@@ -29,7 +29,6 @@ from podgpu.node.gpu.nvml.driver import (
 from podgpu.node.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 
 T = TypeVar("T")
-Number = TypeVar("Number", int, float)
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
 _SAMPLES = "nvmlDeviceGetSamples"
@@ -225,22 +224,19 @@ class UsageReader:
                 return call()
         return None
 
-    def _check(self, part: str, value: Number | None, most: Number) -> Number | None:
-        """Returns the value if it is between 0 and `most`.
-
-        Otherwise records it as dropped and returns None.
-        """
-        if value is None or 0 <= value <= most:
-            return value
+    def _is_valid(self, part: str, value: float, most: float) -> bool:
+        """Returns True if the value is between 0 and `most`. Otherwise records it as dropped."""
+        if 0 <= value <= most:
+            return True
         self._guard.dropped.append(part)
-        return None
+        return False
 
     def _read_memory(self, part: str, handle: Any) -> int | None:
         version = self._driver.constant("nvmlMemory_v2")
         info = self._read(part, lambda: self._driver.call(_MEMORY, handle, version))
-        if info is None:
+        if info is None or not self._is_valid(part, info.used, info.total):
             return None
-        return self._check(part, info.used, info.total)
+        return int(info.used)
 
     # Instances
 
@@ -272,7 +268,7 @@ class UsageReader:
         # Rounds both times instead of their difference, so that rounding errors do not add up.
         window_ns = int(now * 1e9) - int(before * 1e9)
         busy_ns: int | None = None
-        if self._check(part, percent, _MAX_GPM_PERCENT) is not None:
+        if self._is_valid(part, percent, _MAX_GPM_PERCENT):
             busy_ns = round(min(percent, 100.0) * window_ns / 100)
         return BusyTime(window_ns, busy_ns, until=self._settings.wall())
 
@@ -324,17 +320,18 @@ class UsageReader:
     def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
         if samples is not None:
             percents = [int(sample.sampleValue.uiVal) for sample in samples]
-            valid = [self._check(_SAMPLES, percent, 100) for percent in percents]
-            if None in valid:
+            are_valid = [self._is_valid(_SAMPLES, percent, 100) for percent in percents]
+            if not all(are_valid):
                 return None
             return sum(percents) * window_ns // (100 * len(percents))
         if _SAMPLES not in self._guard.unsupported:
             return None
 
         # Without samples, the current utilization is assumed for the whole window.
-        rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
-        percent = self._check(_RATES, rate, 100)
-        return None if percent is None else percent * window_ns // 100
+        percent = self._read(_RATES, lambda: int(self._driver.call(_RATES, self._handle).gpu))
+        if percent is None or not self._is_valid(_RATES, percent, 100):
+            return None
+        return percent * window_ns // 100
 
     def _read_process_busy(self, device: BusyTime) -> dict[int, int | None] | None:
         """Returns the busy time of each process according to the driver's samples.
@@ -357,8 +354,9 @@ class UsageReader:
         busy: dict[int, int | None] = {}
         for entry in entries:
             if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
-                percent = self._check(_PROCESSES, entry.smUtil, 100)
-                busy[entry.pid] = None if percent is None else percent * device.window_ns // 100
+                busy[entry.pid] = None
+                if self._is_valid(_PROCESSES, entry.smUtil, 100):
+                    busy[entry.pid] = entry.smUtil * device.window_ns // 100
         return busy
 
     # Energy
@@ -393,17 +391,16 @@ class UsageReader:
         reading = shared or self._read(ENERGY_COUNTER, partial(self._read_counter, now))
         if reading is None:
             return None
-        if self._check(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ) is None:
+        if not self._is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
             return None
         self._last_energy = reading
         self._energy_is_known = False
         if before is None or reading.energy_mj < before.energy_mj:
             return 0
+        used = reading.energy_mj - before.energy_mj
         seconds = reading.time - before.time + _COUNTER_STEP_SECONDS
-        most = int(_MAX_WATTS * 1000 * seconds)
-        used = self._check(ENERGY_COUNTER, reading.energy_mj - before.energy_mj, most)
-        self._energy_is_known = used is not None
-        return used
+        self._energy_is_known = self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds)
+        return used if self._energy_is_known else None
 
     def _find_shared_reading(self, now: float) -> CounterReading | None:
         """Returns the telemetry loop's last reading, if it is recent and newer than our own."""
