@@ -194,6 +194,7 @@ class ExporterTelemetry:
             raise SourceError(
                 "no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter"
             )
+
         self._companion.update()
         self._devices = {
             device.key: (self._companion.complete(device), values) for device, values in devices
@@ -204,6 +205,7 @@ class ExporterTelemetry:
             if xid and xid != self._last_xid.get(key):
                 self._events.add(ErrorEvent(key, xid, self._wall()))
             self._last_xid[key] = xid
+
         gpus = [device for device, _ in self._devices.values() if not device.is_instance]
         return Inventory(tuple(gpus))
 
@@ -235,6 +237,7 @@ class ExporterTelemetry:
             raise DeviceLost(
                 f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
             )
+
         readings: dict[Device, Mapping[int, Value]] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
@@ -257,6 +260,7 @@ class ExporterTelemetry:
                 else:
                     unsupported.append((device.key, field.id))
             readings[device] = values
+
         has_xids = XID_NAME in self._devices[gpu.uuid][1]
         return GpuReading(
             readings,

@@ -63,6 +63,7 @@ def _load(path: str) -> ctypes.CDLL:
     names = [path]
     if not path:
         names = [folder + name for name, folder in product(_SONAMES, ["", *_FOLDERS])]
+
     problem = f"{path or ' or '.join(_SONAMES)} was not found"
     for name in names:
         try:
@@ -71,6 +72,7 @@ def _load(path: str) -> ctypes.CDLL:
         except OSError as e:
             if os.path.exists(name):
                 problem = str(e)
+
     raise DriverGone(
         f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on "
         "the host, give its path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs "
@@ -245,6 +247,7 @@ class DcgmConnection:
             info = s.make_struct(s.VersionInfo)
             self._call("dcgmVersionInfo", byref(info))
             self.library_version = parse_version(info.text)
+
         self._call("dcgmInit")
         try:
             if self._address is None:

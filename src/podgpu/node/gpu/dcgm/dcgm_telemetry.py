@@ -204,6 +204,7 @@ class DcgmTelemetry:
                 len(outline.states),
                 len(layout.unreachable),
             )
+
         self.expected = self._count_expected()
         self._outline = outline
         self._layout = layout
@@ -292,6 +293,7 @@ class DcgmTelemetry:
             groups = self._groups
             if self._watched == (layout, groups):
                 return
+
             self._stop_watches()
             self._watches = self._make_watches(layout, groups)
             try:
@@ -300,11 +302,13 @@ class DcgmTelemetry:
             except SourceError:
                 self._stop_watches()
                 raise
+
             self._connection.call("dcgmUpdateAllFields", 1)
             # A health check returns nothing before dcgmHealthSet.
             if HEALTH_FIELD in _list_field_ids(groups):
                 for gpus in self._find_gpu_groups():
                     self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
+
             self._watched = layout, groups
             # The first call skips old XIDs, so that later calls report only new XIDs.
             self._read_xids(layout)

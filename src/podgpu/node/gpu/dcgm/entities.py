@@ -122,6 +122,7 @@ def read_layout(
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
     minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
+
     entities: list[DcgmEntity] = []
     unreachable = {}
     for entity, state in zip(ids, outline.states.values(), strict=True):
@@ -132,6 +133,7 @@ def read_layout(
         except SourceError as e:
             unreachable[entity.id] = str(e)
             continue
+
         minor = minors.get(entity)
         migs = [mig for mig in outline.migs if mig.parent == entity]
         device = replace(
@@ -143,6 +145,7 @@ def read_layout(
         entities += _read_instances(connection, device, migs, outline.migs)
         for link in gpu_links.get(entity.id, ()):
             entities.append(_make_gpu_link(device, entity.id, link))
+
     entities += _read_switches(connection, switches, switch_links)
     entities += _read_cpus(connection, cpus)
     return NodeLayout(tuple(entities), unreachable)
@@ -488,6 +491,7 @@ def decode(wanted: Field, raw: Any) -> Value:
             value = raw.value.str
         case _:
             raise Blank(f"type {raw.fieldType}")
+
     if value in _UNSUPPORTED_VALUES:
         raise Unsupported(f"{wanted.name}: not supported or not permitted")
     if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):

@@ -253,6 +253,7 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
             if e.reason == "not_found" or isinstance(e, Unsupported):
                 continue
             raise
+
         gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
@@ -464,6 +465,7 @@ class DevicePlan:
         if grouped != self._grouped:
             self._grouped = grouped
             self._groups = self._group_fields()
+
         for users in self._groups.values():
             try:
                 match users[0][1]:

@@ -586,6 +586,7 @@ class XidWatcher:
                 if e.reason != "timeout":
                     time.sleep(_WAIT_MS / 1000)
                 continue
+
             # NVML cannot return the UUID of a lost GPU.
             uuid = self._uuids.get(handle_address(data.device), "unknown")
             key = device_key(uuid, parse_instance_id(data.gpuInstanceId))

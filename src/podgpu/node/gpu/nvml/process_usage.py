@@ -345,12 +345,14 @@ class UsageReader:
             return None
         if device.busy_ns == 0:
             return {}  # skips a call that costs 1.9 ms of CPU
+
         entries = self._read(_PROCESSES, partial(self._read_entries, _PROCESSES, since))
         if _PROCESSES in self._guard.unsupported:
             read_entries = partial(self._read_entries, _NEWER_PROCESSES, since)
             entries = self._read(_NEWER_PROCESSES, read_entries)
         if entries is None:
             return None
+
         busy: dict[int, int | None] = {}
         for entry in entries:
             if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
