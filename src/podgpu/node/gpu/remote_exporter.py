@@ -231,9 +231,10 @@ class ExporterTelemetry:
         return kept
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
-        if self._devices is None:
+        devices = self._devices  # `inventory` may replace it during this call
+        if devices is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
-        if gpu.uuid not in self._devices:
+        if gpu.uuid not in devices:
             raise DeviceLost(
                 f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
             )
@@ -242,7 +243,7 @@ class ExporterTelemetry:
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []
-        for device, printed in self._devices.values():
+        for device, printed in devices.values():
             if device.uuid != gpu.uuid:
                 continue
             values: dict[int, Value] = {}
@@ -261,13 +262,13 @@ class ExporterTelemetry:
                     unsupported.append((device.key, field.id))
             readings[device] = values
 
-        has_xids = XID_NAME in self._devices[gpu.uuid][1]
+        _, own = devices[gpu.uuid]
         return GpuReading(
             readings,
             unsupported=tuple(unsupported),
             dropped=tuple(dropped),
             errors=tuple(errors),
-            reports_errors=has_xids,
+            reports_errors=XID_NAME in own,
         )
 
     def release(self, wait: float) -> bool:
