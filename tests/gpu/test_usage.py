@@ -53,6 +53,22 @@ def test_busy_time_of_a_minute(seed: int, loads: dict[int, float]) -> None:
     assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
 
 
+@pytest.mark.parametrize(("seconds", "is_known"), [(59, True), (62, False)])
+def test_the_usage_of_more_than_a_minute_is_unknown(
+    bench: NvmlBench, seconds: float, is_known: bool
+) -> None:
+    """The driver keeps only the samples of the last seconds."""
+    bench.place(41, 0.5)
+    bench.start()
+    usage = bench.after(seconds)
+    assert (usage.window_ns > 0) == is_known
+    assert (usage.busy_ns is not None) == is_known
+    assert (usage.process_busy_ns is not None) == is_known
+    following = bench.after(1)
+    assert following.window_ns == pytest.approx(SECOND, abs=0.4 * SECOND)
+    assert following.busy_ns == pytest.approx(following.window_ns / 2, rel=0.05)
+
+
 # GPUs that support only the newer call, such as some Blackwell models
 
 

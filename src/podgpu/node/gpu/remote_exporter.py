@@ -74,8 +74,7 @@ class FileExposition:
             raise SourceError(
                 "being_written",
                 f"{self.path} is empty or ends in the middle of a line: the program that writes "
-                "it should write to a "
-                "temporary file and then rename it",
+                "it should write to a temporary file and then rename it",
             )
         return content
 
@@ -86,15 +85,16 @@ ExpositionSource = UrlExposition | FileExposition
 def open_exposition_source(
     place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
 ) -> ExpositionSource:
-    """Returns the source for a URL, HOST:PORT or a file. A file name that looks like HOST:PORT must
-    start with `./`.
+    """Returns the source for a URL, HOST:PORT or a file.
+
+    A file name that looks like HOST:PORT must start with `./`.
     """
     scheme, separator, _ = place.partition("://")
-    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
+    is_url = separator and scheme.lower() in ("http", "https")
+    if is_url or with_scheme(place) != place:
         return UrlExposition(place, access, timeout)
-    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(
-        r"(?s):.*(?:@|%40|\uff20)", place
-    )
+    is_path = re.match(r"\.{0,2}/(?!/)", place)
+    may_have_login = not is_path and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
     if not place or separator or may_have_login:
         advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
         raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
@@ -114,30 +114,35 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 
 # Devices
 
+DeviceValues = tuple[Device, Mapping[str, Value]]  # a device and its values by field name
+
 
 def find_devices(
     samples: Iterable[ParsedSample], shown: str, by_name: bool = False
-) -> list[tuple[Device, Mapping[str, Value]]]:
-    """Returns the devices and their values by DCGM 4.8 field name. A GPU comes before its MIG
-    instances.
+) -> list[DeviceValues]:
+    """Returns the devices and their values by DCGM 4.8 field name.
 
-    `by_name`: True if the kubelet's GPU ids are nvidia<N>, as in the label `device`. Raises
-    SourceError if a value is too large.
+    A GPU comes before its MIG instances. `by_name`: True if the kubelet's GPU ids are nvidia<N>, as
+    in the label `device`. Raises SourceError if a value is too large.
     """
     try:
-        states = node_from_samples(samples)
+        nodes = node_from_samples(samples)
     except msgspec.ValidationError as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
-    gpus = (gpu for state in states for gpu in state.devices if gpu.uuid and gpu.index is not None)
-    return [device for gpu in gpus for device in _list_devices(gpu, by_name)]
+    devices: list[DeviceValues] = []
+    for node in nodes:
+        for gpu in node.devices:
+            if gpu.uuid and gpu.index is not None:
+                devices += _list_devices(gpu, by_name)
+    return devices
 
 
-def _list_devices(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping[str, Value]]]:
+def _list_devices(gpu: DeviceState, by_name: bool) -> list[DeviceValues]:
     minor = gpu.index if by_name else None
     device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
-    devices: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
+    devices: list[DeviceValues] = [(device, gpu.fields or {})]
     for instance in gpu.instances:
-        uuids = (holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders)
+        uuids = [holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders]
         mig = replace(
             device,
             gi_id=instance.id,
@@ -168,16 +173,14 @@ class ExporterTelemetry:
         self.usage = self._companion.usage
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._devices: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
-        """Device key -> device and its values. None if the last fetch failed."""
+        # Device key -> device and its values. None if the last fetch failed.
+        self._devices: Mapping[str, DeviceValues] | None = None
+        # Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or
+        # impossible.
         self._blank: set[tuple[str, int]] = set()
-        """Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or
-        impossible.
-        """
+        # Number of samples by device key and field id. It is above 1 if the exporter repeats values
+        # for each pod.
         self._copies: Counter[tuple[str, int]] = Counter()
-        """Number of samples by device key and field id. It is above 1 if the exporter repeats
-        values for each pod.
-        """
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
@@ -185,66 +188,70 @@ class ExporterTelemetry:
     def inventory(self) -> Inventory:
         self._devices = None  # if the next fetch fails, old values must not be reported
         families = parse_exposition(self._source.fetch(), self.shown)
-        samples = self._remove_blanks(sample for family in families for sample in family.samples)
+        samples = self._remove_blanks(families)
         devices = find_devices(samples, self.shown, self._device_name_ids)
         if not devices:
             raise SourceError(
                 "no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter"
             )
+
         self._companion.update()
         self._devices = {
             device.key: (self._companion.complete(device), values) for device, values in devices
         }
-        for key, (
-            _,
-            values,
-        ) in self._devices.items():  # a changed last XID is the only sign of a new error
+        for key, (_, values) in self._devices.items():
+            # A changed last XID is the only sign of a new error.
             xid = int(values.get(XID_NAME, 0))
             if xid and xid != self._last_xid.get(key):
                 self._events.add(ErrorEvent(key, xid, self._wall()))
             self._last_xid[key] = xid
-        return Inventory(
-            tuple(device for device, _ in self._devices.values() if not device.is_instance)
-        )
 
-    def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
-        kept: list[ParsedSample] = []
-        self._blank, self._copies = set(), Counter()
-        for sample in samples:
-            field = field_named(sample.name)
-            if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
-                continue
-            key = read_device_key(sample.labels), field.legacy or field.id
-            self._copies[key] += 1
-            try:
-                value_printed(field, sample.value)
-            except Blank:
-                self._blank.add(key)
-                sample = sample._replace(
-                    value=math.nan
-                )  # kept, because the sample shows that the device exists
-            kept.append(sample)
+        gpus = [device for device, _ in self._devices.values() if not device.is_instance]
+        return Inventory(tuple(gpus))
+
+    def _remove_blanks(self, families: Iterable[ParsedFamily]) -> list[ParsedSample]:
+        """Returns the samples of GPUs. Replaces invalid values by NaN."""
+        kept = []
+        self._blank = set()
+        self._copies = Counter()
+        for family in families:
+            for sample in family.samples:
+                field = field_named(sample.name)
+                if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
+                    continue
+                key = read_device_key(sample.labels), field.legacy or field.id
+                self._copies[key] += 1
+                try:
+                    value_printed(field, sample.value)
+                except Blank:
+                    self._blank.add(key)
+                    # The sample is kept, because it shows that the device exists.
+                    sample = sample._replace(value=math.nan)
+                kept.append(sample)
         return kept
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
-        if self._devices is None:
+        devices = self._devices  # `inventory` may replace it during this call
+        if devices is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
-        if gpu.uuid not in self._devices:
+        if gpu.uuid not in devices:
             raise DeviceLost(
                 f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
             )
+
         readings: dict[Device, Mapping[int, Value]] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []
-        for device, printed in self._devices.values():
+        for device, printed in devices.values():
             if device.uuid != gpu.uuid:
                 continue
             values: dict[int, Value] = {}
             for field in fields:
                 if field.id >= EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
                     continue
-                value, key = _convert(field, printed), (device.key, field.legacy or field.id)
+                key = device.key, field.legacy or field.id
+                value = _convert(field, printed)
                 if value is not None:
                     values[field.id] = value
                 elif key in self._blank:
@@ -254,13 +261,14 @@ class ExporterTelemetry:
                 else:
                     unsupported.append((device.key, field.id))
             readings[device] = values
-        has_xids = XID_NAME in self._devices[gpu.uuid][1]
+
+        _, own = devices[gpu.uuid]
         return GpuReading(
             readings,
             unsupported=tuple(unsupported),
             dropped=tuple(dropped),
             errors=tuple(errors),
-            reports_errors=has_xids,
+            reports_errors=XID_NAME in own,
         )
 
     def release(self, wait: float) -> bool:
@@ -269,12 +277,15 @@ class ExporterTelemetry:
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Returns the value of `field`, or None. `values` are in DCGM 4.8 units and converted to the
-    field's unit.
+    """Returns the value of `field` in its unit, or None.
+
+    `values` are in DCGM 4.8 units.
     """
     known = meaning(field.name)
-    value = values.get(known.field.name) if known is not None else None
-    if known is None or value is None or isinstance(value, str):
+    if known is None:
+        return None
+    value = values.get(known.field.name)
+    if value is None or isinstance(value, str):
         return value
     if known.factor != 1.0:
         return converted(field, value, known.factor)

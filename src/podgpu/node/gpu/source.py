@@ -1,7 +1,7 @@
-"""Defines the interface through which the agent reads GPU values. It does not depend on a library
-or vendor.
+"""Defines the interface through which the agent reads GPU values.
 
-`CompanionDriver` adds details from the local driver to the values of DCGM or of another exporter.
+It does not depend on a library or vendor. `CompanionDriver` adds details from the local driver to
+the values of DCGM or of another exporter.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from podgpu.errors import SourceError, StartError, Unsupported
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage
 
-EXPORTER_FIELDS = (
-    9000  # dcgm-exporter or podgpu computes the fields from this id on; DCGM does not have them
-)
+# dcgm-exporter or podgpu computes the fields from this id on. DCGM does not have them.
+EXPORTER_FIELDS = 9000
 _COMPANION_WAIT = 0.5
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False
-)  # compared by identity, because sources use groups as cache keys
+@dataclass(frozen=True, slots=True, eq=False)
 class FieldGroup:
-    """Fields that are read together, at the same interval. DCGM uses the same term."""
+    """Fields that are read together, at the same interval. DCGM uses the same term.
+
+    Groups are compared by identity, because sources use them as cache keys.
+    """
 
     fields: tuple[Field, ...]
     interval: float
 
 
 class ErrorEvents:
-    """A thread-safe queue of events. It is limited, because a broken GPU may report a thousand
-    events per second.
+    """A thread-safe queue of events.
+
+    It is limited, because a broken GPU may report a thousand events per second.
     """
 
     def __init__(self) -> None:
@@ -51,59 +53,66 @@ class Telemetry(Protocol):
     expected: int | None  # number of GPUs on the PCI bus; None if unknown
 
     def inventory(self) -> Inventory:
-        """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError if this
-        fails.
+        """Returns the physical GPUs. Opens the driver if necessary.
+
+        Raises SourceError if this fails.
         """
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
-        """Reads one GPU and its instances. Called from the GPU's worker. Raises SourceError if this
-        fails.
+        """Reads one GPU and its instances. Called from the GPU's worker.
+
+        Raises SourceError if this fails.
         """
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        """Lists the processes on a GPU and its instances. May run in another worker than `read`.
-        Raises SourceError.
+        """Lists the processes on a GPU and its instances.
+
+        May run in another worker than `read`. Raises SourceError.
         """
 
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
-        """Returns the usage of one GPU and its instances since the last call. Raises SourceError if
-        it cannot be read.
+        """Returns the usage of one GPU and its instances since the last call.
 
         `shared`: keys of devices on which processes of several containers run. All calls for a GPU
-        come from the same worker, which may differ from the worker of `read`.
+        come from the same worker, which may differ from the worker of `read`. Raises SourceError if
+        the usage cannot be read.
         """
 
     def error_events(self) -> Sequence[ErrorEvent]:
         """Returns the errors (XIDs) since the last call."""
 
     def release(self, wait: float) -> bool:
-        """Closes the driver until the next call of `inventory`. Returns False if this takes longer
-        than `wait` s.
+        """Closes the driver until the next call of `inventory`.
+
+        Returns False if this takes longer than `wait` seconds.
         """
 
 
 @runtime_checkable
 class HostEngine(Protocol):
-    """A source that reads GPUs at its own intervals, such as DCGM. It can also read switches, links
-    and CPUs.
+    """A source that reads GPUs at its own intervals, such as DCGM.
+
+    It can also read switches, links and CPUs.
     """
 
     def schedule(self, groups: Sequence[FieldGroup]) -> None:
-        """Sets the groups of fields to read. Each later call of `read` passes the fields of one of
-        these groups.
+        """Sets the groups of fields to read.
+
+        Each later call of `read` passes the fields of one of these groups.
         """
 
     def read_others(self, fields: Sequence[Field]) -> GpuReading:
-        """Reads switches, CPUs and cores. Only `entities` of the result is set. Raises
-        SourceError.
+        """Reads switches, CPUs and cores. Only `entities` of the result is set.
+
+        Raises SourceError.
         """
 
 
 class CompanionDriver:
-    """Adds minor numbers, MIG UUIDs and processes from the local driver to the devices of DCGM or
-    another exporter.
+    """Adds details from the local driver to the devices of DCGM or another exporter.
 
-    The driver is read in a separate thread, so that a driver that hangs does not block the source.
+    The details are minor numbers, MIG UUIDs and processes. The driver is read in a separate thread,
+    so that a driver that hangs does not block the source.
     """
 
     def __init__(self, driver: Telemetry | None) -> None:
@@ -112,15 +121,16 @@ class CompanionDriver:
         self._update: threading.Thread | None = None
 
     def update(self) -> None:
-        """Reads the details from the driver. While the driver hangs, the previous details are
-        used.
+        """Reads the details from the driver.
+
+        While the driver hangs, the previous details are used.
         """
-        if self._driver is not None and (self._update is None or not self._update.is_alive()):
-            self._update = threading.Thread(
-                target=self._read_driver, args=(self._driver,), name="companion-driver", daemon=True
-            )
-            self._update.start()
-            self._update.join(_COMPANION_WAIT)
+        if self._driver is None or (self._update is not None and self._update.is_alive()):
+            return
+        target = partial(self._read_driver, self._driver)
+        self._update = threading.Thread(target=target, name="companion-driver", daemon=True)
+        self._update.start()
+        self._update.join(_COMPANION_WAIT)
 
     def complete(self, device: Device) -> Device:
         known = self._devices.get(device.key)
@@ -135,20 +145,20 @@ class CompanionDriver:
         )
 
     def _read_driver(self, driver: Telemetry) -> None:
-        devices: dict[str, Device] = {}
+        devices = {}
         with suppress(SourceError, StartError):
             for gpu in driver.inventory().gpus:
                 devices[gpu.key] = gpu
                 with suppress(SourceError):
-                    devices |= {device.key: device for device in driver.read(gpu, ()).values}
+                    for device in driver.read(gpu, ()).values:
+                        devices[device.key] = device
         self._devices = devices
 
     def _find_driver(self, gpu: Device) -> Telemetry:
         if self._driver is None or gpu.uuid not in self._devices:
             raise Unsupported(
                 f"GPU {gpu.index}: processes are read from the NVIDIA driver, which does not "
-                "list "
-                "this GPU here"
+                "list this GPU here"
             )
         return self._driver
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, UsageError
@@ -55,31 +56,37 @@ _ADVICE = {
 
 
 def _load(path: str) -> ctypes.CDLL:
-    """Loads the library at `path`. If `path` is empty, loads the newest libdcgm in the loader's
-    path or `_FOLDERS`.
+    """Loads the library at `path`.
+
+    If `path` is empty, loads the newest libdcgm in the loader's path or `_FOLDERS`.
     """
+    names = [path]
+    if not path:
+        names = [folder + name for name, folder in product(_SONAMES, ["", *_FOLDERS])]
+
     problem = f"{path or ' or '.join(_SONAMES)} was not found"
-    for name in (
-        [path] if path else [f"{folder}{name}" for name in _SONAMES for folder in ("", *_FOLDERS)]
-    ):
+    for name in names:
         try:
             # RTLD_GLOBAL, because the engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
             if os.path.exists(name):
                 problem = str(e)
+
     raise DriverGone(
         f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on "
-        "the host, give its "
-        "path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
+        "the host, give its path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs "
+        "no DCGM",
         "library_not_found",
     )
 
 
 def parse_version(text: bytes) -> Version:
     """Parses `version:4.2.3;arch:x86_64;…`."""
-    m = re.search(rb"(?:^|;)version:(\d{1,9}(?:\.\d{1,9}){0,3})", text)
-    return tuple(int(part) for part in m[1].split(b".")) if m else ()
+    match = re.search(rb"(?:^|;)version:(\d{1,9}(?:\.\d{1,9}){0,3})", text)
+    if match is None:
+        return ()
+    return tuple(map(int, match[1].split(b".")))
 
 
 def format_version(version: Version) -> str:
@@ -96,7 +103,9 @@ def translate(code: int, what: str) -> SourceError:
     text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
     if code in _UNSUPPORTED:
         return Unsupported(text, reason)
-    return DriverGone(text, reason) if code in _GONE else SourceError(reason, text)
+    if code in _GONE:
+        return DriverGone(text, reason)
+    return SourceError(reason, text)
 
 
 _DEFAULT_PORT = 5555
@@ -117,29 +126,31 @@ class EngineAddress:
 
 
 def parse_address(text: str) -> EngineAddress:
-    """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT. Raises UsageError if the
-    address is invalid.
+    """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT.
+
+    Raises UsageError if the address is invalid.
     """
     if text.startswith("unix:///"):
         return EngineAddress(text.removeprefix("unix://"))
     if _VSOCK.fullmatch(text):
         return EngineAddress(text, "localhost")  # libdcgm uses this host name for vsock, too
-    m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
-    if m is None or not 0 < int(m["port"] or _DEFAULT_PORT) < 65536:
+    match = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
+    port = 0 if match is None else int(match["port"] or _DEFAULT_PORT)
+    if match is None or not 0 < port < 65536:
         raise UsageError(
             f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, "
-            "unix:///path or "
-            "vsock://CID:PORT"
+            "unix:///path or vsock://CID:PORT"
         )
-    return EngineAddress(f"{m['host']}:{int(m['port'] or _DEFAULT_PORT)}", m["host"].strip("[]"))
+    return EngineAddress(f"{match['host']}:{port}", match["host"].strip("[]"))
 
 
 class DcgmConnection:
     def __init__(
         self, address: EngineAddress | None = None, library_path: str = "", log_level: str = ""
     ) -> None:
-        """`address`: None for an engine inside this process. `log_level`: empty if DCGM must not
-        log.
+        """Does not connect.
+
+        `address`: None for an engine inside this process. `log_level`: empty if DCGM must not log.
         """
         self._address = address
         self._library_path = library_path
@@ -148,12 +159,11 @@ class DcgmConnection:
         self.library_version: Version = ()
         self.engine_version: Version = ()
         self._handle = s.Handle()
-        # True if a call failed because the connection was lost; the connection must be reopened
+        # True if a call failed because the connection was lost. It must be reopened.
         self.lost = False
         self._lock = DriverLock("DCGM")
-        self.hold = (
-            self._lock.hold
-        )  # context manager for calls; it prevents `close` from disconnecting during a call
+        self.hold = self._lock.hold
+        """Context manager for calls. It prevents `close` from disconnecting during a call."""
 
     @property
     def is_open(self) -> bool:
@@ -166,20 +176,24 @@ class DcgmConnection:
 
     @property
     def version(self) -> Version:
-        """Version of the library or the engine, whichever is older. Empty if one of them is
-        unknown.
+        """Version of the library or the engine, whichever is older.
+
+        Empty if one of them is unknown.
         """
         return min(self.library_version, self.engine_version)
 
     def open(self) -> None:
-        """Connects to the host engine or starts an engine in this process. Raises SourceError if
-        this fails.
+        """Connects to the host engine, or starts an engine in this process.
+
+        Raises SourceError if this fails.
         """
         self._lock.open(self._connect)
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then disconnects. If another call does not return within `wait` seconds,
-        leaves the connection open and returns False.
+        """Calls `free`, then disconnects.
+
+        If another call does not return within `wait` seconds, leaves the connection open and
+        returns False.
         """
 
         def stop() -> None:
@@ -203,8 +217,9 @@ class DcgmConnection:
             raise
 
     def try_call(self, name: str, *arguments: Any) -> bool:
-        """Calls a function that some engines do not support. Returns False if it fails. May raise
-        DriverGone.
+        """Calls a function that some engines do not support. Returns False if it fails.
+
+        May raise DriverGone.
         """
         try:
             self.call(name, *arguments)
@@ -232,11 +247,13 @@ class DcgmConnection:
             info = s.make_struct(s.VersionInfo)
             self._call("dcgmVersionInfo", byref(info))
             self.library_version = parse_version(info.text)
+
         self._call("dcgmInit")
         try:
-            self._handle = (
-                self._start_embedded() if self._address is None else self._connect_to(self._address)
-            )
+            if self._address is None:
+                self._handle = self._start_embedded()
+            else:
+                self._handle = self._connect_to(self._address)
             self._check_versions()
         except SourceError:
             self._disconnect()
@@ -251,22 +268,24 @@ class DcgmConnection:
         return s.Handle(parameters.dcgmHandle)
 
     def _connect_to(self, address: EngineAddress) -> s.Handle:
-        parameters, handle = s.make_struct(s.ConnectV2Params), s.Handle()
-        parameters.timeoutMs, parameters.addressIsUnixSocket = _CONNECT_MS, int(not address.host)
+        handle = s.Handle()
+        parameters = s.make_struct(s.ConnectV2Params)
+        parameters.timeoutMs = _CONNECT_MS
+        parameters.addressIsUnixSocket = int(not address.host)
         try:
             self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
         except SourceError as e:
             raise DriverGone(
                 f"no host engine answers at {address.text} ({e}): check that nv-hostengine runs "
-                "there and listens on "
-                "that address (nv-hostengine -b ALL), or leave -r out",
+                "there and listens on that address (nv-hostengine -b ALL), or leave -r out",
                 "host_engine_unreachable",
             ) from e
         return handle
 
     def _check_versions(self) -> None:
-        """Raises DriverGone if library and engine have different major versions, because their
-        structures differ.
+        """Raises DriverGone if library and engine have different major versions.
+
+        Their structures then differ.
         """
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
@@ -275,17 +294,16 @@ class DcgmConnection:
             raise DriverGone(
                 f"libdcgm has version {format_version(self.library_version)}, the host engine "
                 f"{format_version(self.engine_version)}: the major versions must be equal; give "
-                "the path of a matching "
-                "library with --telemetry dcgm:PATH, or update the older one",
+                "the path of a matching library with --telemetry dcgm:PATH, or update the older "
+                "one",
                 "version_mismatch",
             )
 
     def _disconnect(self) -> None:
-        with suppress(SourceError):
-            if self._handle:
-                self._call(
-                    "dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle
-                )
+        stop = "dcgmStopEmbedded" if self._address is None else "dcgmDisconnect"
+        if self._handle:
+            with suppress(SourceError):
+                self._call(stop, self._handle)
         self._handle = s.Handle()
         with suppress(SourceError):
             self._call("dcgmShutdown")

@@ -25,6 +25,7 @@ from podgpu.model import (
     ErrorEvent,
     GpuReading,
     Inventory,
+    Value,
     group_by_key,
 )
 from podgpu.node.agent.device_selection import Selection
@@ -52,37 +53,43 @@ from podgpu.node.gpu.source import (
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""Interval at which the whole layout is read. Some changes, such as a new link, are not visible in
-the outline.
+"""Interval at which the whole layout is read.
+
+Some changes, such as a new link, are not visible in the outline.
 """
 _CLOSE_WAIT = 2.0
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
-"""Kinds of entities with XIDs. Each kind has its own watch, because an engine may reject some
-kinds.
+"""Kinds of entities with XIDs.
+
+Each kind has its own watch, because an engine may reject some kinds.
 """
 
-HEALTH_FIELD, P2P_FIELD = 9003, 9004
+HEALTH_FIELD = 9003
+P2P_FIELD = 9004
 _PASS = 0
-_HEALTH_LABELS = (
-    "health_error_code",
-    "health_error_severity",
-    "health_error_category",
-    "health_watch",
-)
 _WATCHES = {
-    **{
-        1 << bit: name
-        for bit, name in enumerate(
-            ("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL")
-        )
-    },
-    **{0x100: "POWER", 0x200: "DRIVER", s.HEALTH_ALL: "ALL"},
+    0x1: "PCIE",
+    0x2: "NVLINK",
+    0x4: "PMU",
+    0x8: "MCU",
+    0x10: "MEM",
+    0x20: "SM",
+    0x40: "INFOROM",
+    0x80: "THERMAL",
+    0x100: "POWER",
+    0x200: "DRIVER",
+    s.HEALTH_ALL: "ALL",
 }
 _P2P_STATES = (
-    *("OK", "ChipsetNotSupported", "GPUNotSupported", "TopologyNotSupported"),
-    *("DisabledByRegKey", "NotSupported", "Unknown"),
+    "OK",
+    "ChipsetNotSupported",
+    "GPUNotSupported",
+    "TopologyNotSupported",
+    "DisabledByRegKey",
+    "NotSupported",
+    "Unknown",
 )
-# each reading starts this much before the last XID, because samples may arrive out of order
+# Each reading starts this much before the last XID, because samples may arrive out of order.
 _OVERLAP_US = 60_000_000
 
 Details = Mapping[int, Sequence[Detail]]  # details by GPU id
@@ -90,9 +97,8 @@ Details = Mapping[int, Sequence[Detail]]  # details by GPU id
 
 @dataclass(frozen=True)
 class DcgmSettings:
-    address: EngineAddress | None = (
-        None  # address of the host engine; None for an engine inside this process
-    )
+    # Address of the host engine. None for an engine inside this process.
+    address: EngineAddress | None = None
     interval: float = 30.0
     log_level: str = ""  # if empty, DCGM logs nothing
     switches: Selection = field(default_factory=Selection)
@@ -110,10 +116,10 @@ class DcgmTelemetry:
         count_expected: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`driver`: NVML on the same machine, which provides processes and usage.
+        """Does not connect to DCGM.
 
-        `count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is
-        unknown.
+        `driver`: NVML on the same machine, which provides processes and usage. `count_expected`:
+        function that returns the number of GPUs on the PCI bus, or None if it is unknown.
         """
         self._settings = settings or DcgmSettings()
         self._connection = DcgmConnection(
@@ -132,18 +138,16 @@ class DcgmTelemetry:
         self._is_scheduled = False
         self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
-        self._watches: dict[
-            tuple[str, FieldGroup], Watch
-        ] = {}  # watches by kind of entity and field group
+        # Watches by kind of entity and field group.
+        self._watches: dict[tuple[str, FieldGroup], Watch] = {}
         self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
         self._has_read_xids = False
+        # Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report
+        # them.
         self._details: dict[int, Details | None] = {}
-        """Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report
-        them.
-        """
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -151,17 +155,20 @@ class DcgmTelemetry:
         return self._connection.library_version, self._connection.engine_version
 
     def schedule(self, groups: Sequence[FieldGroup]) -> None:
-        self._groups, self._is_scheduled = tuple(groups), True
+        self._groups = tuple(groups)
+        self._is_scheduled = True
 
     def _find_group(self, fields: Sequence[Field]) -> FieldGroup:
-        """Returns the group of these fields. If `schedule` was never called, creates a group and
-        uses only that one.
+        """Returns the group of these fields.
+
+        If `schedule` was never called, creates a group and uses only that one.
         """
         for group in self._groups:
             if group.fields is fields:
                 return group
         group = FieldGroup(tuple(fields), self._settings.interval)
-        if not self._is_scheduled:  # if scheduled, the groups have just changed and are kept
+        # If they are scheduled, the groups have just changed and are kept.
+        if not self._is_scheduled:
             self._groups = (group,)
         return group
 
@@ -179,11 +186,13 @@ class DcgmTelemetry:
             self._read_health()
         self._companion.update()
         layout = self._layout
-        gpus = (gpu.device for gpu in layout.gpus if gpu.device is not None)
-        return Inventory(tuple(map(self._companion.complete, gpus)), dict(layout.unreachable))
+        devices = [gpu.device for gpu in layout.gpus if gpu.device is not None]
+        completed = tuple(map(self._companion.complete, devices))
+        return Inventory(completed, dict(layout.unreachable))
 
     def _follow_layout(self) -> None:
-        outline, now = read_outline(self._connection), self._clock()
+        outline = read_outline(self._connection)
+        now = self._clock()
         if outline == self._outline and now - self._layout_read_at < _LAYOUT_SECONDS:
             return
         layout = read_layout(
@@ -195,8 +204,11 @@ class DcgmTelemetry:
                 len(outline.states),
                 len(layout.unreachable),
             )
+
         self.expected = self._count_expected()
-        self._outline, self._layout, self._layout_read_at = outline, layout, now
+        self._outline = outline
+        self._layout = layout
+        self._layout_read_at = now
 
     def _read_health(self) -> None:
         """Reads XIDs, health checks and NVLink peers of all GPUs.
@@ -209,7 +221,8 @@ class DcgmTelemetry:
             layout, groups = self._watched
             self._read_xids(layout)
             ids = [gpu.entity.id for gpu in layout.gpus]
-            wanted, details = _field_ids(groups), {}
+            wanted = _list_field_ids(groups)
+            details: dict[int, Details | None] = {}
             if HEALTH_FIELD in wanted:
                 details[HEALTH_FIELD] = check_health(self._connection, self._find_gpu_groups(), ids)
             if P2P_FIELD in wanted:
@@ -218,30 +231,26 @@ class DcgmTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         with self._connection.hold():
-            entities = [
-                e
-                for e in self._layout.entities
-                if e.device is not None and e.device.uuid == gpu.uuid
-            ]
+            entities = self._layout.find_entities(gpu.uuid)
             if not entities:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
-            answer = self._read_entities([e for e in entities if e.kind != "GPU_CI"], fields)
-        details = [
-            d
-            for by_gpu in self._details.values()
-            if by_gpu
-            for d in by_gpu.get(entities[0].entity.id, ())
-        ]
-        missing = (
-            (gpu.uuid, field_id) for field_id, by_gpu in self._details.items() if by_gpu is None
-        )
+            readable = [entity for entity in entities if entity.kind != "GPU_CI"]
+            reading = self._read_entities(readable, fields)
+
+        details: list[Detail] = []
+        unsupported = list(reading.unsupported)
+        for field_id, by_gpu in self._details.items():
+            if by_gpu is None:
+                unsupported.append((gpu.uuid, field_id))
+            else:
+                details += by_gpu.get(entities[0].entity.id, ())
         xid_watch = self._watches.get(("GPU", self._xid_group))
         return replace(
-            answer,
+            reading,
             details=tuple(details),
-            unsupported=(*answer.unsupported, *missing),
+            unsupported=tuple(unsupported),
             reports_errors=xid_watch is not None and not xid_watch.rejected,
-            links_up=sum(e.kind == "LINK" for e in entities) or None,
+            links_up=sum(entity.kind == "LINK" for entity in entities) or None,
         )
 
     def read_others(self, fields: Sequence[Field]) -> GpuReading:
@@ -251,35 +260,40 @@ class DcgmTelemetry:
     def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuReading:
         group = self._find_group(fields)
         self._update_watches()
-        latest = LatestValues({e.entity: {} for e in entities})
-        for kind, some in group_by_key((e.kind, e.entity) for e in entities).items():
+        latest = LatestValues({one.entity: {} for one in entities})
+        for kind, some in group_by_key((one.kind, one.entity) for one in entities).items():
             watch = self._watches.get((kind, group))
             if watch is not None:
                 watch.read(some, latest)
-        devices = {
-            e.entity: self._companion.complete(e.device)
-            for e in entities
-            if e.device and e.kind != "LINK"
-        }
+
+        keys = {}
+        readings: dict[Device, Mapping[int, Value]] = {}
+        others = []
+        for one in entities:
+            values = latest.values[one.entity]
+            if one.device is not None and one.kind != "LINK":
+                device = self._companion.complete(one.device)
+                keys[one.entity] = device.key
+                readings[device] = values
+            elif values:
+                kind = "LINK" if one.kind == SWITCH_LINK else one.kind
+                others.append(EntityState(kind, one.labels, by_name(values)))
+        unsupported = {(keys[entity], i) for entity, i in latest.unsupported if entity in keys}
         return GpuReading(
-            {device: latest.values[entity] for entity, device in devices.items()},
-            unsupported=tuple(
-                sorted({(devices[e].key, i) for e, i in latest.unsupported if e in devices})
-            ),
+            readings,
+            unsupported=tuple(sorted(unsupported)),
             dropped=tuple(latest.dropped),
             errors=tuple(dict.fromkeys(latest.errors)),
-            entities=tuple(
-                EntityState("LINK" if e.kind == SWITCH_LINK else e.kind, e.labels, by_name(values))
-                for e in entities
-                if e.entity not in devices and (values := latest.values[e.entity])
-            ),
+            entities=tuple(others),
         )
 
     def _update_watches(self) -> None:
         with self._watch_lock:
-            layout, groups = self._layout, self._groups
+            layout = self._layout
+            groups = self._groups
             if self._watched == (layout, groups):
                 return
+
             self._stop_watches()
             self._watches = self._make_watches(layout, groups)
             try:
@@ -288,12 +302,13 @@ class DcgmTelemetry:
             except SourceError:
                 self._stop_watches()
                 raise
+
             self._connection.call("dcgmUpdateAllFields", 1)
-            if HEALTH_FIELD in _field_ids(
-                groups
-            ):  # a health check returns nothing before dcgmHealthSet
+            # A health check returns nothing before dcgmHealthSet.
+            if HEALTH_FIELD in _list_field_ids(groups):
                 for gpus in self._find_gpu_groups():
                     self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
+
             self._watched = layout, groups
             # The first call skips old XIDs, so that later calls report only new XIDs.
             self._read_xids(layout)
@@ -306,8 +321,9 @@ class DcgmTelemetry:
     def _make_watches(
         self, layout: NodeLayout, groups: Sequence[FieldGroup]
     ) -> dict[tuple[str, FieldGroup], Watch]:
-        watches: dict[tuple[str, FieldGroup], Watch] = {}
-        for kind, entities in group_by_key((e.kind, e.entity) for e in layout.entities).items():
+        watches = {}
+        by_kind = group_by_key((one.kind, one.entity) for one in layout.entities)
+        for kind, entities in by_kind.items():
             wanted = {group: _select_fields(group.fields, kind) for group in groups}
             if kind in _XID_KINDS:
                 wanted[self._xid_group] = self._xid_group.fields
@@ -321,11 +337,6 @@ class DcgmTelemetry:
     def _read_xids(self, layout: NodeLayout) -> None:
         """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
         watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
-        keys = {
-            e.entity: e.device.key
-            for e in layout.entities
-            if e.device is not None and e.kind in _XID_KINDS
-        }
         samples: list[tuple[int, Entity, int]] = []
 
         def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
@@ -335,12 +346,18 @@ class DcgmTelemetry:
             return 0
 
         callback = s.OnValues(add_values)
-        since = c_int64(max(max(self._last_xids.values(), default=0) - _OVERLAP_US, 0))
+        last = max(self._last_xids.values(), default=0)
+        since = c_int64(max(last - _OVERLAP_US, 0))
         for watch in watches:
             for groups in product(watch.groups, watch.field_groups):
                 self._connection.call(
                     "dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None
                 )
+
+        keys = {}
+        for one in layout.entities:
+            if one.device is not None and one.kind in _XID_KINDS:
+                keys[one.entity] = one.device.key
         for timestamp, entity, xid in sorted(samples):
             if timestamp > self._last_xids.get(entity, 0):
                 self._last_xids[entity] = timestamp
@@ -366,27 +383,39 @@ class DcgmTelemetry:
         if not self._connection.close(wait, self._stop_watches):
             return False
         with self._watch_lock:
-            self._watches, self._watched, self._details = {}, None, {}
+            self._watches = {}
+            self._watched = None
+            self._details = {}
         return True
 
 
-def _field_ids(groups: Sequence[FieldGroup]) -> set[int]:
-    return {field.id for group in groups for field in group.fields}
+def _list_field_ids(groups: Sequence[FieldGroup]) -> set[int]:
+    ids: set[int] = set()
+    for group in groups:
+        ids.update(field.id for field in group.fields)
+    return ids
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
-    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < EXPORTER_FIELDS)
+    """Returns the fields that DCGM provides for this kind of entity."""
+    selected = []
+    for wanted in fields:
+        is_computed = isinstance(wanted.recipe, Recorded) or wanted.id >= EXPORTER_FIELDS
+        if not is_computed and _has_field(kind, wanted):
+            selected.append(wanted)
+    return tuple(selected)
+
+
+def _has_field(kind: str, wanted: Field) -> bool:
     if kind == "GPU":
-        return tuple(f for f in read if f.level in DEVICE_LEVELS)
+        return wanted.level in DEVICE_LEVELS
     if kind == "GPU_I":
-        return tuple(f for f in read if f.per_instance)
+        return wanted.per_instance
     if kind == "GPU_CI":
-        return ()
-    if kind in ("LINK", SWITCH_LINK):
-        return tuple(
-            f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK)
-        )
-    return tuple(f for f in read if f.level == kind)
+        return False
+    if wanted.level == "LINK":
+        return kind == (SWITCH_LINK if "NVSWITCH" in wanted.name else "LINK")
+    return wanted.level == kind
 
 
 # Health
@@ -395,19 +424,19 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 def check_health(
     connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]
 ) -> Details | None:
-    """Returns the result of each health check for each GPU. If a check has several incidents,
-    returns the worst.
+    """Returns the result of each health check for each GPU.
+
+    If a check has several incidents, returns the worst.
     """
-    worst: dict[tuple[int, int], tuple[int, int]] = {}
+    worst: dict[tuple[int, int], tuple[int, int]] = {}  # GPU id and check -> health and error code
+    kind = s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4
     for group in groups:
-        response = s.make_struct(
-            s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4
-        )
+        response = s.make_struct(kind)
         if not connection.try_call("dcgmHealthCheck", group, byref(response)):
             return None
         for incident in response.incidents[: response.incidentCount]:
             if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:
-                key = (incident.entity.id, incident.system)
+                key = incident.entity.id, incident.system
                 worst[key] = max(worst.get(key, (_PASS, 0)), (incident.health, incident.code))
     return {gpu: tuple(_make_health_details(gpu, worst)) for gpu in gpu_ids}
 
@@ -415,28 +444,36 @@ def check_health(
 def _make_health_details(
     gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]
 ) -> list[Detail]:
-    """Returns the health details of one GPU. Includes the check ALL only if it failed, as in
-    dcgm-exporter.
+    """Returns the health details of one GPU.
+
+    Includes the check ALL only if it failed, as in dcgm-exporter.
     """
     details: list[Detail] = []
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))
         if watch != s.HEALTH_ALL or health:
             code = health_code(number)
-            values = code.name, code.severity, code.category, name
-            details.append((HEALTH_FIELD, dict(zip(_HEALTH_LABELS, values, strict=True)), health))
+            labels = {
+                "health_error_code": code.name,
+                "health_error_severity": code.severity,
+                "health_error_category": code.category,
+                "health_watch": name,
+            }
+            details.append((HEALTH_FIELD, labels, health))
     return details
 
 
 def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | None:
+    """Returns the state of the NVLink connection between each GPU and its peers."""
     status = s.make_struct(s.NvLinkP2PStatus)
     if not connection.try_call("dcgmGetNvLinkP2PStatus", byref(status)):
         return None
-    return {
-        gpu.entityId: tuple(
-            (P2P_FIELD, {"link_status": _P2P_STATES[state], "peer_gpu": str(peer)}, state)
-            for peer in gpu_ids
-            if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P_STATES)
-        )
-        for gpu in status.gpus[: status.numGpus]
-    }
+    details: dict[int, list[Detail]] = {}
+    for gpu in status.gpus[: status.numGpus]:
+        details[gpu.entityId] = []
+        for peer in gpu_ids:
+            state = gpu.linkStatus[peer]
+            if peer != gpu.entityId and 0 <= state < len(_P2P_STATES):
+                labels = {"link_status": _P2P_STATES[state], "peer_gpu": str(peer)}
+                details[gpu.entityId].append((P2P_FIELD, labels, state))
+    return details

@@ -1,5 +1,6 @@
-"""Finds DCGM's entities (GPUs, MIG instances, links, switches, CPUs), and watches and reads their
-fields.
+"""Finds DCGM's entities, and watches and reads their fields.
+
+Entities are GPUs, MIG instances, links, switches, CPUs and cores.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Entity(NamedTuple):
 
 # Layout
 
-_NAME, _UUID, _MINOR = 50, 54, 55
+_NAME = 50
+_UUID = 54
+_MINOR = 55
 _LOST_STATES = {
     4: "lost: reset it or reboot the node (see dmesg)",
     6: "disabled",
@@ -46,22 +49,18 @@ SWITCH_LINK = "SWITCH_LINK"
 
 @dataclass(frozen=True, slots=True)
 class DcgmEntity:
+    # `Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have
+    # different fields.
     kind: str
-    """`Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have
-    different fields.
-    """
     entity: Entity
-    device: Device | None = (
-        None  # the GPU or MIG instance to which the entity belongs; None for switches and CPUs
-    )
+    # The GPU or MIG instance to which the entity belongs. None for switches and CPUs.
+    device: Device | None = None
     labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    entities: tuple[
-        DcgmEntity, ...
-    ] = ()  # each GPU is followed by its MIG instances and active links
+    entities: tuple[DcgmEntity, ...] = ()  # a GPU is followed by its instances and active links
     unreachable: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -72,6 +71,10 @@ class NodeLayout:
     def others(self) -> list[DcgmEntity]:
         """Switches, links of switches, CPUs and cores."""
         return [e for e in self.entities if e.device is None]
+
+    def find_entities(self, uuid: str) -> list[DcgmEntity]:
+        """Returns the GPU with this UUID, its instances and its links."""
+        return [e for e in self.entities if e.device is not None and e.device.uuid == uuid]
 
 
 class _Mig(NamedTuple):
@@ -88,7 +91,8 @@ class Outline(NamedTuple):
 
 
 def read_outline(connection: DcgmConnection) -> Outline:
-    ids, count = (c_uint32 * s.MAX_GPUS)(), c_int()
+    ids = (c_uint32 * s.MAX_GPUS)()
+    count = c_int()
     connection.call("dcgmGetAllDevices", ids, byref(count))
     states = {}
     for gpu_id in ids[: count.value]:
@@ -96,31 +100,31 @@ def read_outline(connection: DcgmConnection) -> Outline:
         with suppress(Unsupported):
             connection.call("dcgmGetGpuStatus", gpu_id, byref(state))
         states[gpu_id] = state.value
+
     hierarchy = s.make_struct(s.MigHierarchy)
     with suppress(Unsupported):
         connection.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
-    migs = (
-        _Mig(
-            Entity(e.entity.group, e.entity.id),
-            Entity(e.parent.group, e.parent.id),
-            e.nvmlInstanceId,
-        )
-        for e in hierarchy.entries[: hierarchy.count]
-    )
+    migs = []
+    for entry in hierarchy.entries[: hierarchy.count]:
+        entity = Entity(entry.entity.group, entry.entity.id)
+        parent = Entity(entry.parent.group, entry.parent.id)
+        migs.append(_Mig(entity, parent, entry.nvmlInstanceId))
     return Outline(states, tuple(migs))
 
 
 def read_layout(
     connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection
 ) -> NodeLayout:
-    """Reads all entities. `switches` and `cpus`: entities to include. GPUs that cannot be read
-    become `unreachable`.
+    """Reads all entities. `switches` and `cpus`: entities to include.
+
+    GPUs that cannot be read become `unreachable`.
     """
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
     minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
+
     entities: list[DcgmEntity] = []
-    unreachable: dict[int, str] = {}
+    unreachable = {}
     for entity, state in zip(ids, outline.states.values(), strict=True):
         try:
             device = _read_device(connection, entity.id, state)
@@ -129,8 +133,9 @@ def read_layout(
         except SourceError as e:
             unreachable[entity.id] = str(e)
             continue
+
         minor = minors.get(entity)
-        migs = [m for m in outline.migs if m.parent == entity]
+        migs = [mig for mig in outline.migs if mig.parent == entity]
         device = replace(
             device,
             minor=minor if isinstance(minor, int) else None,
@@ -138,10 +143,11 @@ def read_layout(
         )
         entities.append(DcgmEntity("GPU", entity, device))
         entities += _read_instances(connection, device, migs, outline.migs)
-        entities += [
-            _make_gpu_link(device, entity.id, link) for link in gpu_links.get(entity.id, ())
-        ]
-    entities += [*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus)]
+        for link in gpu_links.get(entity.id, ()):
+            entities.append(_make_gpu_link(device, entity.id, link))
+
+    entities += _read_switches(connection, switches, switch_links)
+    entities += _read_cpus(connection, cpus)
     return NodeLayout(tuple(entities), unreachable)
 
 
@@ -166,19 +172,20 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
 def _read_instances(
     connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
 ) -> Iterator[DcgmEntity]:
-    profiles = read_live(connection, [m.entity for m in instances], fields()[_NAME])
-    for instance in sorted(instances, key=lambda m: m.instance_id):
-        compute = [m.entity for m in migs if m.parent == instance.entity]
-        uuids = read_live(connection, compute, fields()[_UUID]).values()
+    profiles = read_live(connection, [mig.entity for mig in instances], fields()[_NAME])
+    for instance in sorted(instances, key=lambda mig: mig.instance_id):
+        compute = [mig.entity for mig in migs if mig.parent == instance.entity]
+        uuids = map(str, read_live(connection, compute, fields()[_UUID]).values())
         device = replace(
             gpu,
             gi_id=instance.instance_id,
             profile=str(profiles.get(instance.entity, "")),
             # Older engines return the UUID of the GPU, which is omitted.
-            mig_uuids=tuple(str(uuid) for uuid in uuids if str(uuid).startswith("MIG-")),
+            mig_uuids=tuple(uuid for uuid in uuids if uuid.startswith("MIG-")),
         )
         yield DcgmEntity("GPU_I", instance.entity, device)
-        yield from (DcgmEntity("GPU_CI", entity, device) for entity in compute)
+        for entity in compute:
+            yield DcgmEntity("GPU_CI", entity, device)
 
 
 def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
@@ -199,28 +206,31 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Returns active links by GPU, and by switch. Returns no links for DCGM 3, which identifies
-    links differently.
+    """Returns active links by GPU, and by switch.
+
+    Returns no links for DCGM 3, which identifies links differently.
     """
     status = s.make_struct(s.NvLinkStatus)
     if connection.major < 4 or not connection.try_call("dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
-    gpus, switches = (
-        {
-            owner.entityId: [
-                link for link, state in enumerate(owner.linkState) if state == s.LINK_UP
-            ]
-            for owner in owners
-        }
-        for owners in (status.gpus[: status.numGpus], status.nvSwitches[: status.numNvSwitches])
-    )
-    return gpus, switches
+    gpus = status.gpus[: status.numGpus]
+    switches = status.nvSwitches[: status.numNvSwitches]
+    return _find_active_links(gpus), _find_active_links(switches)
+
+
+def _find_active_links(owners: Sequence[Any]) -> dict[int, list[int]]:
+    active = {}
+    for owner in owners:
+        links = enumerate(owner.linkState)
+        active[owner.entityId] = [link for link, state in links if state == s.LINK_UP]
+    return active
 
 
 def _read_switches(
     connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
 ) -> Iterator[DcgmEntity]:
-    ids, count = (c_uint32 * _MAX_SWITCHES)(), c_int(_MAX_SWITCHES)
+    ids = (c_uint32 * _MAX_SWITCHES)()
+    count = c_int(_MAX_SWITCHES)
     if not connection.try_call(
         "dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0
     ):
@@ -243,14 +253,9 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
         name = {"cpu": str(cpu.cpuId)}
         if selection.shows_gpu(cpu.cpuId):
             yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=name)
-        cores = (
-            64 * n + bit
-            for n, word in enumerate(cpu.cores.bitmask)
-            for bit in range(64)
-            if word >> bit & 1
-        )
-        for core in cores:
-            if selection.shows_instance(core):
+        mask = int.from_bytes(bytes(cpu.cores.bitmask), "little")
+        for core in range(mask.bit_length()):
+            if mask >> core & 1 and selection.shows_instance(core):
                 entity = Entity(EntityGroup.CPU_CORE, core)
                 yield DcgmEntity("CPU_CORE", entity, labels={"cpucore": str(core)} | name)
 
@@ -263,15 +268,13 @@ _KEEP_SECONDS = 600.0  # how long the engine keeps samples, as in dcgm-exporter
 _STALE_INTERVALS = 3
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
-_BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
-_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(
-    range(s.INT64_BLANK + 4, 1 << 63)
-)
-"""DCGM's codes for `blank` and `not found`, and the larger 64-bit numbers, which are reserved."""
-_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {
-    b"<<<NOT_SUPPORTED>>>"
-}
-"""DCGM's codes for `not supported` and `not permitted`."""
+# A code for `blank` is followed by the codes for `not found`, `not supported` and `not permitted`.
+# The larger 64-bit numbers are reserved.
+_BLANK_VALUES: set[object] = set(range(s.INT64_BLANK + 4, 1 << 63))
+_UNSUPPORTED_VALUES: set[object] = {b"<<<NOT_SUPPORTED>>>"}
+for _blank in (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK):
+    _BLANK_VALUES |= {_blank, _blank + 1}
+    _UNSUPPORTED_VALUES |= {_blank + 2, _blank + 3}
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -289,8 +292,9 @@ class LatestValues:
 
 @dataclass(slots=True)
 class Watch:
-    """Makes the engine read fields periodically. The engine removes the watch when the connection
-    is closed.
+    """Makes the engine read fields periodically.
+
+    The engine removes the watch when the connection is closed.
     """
 
     _connection: DcgmConnection
@@ -298,27 +302,25 @@ class Watch:
     _fields: Sequence[Field]
     _interval: float
     _clock: Callable[[], float]
+    # By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection
+    # is reopened.
     _seen: dict[tuple[Entity, int], tuple[int, float]]
-    """By entity and field id: last timestamp, and when the timestamp changed. Kept if the
-    connection is reopened.
-    """
     groups: list[s.Handle] = field(default_factory=list)  # handles of DCGM's groups of entities
     field_groups: list[s.Handle] = field(default_factory=list)
     rejected: set[int] = field(default_factory=set)  # ids of the fields that the engine rejected
+    # Ids of the fields to read, and the fields that are computed from each of them.
     _wanted: dict[int, list[Field]] = field(default_factory=dict)
-    """Ids of the fields to read, and the fields that are computed from each of them."""
 
     def start(self) -> None:
-        """Starts the watch. Adds fields that the engine rejects to `rejected`. Raises SourceError
-        for other errors.
+        """Starts the watch. Adds fields that the engine rejects to `rejected`.
+
+        Raises SourceError for other errors.
         """
         for wanted in self._fields:
-            self._wanted.setdefault(_read_as(wanted, self._connection.version).id, []).append(
-                wanted
-            )
-        self.groups = [
-            self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)
-        ]
+            source = _read_as(wanted, self._connection.version)
+            self._wanted.setdefault(source.id, []).append(wanted)
+        chunks = _chunks(self._entities, s.MAX_ENTITIES)
+        self.groups = [self._create_group(entities) for entities in chunks]
         for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
             self._watch_fields(ids)
 
@@ -328,21 +330,26 @@ class Watch:
         for group in self.groups:
             with suppress(SourceError):
                 self._connection.call("dcgmGroupDestroy", group)
-        self.groups, self.field_groups = [], []
+        self.groups = []
+        self.field_groups = []
 
     def read(self, entities: Sequence[Entity], latest: LatestValues) -> None:
         """Reads the entities' values from the engine's cache and adds them to `latest`.
 
         Raises DeviceLost if a GPU is lost, and SourceError if the call fails.
         """
-        rejected = [want.id for field_id in self.rejected for want in self._wanted[field_id]]
-        latest.unsupported += [(entity, field_id) for entity in entities for field_id in rejected]
-        watched = [field_id for field_id in self._wanted if field_id not in self.rejected]
+        watched = []
+        for field_id, users in self._wanted.items():
+            if field_id not in self.rejected:
+                watched.append(field_id)
+                continue
+            for wanted in users:
+                latest.unsupported += [(entity, wanted.id) for entity in entities]
         for raw in _read_raw(self._connection, entities, watched):
             entity = Entity(raw.entityGroupId, raw.entityId)
             if entity in latest.values:
-                for want in self._wanted.get(raw.fieldId, ()):
-                    self._accept(latest, entity, want, raw)
+                for wanted in self._wanted.get(raw.fieldId, ()):
+                    self._accept(latest, entity, wanted, raw)
 
     def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any) -> None:
         try:
@@ -354,15 +361,16 @@ class Watch:
         except SourceError as e:
             if isinstance(e, DeviceLost) and entity.group == EntityGroup.GPU:
                 raise
-            latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
+            if e.reason not in _NOT_YET_READ:
+                latest.errors.append(e.reason)
         else:
             # A field with a constant value keeps its first timestamp, so it cannot be stale.
             if not wanted.once and not self._is_fresh(entity, raw):
                 latest.errors.append("stale_data")
-            elif raw.fieldId == wanted.id or isinstance(value, str):
-                latest.values[entity][wanted.id] = value
-            else:
-                latest.values[entity][wanted.id] = converted(wanted, value, wanted.factor)
+                return
+            if raw.fieldId != wanted.id and not isinstance(value, str):
+                value = converted(wanted, value, wanted.factor)
+            latest.values[entity][wanted.id] = value
 
     def _is_fresh(self, entity: Entity, raw: Any) -> bool:
         now = self._clock()
@@ -376,24 +384,27 @@ class Watch:
         group = s.Handle()
         self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
         for entity in entities:
-            self._connection.try_call(
-                "dcgmGroupAddEntity", group, *entity
-            )  # fails if the entity no longer exists
+            # This fails if the entity no longer exists.
+            self._connection.try_call("dcgmGroupAddEntity", group, *entity)
         return group
 
     def _watch_fields(self, ids: Sequence[int]) -> None:
-        """Watches these fields. If the engine rejects them, finds the unsupported fields by
-        bisection.
+        """Watches these fields.
+
+        If the engine rejects them, finds the unsupported fields by bisection.
         """
         field_group = s.Handle()
-        timing = c_int64(round(self._interval * 1_000_000)), c_double(_KEEP_SECONDS), 0
+        interval_us = c_int64(round(self._interval * 1_000_000))
+        keep_seconds = c_double(_KEEP_SECONDS)
         try:
             numbers = (c_uint16 * len(ids))(*ids)
             self._connection.call(
                 "dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group)
             )
             for group in self.groups:
-                self._connection.call("dcgmWatchFields", group, field_group, *timing)
+                self._connection.call(
+                    "dcgmWatchFields", group, field_group, interval_us, keep_seconds, 0
+                )
             self.field_groups.append(field_group)
         except (DriverGone, DeviceLost):
             raise
@@ -421,20 +432,22 @@ def _make_name() -> bytes:
 
 
 def _read_as(wanted: Field, version: Version) -> Field:
-    """Returns the field to read. If this version of DCGM lacks `wanted`, returns the older field in
-    another unit.
+    """Returns the field to read.
 
-    DCGM 4.6.1 added the fields 1600 to 1612. DCGM 4.7 added the fields from 1613 on.
+    If this version of DCGM lacks `wanted`, returns the older field in another unit. DCGM 4.6.1
+    added the fields 1600 to 1612. DCGM 4.7 added the fields from 1613 on.
     """
     first_version = (4, 7) if wanted.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
-    return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
+    if wanted.legacy is None or version >= first_version:
+        return wanted
+    return fields()[wanted.legacy]
 
 
 def read_live(
     connection: DcgmConnection, entities: Sequence[Entity], wanted: Field
 ) -> dict[Entity, Value]:
     """Reads one field directly from the driver. Omits entities without a value."""
-    values: dict[Entity, Value] = {}
+    values = {}
     try:
         for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
             with suppress(Blank, SourceError):
@@ -450,10 +463,11 @@ def _read_raw(
     connection: DcgmConnection, entities: Sequence[Entity], field_ids: Sequence[int], flags: int = 0
 ) -> Iterator[Any]:
     for ids in _chunks(field_ids, s.MAX_FIELDS):
-        for some in _chunks(entities, max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))):
-            pairs = (s.EntityPair * len(some))(*(s.EntityPair(*entity) for entity in some))
+        numbers = (c_uint16 * len(ids))(*ids)
+        size = max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))
+        for some in _chunks(entities, size):
+            pairs = (s.EntityPair * len(some))(*some)
             values = (s.FieldValueV2 * (len(some) * len(ids)))()
-            numbers = (c_uint16 * len(ids))(*ids)
             connection.call(
                 "dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values
             )
@@ -461,8 +475,9 @@ def _read_raw(
 
 
 def decode(wanted: Field, raw: Any) -> Value:
-    """Converts a value from libdcgm. Raises Blank if it is empty, and Unsupported or SourceError if
-    DCGM failed.
+    """Converts a value from libdcgm.
+
+    Raises Blank if it is empty, and Unsupported or SourceError if DCGM failed.
     """
     if raw.status:
         raise translate(raw.status, wanted.name)
@@ -476,10 +491,12 @@ def decode(wanted: Field, raw: Any) -> Value:
             value = raw.value.str
         case _:
             raise Blank(f"type {raw.fieldType}")
+
     if value in _UNSUPPORTED_VALUES:
         raise Unsupported(f"{wanted.name}: not supported or not permitted")
     if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
         raise Blank(repr(value))
+    # `value_of` would reject a large counter as blank.
     if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
-        return within_unit(wanted, value)  # a large counter, which `value_of` would reject as blank
+        return within_unit(wanted, value)
     return value_of(wanted, value, is_converted=True)

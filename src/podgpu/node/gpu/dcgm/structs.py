@@ -27,13 +27,11 @@ from ctypes import (
 from enum import IntEnum
 from typing import Any
 
-# type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t; they have the size of a pointer
+# Type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t. They have the size of a pointer.
 Handle = c_size_t
 MAX_GPUS = 32
 MAX_FIELDS = 128  # maximum number of fields in a field group and in one call
-MAX_ENTITIES = (
-    64  # maximum number of entities in a group and in one call (DCGM 3); DCGM 4 allows 1024
-)
+MAX_ENTITIES = 64  # maximum number of entities in a group and in one call (DCGM 4 allows 1024)
 MODE_AUTO = 1
 GROUP_EMPTY = 1
 LIVE = 1  # flag for reading from the driver instead of the engine's cache
@@ -63,15 +61,14 @@ class FieldType(IntEnum):
 
 
 def _struct(number: int = 0, /, **members: Any) -> Any:
-    """Creates a structure type with these fields. `number`: the structure's version, or 0 if it has
-    no version word.
+    """Creates a structure type with these fields.
+
+    `number`: the structure's version, or 0 if it has no version word.
     """
-    version = {"version": c_uint32} if number else {}
-    return type(
-        "Struct",
-        (Structure,),
-        {"_fields_": list((version | members).items()), "STRUCT_VERSION": number},
-    )
+    if number:
+        members = {"version": c_uint32} | members
+    content = {"_fields_": list(members.items()), "STRUCT_VERSION": number}
+    return type("Struct", (Structure,), content)
 
 
 def make_struct(kind: Any) -> Any:
@@ -88,7 +85,8 @@ EntityPair = _struct(group=c_int32, id=c_uint32)
 ConnectV2Params = _struct(
     2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32
 )
-StartEmbeddedV2Params = _struct(  # all libraries since DCGM 2 accept version 1
+# All libraries since DCGM 2 accept version 1.
+StartEmbeddedV2Params = _struct(
     1,
     opMode=c_int,
     dcgmHandle=Handle,
@@ -149,20 +147,21 @@ DeviceAttributes = _struct(
 Incident = _struct(
     system=c_uint32, health=c_int32, message=c_char * 1024, code=c_uint32, entity=EntityPair
 )
-HealthResponseV4, HealthResponseV5 = (
-    _struct(number, overallHealth=c_int32, incidentCount=c_uint32, incidents=Incident * incidents)
-    for number, incidents in ((4, 64), (5, 1024))
+HealthResponseV4 = _struct(
+    4, overallHealth=c_int32, incidentCount=c_uint32, incidents=Incident * 64
+)
+HealthResponseV5 = _struct(
+    5, overallHealth=c_int32, incidentCount=c_uint32, incidents=Incident * 1024
 )
 GpuLinks = _struct(entityId=c_uint32, linkState=c_int32 * 18)
 SwitchLinks = _struct(entityId=c_uint32, linkState=c_int32 * 256)
-NvLinkStatus = (
-    _struct(  # all versions of DCGM 4 accept version 4; DCGM 4.6 also has a larger structure
-        4,
-        numGpus=c_uint32,
-        gpus=GpuLinks * MAX_GPUS,
-        numNvSwitches=c_uint32,
-        nvSwitches=SwitchLinks * 12,
-    )
+# All versions of DCGM 4 accept version 4. DCGM 4.6 also has a larger structure.
+NvLinkStatus = _struct(
+    4,
+    numGpus=c_uint32,
+    gpus=GpuLinks * MAX_GPUS,
+    numNvSwitches=c_uint32,
+    nvSwitches=SwitchLinks * 12,
 )
 GpuPeers = _struct(entityId=c_uint32, linkStatus=c_int32 * MAX_GPUS)
 NvLinkP2PStatus = _struct(1, numGpus=c_uint32, gpus=GpuPeers * MAX_GPUS)

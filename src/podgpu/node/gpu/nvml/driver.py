@@ -10,7 +10,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -64,14 +64,17 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 
 class VersionMismatch(StartError):
-    """libnvidia-ml and the kernel driver have different versions. The container must be
-    recreated.
+    """libnvidia-ml and the kernel driver have different versions.
+
+    The container must be recreated.
     """
 
 
 class NvmlDriver:
     def __init__(self, nvml: Any = pynvml) -> None:
-        """`nvml`: the pynvml module, or an object with the same functions (see
+        """Does not open the driver.
+
+        `nvml`: the pynvml module, or an object with the same functions (see
         labs/simulate/simulated_driver.py).
         """
         self._nvml = nvml
@@ -84,14 +87,17 @@ class NvmlDriver:
         self._lock.open(partial(self.call, "nvmlInit"))
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then shuts NVML down. If another call does not return within `wait`
-        seconds, leaves NVML open and returns False.
+        """Calls `free`, then shuts NVML down.
+
+        If another call does not return within `wait` seconds, leaves NVML open and returns False.
         """
 
         def stop() -> None:
-            for step in (free, partial(self.call, "nvmlShutdown")):
-                with suppress(SourceError, StartError):  # the driver may already be unloaded
-                    step()
+            # The driver may already be unloaded.
+            with suppress(SourceError, StartError):
+                free()
+            with suppress(SourceError, StartError):
+                self.call("nvmlShutdown")
 
         return self._lock.close(wait, stop)
 
@@ -99,10 +105,10 @@ class NvmlDriver:
         return getattr(self._nvml, name)
 
     def call(self, function: str, *arguments: Any, attempts: int = 4) -> Any:
-        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or
-        SourceError.
+        """Calls an NVML function.
 
-        Retries if a list became longer after pynvml had read its length.
+        Retries if a list became longer after pynvml had read its length. Raises Unsupported,
+        DeviceLost, DriverGone, VersionMismatch or SourceError.
         """
         try:
             return self._call(function, *arguments)
@@ -142,9 +148,8 @@ def translate(code: int, function: str) -> SourceError | StartError:
         return DriverGone(advice, reason)
     if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return VersionMismatch(
-            "libnvidia-ml in this container and the kernel driver have different versions (was "
-            "the driver upgraded?); "
-            "exiting, because this container must be recreated"
+            "libnvidia-ml in this container and the kernel driver have different versions "
+            "(was the driver upgraded?); exiting, because this container must be recreated"
         )
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
 
@@ -156,13 +161,12 @@ class CallGuard(Generic[Key]):
     """
 
     def __init__(self, unsupported: Iterable[Key] = ()) -> None:
-        self.unsupported: set[Key] = set(
-            unsupported
-        )  # values that the GPU does not support; they are not read again
-        self.errors: list[str] = []  # reasons of the calls that failed
-        self.dropped: list[
-            Key
-        ] = []  # values that were invalid: special codes, NaN and impossible values
+        # Values that the GPU does not support. They are not read again.
+        self.unsupported: set[Key] = set(unsupported)
+        # Reasons of the calls that failed.
+        self.errors: list[str] = []
+        # Values that were invalid: special codes, NaN and impossible values.
+        self.dropped: list[Key] = []
 
     def begin(self) -> None:
         """Clears the errors of the last reading."""
@@ -171,8 +175,9 @@ class CallGuard(Generic[Key]):
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Collects errors of the enclosed calls, which read the values `keys`. Re-raises DeviceLost
-        and DriverGone.
+        """Collects errors of the enclosed calls, which read the values `keys`.
+
+        Re-raises DeviceLost and DriverGone.
         """
         try:
             yield
@@ -180,8 +185,9 @@ class CallGuard(Generic[Key]):
             self.add(e, keys)
 
     def add(self, error: SourceError, keys: Iterable[Key]) -> None:
-        """Collects an error. `keys`: the values that could not be read. Raises it if it is
-        DeviceLost or DriverGone.
+        """Collects an error. `keys`: the values that could not be read.
+
+        Raises it if it is DeviceLost or DriverGone.
         """
         if isinstance(error, DeviceLost | DriverGone):
             raise error
@@ -192,8 +198,9 @@ class CallGuard(Generic[Key]):
 
 
 def handle_address(handle: Any) -> int | None:
-    """Returns the address in a handle. Handles of the same GPU differ in pynvml, but have the same
-    address.
+    """Returns the address in a handle.
+
+    Handles of the same GPU differ in pynvml, but have the same address.
     """
     return ctypes.cast(handle, ctypes.c_void_p).value
 
@@ -205,9 +212,8 @@ def parse_instance_id(gi_id: int) -> int | None:
 
 # Devices
 
-_PROFILE = re.compile(
-    r"MIG (?:\d+c\.)?(\S+)"
-)  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
+# "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb.
+_PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +221,9 @@ class DeviceHandle:
     """A GPU or MIG instance with its NVML handle."""
 
     device: Device
+    # For a MIG instance, the handle of any of its MIG devices. NVML then returns the memory of the
+    # whole instance.
     handle: Any = field(compare=False, hash=False)
-    """For a MIG instance, the handle of any of its MIG devices. NVML then returns the memory of the
-    whole instance.
-    """
 
 
 def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
@@ -244,16 +249,17 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
         try:
             mig = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
         except SourceError as e:
+            # No MIG device has this index. Older drivers then return INVALID_ARGUMENT.
             if e.reason == "not_found" or isinstance(e, Unsupported):
-                continue  # no MIG device has this index; older drivers then return INVALID_ARGUMENT
+                continue
             raise
+
         gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
         device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
-        known = instances.get(
-            gi_id, DeviceHandle(device, mig)
-        )  # exists if it has several MIG devices
+        # An instance may have several MIG devices.
+        known = instances.get(gi_id, DeviceHandle(device, mig))
         mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
         instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
     return [instances[gi_id] for gi_id in sorted(instances)]
@@ -263,13 +269,17 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
 
 # Uses versioned names, because pynvml's unversioned functions raise other exceptions with older
 # drivers.
-_LISTS = tuple(
-    f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics")
+_MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    _MPS_LIST,
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
 )
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 MAX_PID = 1 << 22
-"""Linux's PID_MAX_LIMIT. Larger pids are ignored, because they are uninitialized memory of the
-driver.
+"""Linux's PID_MAX_LIMIT.
+
+Larger pids are ignored, because they are uninitialized memory of the driver.
 """
 
 
@@ -278,14 +288,14 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
     gpu, *instances = layout
     targets = [(gpu.handle, gpu.device.uuid)]
     for instance in instances:
-        uuids = instance.device.mig_uuids
-        targets += [
-            (driver.call("nvmlDeviceGetHandleByUUID", uuid), instance.device.key) for uuid in uuids
-        ]
+        for uuid in instance.device.mig_uuids:
+            handle = driver.call("nvmlDeviceGetHandleByUUID", uuid)
+            targets.append((handle, instance.device.key))
     if gpu.device.mig_enabled and len(targets) == 1:
         return ()
+
     usages: list[ProcessUsage] = []
-    refusals: list[Unsupported] = []
+    refusals = []
     for function in _LISTS:
         for target, key in targets:
             try:
@@ -293,15 +303,12 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
             except Unsupported as e:
                 refusals.append(e)
                 continue
-            mps = "MPS" in function
-            usages += [
-                _parse(gpu.device.uuid, key, entry, mps)
-                for entry in entries
-                if 0 < entry.pid <= MAX_PID
-            ]
+            for entry in entries:
+                if 0 < entry.pid <= MAX_PID:
+                    usages.append(_parse(gpu.device.uuid, key, entry, function == _MPS_LIST))
+            # The GPU's list, visible with privileges, already contains the processes of its MIG
+            # devices.
             if entries and target is gpu.handle:
-                # the GPU's list, visible with privileges, already contains the processes of its MIG
-                # devices
                 break
     if len(refusals) == len(_LISTS) * len(targets):
         raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
@@ -310,22 +317,24 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
 
 def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
     gi_id = parse_instance_id(entry.gpuInstanceId)
+    if gi_id is not None:
+        key = device_key(gpu, gi_id)
     memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
-    return ProcessUsage(key if gi_id is None else device_key(gpu, gi_id), entry.pid, memory, mps)
+    return ProcessUsage(key, entry.pid, memory, mps)
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """Merges entries of the same process, which can be in two lists. Each entry has the memory of
-    the whole process.
+    """Merges entries of the same process, which can be in two lists.
+
+    Each entry has the memory of the whole process.
     """
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
-        key = (usage.device, usage.pid)
+        key = usage.device, usage.pid
         known = merged.get(key, usage)
-        larger = known if usage.memory is None or (known.memory or 0) > usage.memory else usage
-        merged[key] = (
-            larger if larger.mps or not (known.mps or usage.mps) else replace(larger, mps=True)
-        )
+        memories = [one.memory for one in (known, usage) if one.memory is not None]
+        memory = max(memories, default=None)
+        merged[key] = replace(known, memory=memory, mps=known.mps or usage.mps)
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -355,9 +364,8 @@ class FirmwarePhase:
     ) -> None:
         self._cpu = cpu
         self._sleep = sleep
-        self._costs = [0.0] * len(
-            self.DELAYS
-        )  # CPU seconds of the last reading with each delay; 0 before the first
+        # CPU seconds of the last reading with each delay. 0 before the first.
+        self._costs = [0.0] * len(self.DELAYS)
         self._choice = 0
 
     @contextmanager
@@ -373,8 +381,9 @@ class FirmwarePhase:
 
 @dataclass(eq=False)
 class GpmSampler:
-    """Reads profiling metrics (GPM) of a GPU or MIG instance as means between two samples. Needs
-    Hopper or later.
+    """Reads profiling metrics (GPM) of a GPU or MIG instance as means between two samples.
+
+    Needs Hopper or later.
     """
 
     _driver: NvmlDriver
@@ -408,18 +417,20 @@ class GpmSampler:
         request = self._driver.constant("c_nvmlGpmMetricsGet_t")()
         request.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
         request.numMetrics = len(metrics)
-        request.sample1, request.sample2 = older, newer
+        request.sample1 = older
+        request.sample2 = newer
         for i, metric in enumerate(metrics):
             request.metrics[i].metricId = metric
         self._driver.call("nvmlGpmMetricsGet", request)
-        entries = (request.metrics[i] for i in range(len(metrics)))
+        entries = request.metrics[: len(metrics)]
         return {entry.metricId: (entry.nvmlReturn, entry.value) for entry in entries}
 
     def close(self) -> None:
         for sample in self._samples:
             with suppress(SourceError):
                 self._driver.call("nvmlGpmSampleFree", sample)
-        self._samples, self.last_at = [], None
+        self._samples = []
+        self.last_at = None
 
 
 @dataclass(eq=False)
@@ -432,44 +443,34 @@ class DevicePlan:
     _fields: Sequence[Field]
     _values: dict[int, Value] = field(default_factory=dict)
     _once: dict[int, Value] = field(default_factory=dict)
-    # Fields to read, grouped by NVML call, and the arguments of the call.
-    _groups: dict[object, tuple[list[tuple[Field, Any]], tuple[Any, ...]]] = field(
-        default_factory=dict
-    )
-    _grouped: tuple[int, int] | None = (
-        None  # numbers of unsupported and of constant fields when `_groups` was built
-    )
+    # Fields to read and their recipes, grouped by NVML call.
+    _groups: dict[object, list[tuple[Field, Any]]] = field(default_factory=dict)
+    # Numbers of unsupported and of constant fields when `_groups` was built.
+    _grouped: tuple[int, int] | None = None
+    # Time and value of the last reading by field id, used to compute rates.
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Time and value of the last reading by field id, used to compute rates."""
     _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
 
     def __post_init__(self) -> None:
         self.guard = CallGuard(wanted.id for wanted in self._fields if wanted.recipe is None)
 
     def read(self, now: float) -> dict[int, Value]:
-        """Returns values by field id. Raises DeviceLost or DriverGone. Other errors are recorded in
-        `guard`.
+        """Returns values by field id.
+
+        Raises DeviceLost or DriverGone. Other errors are recorded in `guard`.
         """
         self.guard.begin()
         self._values = dict(self._once)
-        if self._grouped != (len(self.guard.unsupported), len(self._once)):
-            self._grouped, self._groups = (len(self.guard.unsupported), len(self._once)), {}
-            for wanted in self._fields:
-                if wanted.id not in self.guard.unsupported and wanted.id not in self._once:
-                    recipe = wanted.recipe
-                    group = (
-                        (recipe.function, recipe.arguments)
-                        if isinstance(recipe, NvmlCall)
-                        else type(recipe)
-                    )
-                    self._groups.setdefault(group, ([], self._list_arguments(recipe)))[0].append(
-                        (wanted, recipe)
-                    )
-        for users, arguments in self._groups.values():
+        grouped = len(self.guard.unsupported), len(self._once)
+        if grouped != self._grouped:
+            self._grouped = grouped
+            self._groups = self._group_fields()
+
+        for users in self._groups.values():
             try:
                 match users[0][1]:
                     case NvmlCall():
-                        self._read_call(users, arguments)
+                        self._read_call(users)
                     case FieldValue():
                         self._read_field_values(users, now)
                     case Gpm():
@@ -478,13 +479,17 @@ class DevicePlan:
                 self.guard.add(e, [wanted.id for wanted, _ in users])
         return self._values
 
-    def _list_arguments(self, call: Any) -> tuple[Any, ...]:
-        if not isinstance(call, NvmlCall):
-            return ()
-        own = (self._handle,) if call.takes_device else ()
-        return *own, *(
-            self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments
-        )
+    def _group_fields(self) -> dict[object, list[tuple[Field, Any]]]:
+        groups: dict[object, list[tuple[Field, Any]]] = {}
+        for wanted in self._fields:
+            if wanted.id in self.guard.unsupported or wanted.id in self._once:
+                continue
+            recipe = wanted.recipe
+            group: object = type(recipe)
+            if isinstance(recipe, NvmlCall):
+                group = recipe.function, recipe.arguments
+            groups.setdefault(group, []).append((wanted, recipe))
+        return groups
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:
@@ -495,40 +500,54 @@ class DevicePlan:
         if wanted.once:
             self._once[wanted.id] = value
 
-    def _read_call(self, users: list[tuple[Field, NvmlCall]], arguments: tuple[Any, ...]) -> None:
-        function = users[0][1].function
-        with self._phase.avoid_busy_firmware() if function == ENERGY_COUNTER else nullcontext():
-            answer = self._driver.call(function, *arguments)
+    def _read_call(self, users: list[tuple[Field, NvmlCall]]) -> None:
+        _, call = users[0]
+        arguments: list[Any] = [self._handle] if call.takes_device else []
+        for argument in call.arguments:
+            if isinstance(argument, str):
+                arguments.append(self._driver.constant(argument))
+            else:
+                arguments.append(argument)
+        phase: AbstractContextManager[None] = nullcontext()
+        if call.function == ENERGY_COUNTER:
+            phase = self._phase.avoid_busy_firmware()
+        with phase:
+            answer = self._driver.call(call.function, *arguments)
+
         for wanted, recipe in users:
             try:
                 value = getattr(answer, recipe.member) if recipe.member else answer
             except AttributeError:
-                self.guard.unsupported.add(wanted.id)  # older drivers return a smaller structure
+                # Older drivers return a smaller structure.
+                self.guard.unsupported.add(wanted.id)
                 continue
             self._accept(wanted, value if recipe.element is None else value[recipe.element])
 
     def _read_field_values(self, users: list[tuple[Field, FieldValue]], now: float) -> None:
-        batch = sorted({(i, recipe.scope) for _, recipe in users for i in recipe.ids})
+        requests: set[tuple[int, int]] = set()
+        for _, recipe in users:
+            requests.update((field_id, recipe.scope) for field_id in recipe.ids)
+        batch = sorted(requests)
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, batch)
         entries = dict(zip(batch, answer, strict=True))
         for wanted, recipe in users:
             with self.guard.catch(wanted.id):
-                numbers = [_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids]
-                total = sum(numbers) if len(numbers) > 1 else numbers[0]
-                if not wanted.is_rate:
-                    self._accept(wanted, total)
-                elif (rate := self._compute_rate(wanted.id, total, now)) is not None:
-                    self._accept(wanted, rate)
+                value = sum(_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids)
+                if wanted.is_rate:
+                    value = self._compute_rate(wanted.id, value, now)
+                if value is not None:
+                    self._accept(wanted, value)
 
     def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
-        """Returns the counter's increase per second, or None for the first reading and after a
-        reset.
+        """Returns the counter's increase per second.
+
+        Returns None for the first reading and after a reset.
         """
-        before = self._totals.get(field_id)
-        self._totals[field_id] = (now, total)
-        if before is None or now <= before[0] or total < before[1]:
+        time_before, total_before = self._totals.get(field_id, (now, total))
+        self._totals[field_id] = now, total
+        if now <= time_before or total < total_before:
             return None
-        return (total - before[1]) / (now - before[0])
+        return (total - total_before) / (now - time_before)
 
     def _read_gpm(self, users: list[tuple[Field, Gpm]], now: float) -> None:
         answer = self.gpm.read([recipe.metric for _, recipe in users], now)

@@ -44,44 +44,37 @@ from podgpu.node.gpu.nvml.driver import (
     open_gpu,
     parse_instance_id,
 )
-from podgpu.node.gpu.nvml.process_usage import UsageReader, UsageSettings
+from podgpu.node.gpu.nvml.process_usage import CounterReading, UsageReader, UsageSettings
 from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
 from podgpu.node.gpu.source import ErrorEvents
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _ENERGY_FIELD = 156  # in fields.csv
-# maximum wait until all GPUs are open; it is shorter than the usual deadline of `inventory`
+# Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`.
 _MAX_WAIT_SECONDS = 4.5
+# Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly.
+# Without persistence mode, opening a GPU takes one or two seconds.
 _QUIET_SECONDS = 0.5
-"""Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly.
-Without persistence mode, opening a GPU takes one or two seconds.
-"""
 _BUS_SECONDS = 10.0
+# Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs,
+# and shorter than the shortest deadline of `inventory`.
 _CLOSE_WAIT = 0.45
-"""Maximum wait for calls in progress before the driver is closed. It is longer than a wait for
-XIDs, and shorter than the shortest deadline of `inventory`.
-"""
 _RESTART_SECONDS = 10.0  # minimum time between two restarts of NVML
 SEARCH_SECONDS = 120.0  # interval of restarts while NVML lists fewer GPUs than the PCI bus
 
+# Interval at which additional fields and links of a GPU are read. This needs about fifty short
+# calls.
 _SLOW_SECONDS = 60.0
-"""Interval at which additional fields and links of a GPU are read. This needs about fifty short
-calls.
-"""
+# How long podgpu assumes that MIG stays disabled, because reading the mode costs 0.4 ms of CPU
+# (H200).
 _MIG_OFF_SECONDS = 1.5
-"""How long podgpu assumes that MIG stays disabled, because reading the mode costs 0.4 ms of CPU
-(H200).
-"""
 _LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
 _NVIDIA = "0x10de"
-_DISPLAY_CLASSES = (
-    "0x0300",
-    "0x0302",
-)  # VGA controller and 3D controller; NVSwitches have another class
-_Lookup = tuple[
-    int, DeviceHandle | SourceError | StartError
-]  # index of a GPU, and the result of opening it
+# VGA controller and 3D controller. NVSwitches have another class.
+_DISPLAY_CLASSES = ("0x0300", "0x0302")
+# Index of a GPU, and the result of opening it.
+_Lookup = tuple[int, DeviceHandle | SourceError | StartError]
 
 
 def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
@@ -103,11 +96,11 @@ class NvmlTelemetry:
         sees_processes: bool = True,
         switch_logs: SwitchLogFactory | None = None,
     ) -> None:
-        """`count_expected`: function that returns the number of GPUs on the PCI bus, or None if it
-        is unknown.
+        """Does not open the driver.
 
-        `sees_processes`: True if podgpu is in the host's PID namespace. Otherwise, NVML's process
-        lists are empty.
+        `count_expected`: function that returns the number of GPUs on the PCI bus, or None if it is
+        unknown. `sees_processes`: True if podgpu is in the host's PID namespace. Otherwise, NVML's
+        process lists are empty.
         """
         self.name = name
         self.switch_logs = switch_logs or SwitchLogFactory()
@@ -118,26 +111,22 @@ class NvmlTelemetry:
         self._xids = XidWatcher(self._driver, wall)
         self._opening = threading.Lock()  # held while the driver is opened or closed
         self._is_open = False
-        self._pending: dict[
-            int, float
-        ] = {}  # indices of the GPUs that are being opened, and when this began
+        # Indices of the GPUs that are being opened, and when this began.
+        self._pending: dict[int, float] = {}
+        # Indices of the GPUs that could not be opened, and why.
         self._errors: dict[int, SourceError | StartError] = {}
-        """Indices of the GPUs that could not be opened, and why."""
         self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
         self._gpus: dict[str, NvmlGpu] = {}  # GPUs by UUID
+        # GPUs with an invalid handle. They are freed only when the driver is closed: workers may
+        # still use them.
         self._replaced: list[NvmlGpu] = []
-        """GPUs with an invalid handle. They are freed only when the driver is closed: workers may
-        still use them.
-        """
+        # GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has
+        # no gap.
         self._previous: dict[str, NvmlGpu] = {}
-        """GPUs by UUID, from before the driver was reopened. If a GPU is found again, its usage has
-        no gap.
-        """
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
-        self._wants_restart = (
-            False  # True if the PCI bus changed, or if the last restart failed because a call hung
-        )
+        # True if the PCI bus changed, or if the last restart failed because a call hung.
+        self._wants_restart = False
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -146,28 +135,30 @@ class NvmlTelemetry:
         with self._opening:
             if self._is_open and self._must_restart():
                 self._restarted_at = self._clock()
-                self._wants_restart = not self._close(
-                    _CLOSE_WAIT
-                )  # if a call hangs, the driver stays open
+                # If a call hangs, the driver stays open.
+                self._wants_restart = not self._close(_CLOSE_WAIT)
             if not self._is_open:
                 self._open()
             self._open_gpus()
-            errors = self._errors.values()
-            is_driver_gone = len(errors) == self._listed and all(
-                isinstance(error, DriverGone) for error in errors
-            )
-            for error in errors:
-                if is_driver_gone or isinstance(error, StartError):
-                    raise error
-            gpus = sorted(
-                (gpu.device for gpu in self._gpus.values()), key=lambda device: device.index or 0
-            )
-            unreachable = {index: str(error) for index, error in self._errors.items()}
-            for index, began in self._pending.items():
-                unreachable[index] = (
-                    f"the driver has not answered for {self._clock() - began:.0f} s"
-                )
-            return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
+            self._check_errors()
+            return self._make_inventory()
+
+    def _check_errors(self) -> None:
+        """Raises an error that affects all GPUs."""
+        errors = self._errors.values()
+        is_gone = all(isinstance(error, DriverGone) for error in errors)
+        for error in errors:
+            if isinstance(error, StartError) or (is_gone and len(errors) == self._listed):
+                raise error
+
+    def _make_inventory(self) -> Inventory:
+        gpus = [gpu.device for gpu in self._gpus.values()]
+        gpus.sort(key=lambda device: device.index or 0)
+        unreachable = {index: str(error) for index, error in self._errors.items()}
+        for index, began in self._pending.items():
+            seconds = self._clock() - began
+            unreachable[index] = f"the driver has not answered for {seconds:.0f} s"
+        return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
 
     def _open_gpus(self) -> None:
         """Opens each new GPU in its own thread, so that a GPU that hangs does not delay the others.
@@ -175,20 +166,21 @@ class NvmlTelemetry:
         Waits until all new GPUs are open, or until no other GPU was opened for a while. The next
         call adds slower GPUs.
         """
-        known = {*self._pending, *(gpu.device.index for gpu in self._gpus.values())}
-        new = [index for index in range(self._listed) if index not in known]
-        for index in new:
-            self._pending[index] = self._clock()
-            target = partial(_look_up, self._driver, index, self._lookups)
-            threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
-        began, quiet = time.monotonic(), _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
+        opened = {gpu.device.index for gpu in self._gpus.values()}
+        new = []
+        for index in range(self._listed):
+            if index not in opened and index not in self._pending:
+                new.append(index)
+                self._pending[index] = self._clock()
+                target = partial(_look_up, self._driver, index, self._lookups)
+                threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
+
+        began = time.monotonic()
+        quiet = _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
         while self._pending:
-            elapsed = time.monotonic() - began
-            wait = (
-                min(quiet, _MAX_WAIT_SECONDS - elapsed)
-                if any(index in self._pending for index in new)
-                else 0.0
-            )
+            wait = 0.0
+            if any(index in self._pending for index in new):
+                wait = min(quiet, began + _MAX_WAIT_SECONDS - time.monotonic())
             try:
                 index, result = self._lookups.get(timeout=max(0.0, wait))
             except Empty:
@@ -205,28 +197,29 @@ class NvmlTelemetry:
         gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
         previous = self._previous.pop(gpu.device.uuid, None)
         if previous is not None:
-            gpu.layout = (
-                replace(
-                    opened, device=replace(gpu.device, mig_enabled=previous.device.mig_enabled)
-                ),
-            )
+            device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
+            gpu.layout = (replace(opened, device=device),)
             gpu.usage_reader.continue_after(previous.usage_reader)
         self._gpus[gpu.device.uuid] = gpu
 
     def _read_bus(self) -> None:
         now = self._clock()
         if now - self._bus_read_at >= _BUS_SECONDS:
-            before, self.expected, self._bus_read_at = self.expected, self._count_expected(), now
-            self._wants_restart |= before != self.expected
+            self._bus_read_at = now
+            before = self.expected
+            self.expected = self._count_expected()
+            if self.expected != before:
+                self._wants_restart = True
 
     def _must_restart(self) -> bool:
+        elapsed = self._clock() - self._restarted_at
+        if elapsed < _RESTART_SECONDS:
+            return False
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         none_answers = bool(answers or self._errors) and not any(answers)
-        elapsed = self._clock() - self._restarted_at
-        misses_gpus = self._listed < (self.expected or 0)
-        return elapsed >= _RESTART_SECONDS and (
-            self._wants_restart or none_answers or (misses_gpus and elapsed >= SEARCH_SECONDS)
-        )
+        if self._wants_restart or none_answers:
+            return True
+        return self._listed < (self.expected or 0) and elapsed >= SEARCH_SECONDS
 
     def _open(self) -> None:
         self._driver.open()
@@ -256,16 +249,20 @@ class NvmlTelemetry:
         if not self._driver.close(wait, self._free):
             return False
         # Omits GPUs that did not answer, because their counters may have been reset.
-        self._previous |= {
-            uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False
-        }
-        self._gpus, self._replaced, self._is_open = {}, [], False
-        self._pending, self._errors, self._lookups = {}, {}, SimpleQueue()
+        for uuid, gpu in self._gpus.items():
+            if gpu.answers is not False:
+                self._previous[uuid] = gpu
+        self._gpus = {}
+        self._replaced = []
+        self._pending = {}
+        self._errors = {}
+        self._lookups = SimpleQueue()
+        self._is_open = False
         return True
 
     def _free(self) -> None:
         self._xids.free()
-        for gpu in (*self._gpus.values(), *self._replaced):
+        for gpu in [*self._gpus.values(), *self._replaced]:
             gpu.close()
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
@@ -311,69 +308,67 @@ class NvmlTelemetry:
         device = gpu.device
         with gpu.handle_lock:
             current = self._gpus.get(device.uuid)
+            # Another worker may have just reopened the GPU.
             if current is not gpu and current is not None:
-                return current  # another worker has just reopened the GPU
+                return current
             with suppress(SourceError):
                 if self._driver.call("nvmlDeviceGetUUID", gpu.handle) == device.uuid:
                     return gpu
-            try:
-                handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", device.pci_bus_id)
-                uuid = self._driver.call("nvmlDeviceGetUUID", handle)
-            except (DeviceLost, DriverGone):
-                raise
-            except SourceError as e:
-                raise DriverGone(
-                    f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}",
-                    "stale_handle",
-                ) from e
-            if uuid != device.uuid:
-                raise DeviceLost(
-                    f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}"
-                )
-            _log.info(
-                "%s was reopened at PCI slot %s, because its handle was invalid",
-                gpu.name,
-                device.pci_bus_id,
-            )
+            reopened = NvmlGpu(self._driver, self._reopen(gpu), self._settings, self._xids)
             self._replaced.append(gpu)
-            self._gpus[device.uuid] = NvmlGpu(
-                self._driver, DeviceHandle(device, handle), self._settings, self._xids
-            )
-            return self._gpus[device.uuid]
+            self._gpus[device.uuid] = reopened
+            return reopened
+
+    def _reopen(self, gpu: NvmlGpu) -> DeviceHandle:
+        device = gpu.device
+        try:
+            handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", device.pci_bus_id)
+            uuid = self._driver.call("nvmlDeviceGetUUID", handle)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError as e:
+            raise DriverGone(
+                f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}",
+                "stale_handle",
+            ) from e
+        if uuid != device.uuid:
+            raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
+        _log.info(
+            "%s was reopened at PCI slot %s, because its handle was invalid",
+            gpu.name,
+            device.pci_bus_id,
+        )
+        return DeviceHandle(device, handle)
 
     def error_events(self) -> Sequence[ErrorEvent]:
         return self._xids.events.drain()
 
 
 class NvmlGpu:
-    """One physical GPU. `read`, `read_layout` and `usage_reader` may be used in different
-    threads.
+    """One physical GPU.
+
+    `read`, `read_layout` and `usage_reader` may be used in different threads.
     """
 
     def __init__(
         self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher
     ) -> None:
         self._driver = driver
-        self.layout: tuple[DeviceHandle, ...] = (
-            gpu,
-        )  # the GPU, then its MIG instances, at the last reading
+        # The GPU, then its MIG instances, at the last reading.
+        self.layout: tuple[DeviceHandle, ...] = (gpu,)
         self.handle_lock = threading.Lock()  # held while the handle is checked
-        self.answers: bool | None = (
-            None  # True if the last reading succeeded; None before the first reading
-        )
+        # True if the last reading succeeded. None before the first reading.
+        self.answers: bool | None = None
         self._clock = settings.clock
         self._has_mig = True
         self._mig_off_at = float("-inf")  # when MIG was last found to be disabled
         self.usage_reader = UsageReader(driver, gpu.handle, settings)
         # State of `read`
         self._xids = xids
+        # False if the GPU cannot be registered. None if this is not known yet.
         self._xids_registered: bool | None = None
-        """True if the GPU is registered, False if it cannot be registered, None if this is not
-        known yet.
-        """
-        self._plans: dict[
-            tuple[tuple[int, ...], str], DevicePlan
-        ] = {}  # plans by field ids and device key
+        # Plans by field ids and device key.
+        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         self._slow_values_at = float("-inf")
         self._slow_values: Mapping[int, Value] = {}
         self._links_up: int | None = None
@@ -382,20 +377,28 @@ class NvmlGpu:
         now = self._clock()
         self._register_xids()
         self._follow_layout()
-        plans = {one.device: self._find_plan(one, fields) for one in self.layout}
-        values = {device: plan.read(now) for device, plan in plans.items()}
-        if isinstance(energy := values[self.device].get(_ENERGY_FIELD), int):
-            self.usage_reader.shared_energy = now, energy
+        values: dict[Device, Mapping[int, Value]] = {}
+        unsupported: list[tuple[str, int]] = []
+        dropped: list[int] = []
+        errors: list[str] = []
+        for one in self.layout:
+            plan = self._find_plan(one, fields)
+            values[one.device] = plan.read(now)
+            for field_id in sorted(plan.guard.unsupported):
+                unsupported.append((one.device.key, field_id))
+            dropped += plan.guard.dropped
+            errors += plan.guard.errors
+
+        energy = values[self.device].get(_ENERGY_FIELD)
+        if isinstance(energy, int):
+            self.usage_reader.shared_energy = CounterReading(now, energy)
         if fields:
             self._read_slow_values(now)
-        guards = {device.key: plan.guard for device, plan in plans.items()}
         return GpuReading(
             values,
-            unsupported=tuple(
-                (key, i) for key, guard in guards.items() for i in sorted(guard.unsupported)
-            ),
-            dropped=tuple(i for guard in guards.values() for i in guard.dropped),
-            errors=tuple(e for guard in guards.values() for e in guard.errors),
+            unsupported=tuple(unsupported),
+            dropped=tuple(dropped),
+            errors=tuple(errors),
             slow_values=self._slow_values if fields else {},
             reports_errors=bool(self._xids_registered),
             links_up=self._links_up if fields else None,
@@ -432,7 +435,8 @@ class NvmlGpu:
 
     def read_layout(self) -> tuple[DeviceHandle, ...]:
         """Returns the GPU, then its MIG instances."""
-        now, enabled = self._clock(), False
+        now = self._clock()
+        enabled = False
         if self._has_mig and now - self._mig_off_at >= _MIG_OFF_SECONDS:
             try:
                 enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self.handle)[0])
@@ -443,7 +447,8 @@ class NvmlGpu:
         gpu = self.layout[0]
         if gpu.device.mig_enabled != enabled:
             gpu = replace(gpu, device=replace(gpu.device, mig_enabled=enabled))
-        return gpu, *(list_instances(self._driver, gpu) if enabled else ())
+        instances = list_instances(self._driver, gpu) if enabled else []
+        return (gpu, *instances)
 
     def _follow_layout(self) -> None:
         devices = self.read_layout()
@@ -458,9 +463,12 @@ class NvmlGpu:
         device = one.device
         key = tuple(field.id for field in fields), device.key
         if key not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:  # the fields to read have changed many times
+            # The fields to read may have changed many times.
+            if len(self._plans) >= _MAX_PLANS:
                 self._drop_plans()
-            wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
+            wanted = fields
+            if device.is_instance:
+                wanted = [field for field in fields if field.per_instance]
             gpm = GpmSampler(self._driver, self.handle, device.gi_id)
             self._plans[key] = DevicePlan(self._driver, one.handle, gpm, wanted)
         return self._plans[key]
@@ -483,7 +491,8 @@ class NvmlGpu:
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
             plan.gpm.close()
-        self._plans, self._slow_values_at = {}, float("-inf")
+        self._plans = {}
+        self._slow_values_at = float("-inf")
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
@@ -496,28 +505,27 @@ def count_pci_gpus(sysfs: str = "/sys") -> int | None:
 
 
 def _is_gpu(device: Path) -> bool:
-    """Returns True for an NVIDIA GPU, unless it belongs to another driver, such as vfio-pci for
-    virtual machines.
+    """Returns True for an NVIDIA GPU, unless it belongs to another driver.
 
-    Returns True for a GPU without a driver, because it may be lost.
+    Another driver is, for example, vfio-pci for virtual machines. Returns True for a GPU without a
+    driver, because it may be lost.
     """
     try:
-        vendor, kind = ((device / name).read_text() for name in ("vendor", "class"))
+        vendor = (device / "vendor").read_text().strip()
+        kind = (device / "class").read_text()
     except OSError:
         return False  # the device was removed after it was listed
     driver = (device / "driver").resolve().name  # "driver" if there is no such link
-    return (
-        vendor.strip() == _NVIDIA
-        and kind.startswith(_DISPLAY_CLASSES)
-        and driver in ("nvidia", "driver")
-    )
+    is_available = driver in ("nvidia", "driver")
+    return vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASSES) and is_available
 
 
 # XIDs
 
 _WAIT_MS = 400
-"""Maximum wait for events. A longer wait would delay closing the driver. Each wait costs 0.17 ms of
-CPU (H200).
+"""Maximum wait for events. A longer wait would delay closing the driver.
+
+Each wait costs 0.17 ms of CPU (H200).
 """
 
 
@@ -541,13 +549,13 @@ class XidWatcher:
         except SourceError as e:
             _log.warning("XID errors cannot be watched on this node: %s", e)
             return
-        threading.Thread(
-            target=self._run, args=(self._event_set,), name="xid-watch", daemon=True
-        ).start()
+        target = partial(self._run, self._event_set)
+        threading.Thread(target=target, name="xid-watch", daemon=True).start()
 
     def register(self, uuid: str, handle: Any) -> bool:
-        """Registers a GPU. Returns False if this node does not support XID events. Raises
-        Unsupported if the GPU does not support them, and SourceError if the call fails.
+        """Registers a GPU. Returns False if this node does not support XID events.
+
+        Raises Unsupported if the GPU does not support them, and SourceError if the call fails.
         """
         if self._event_set is None:
             return False
@@ -558,7 +566,8 @@ class XidWatcher:
 
     def free(self) -> None:
         """Frees the event set, which ends the thread. No driver call may be in progress."""
-        event_set, self._event_set = self._event_set, None
+        event_set = self._event_set
+        self._event_set = None
         if event_set is not None:
             with suppress(SourceError):
                 self._driver.call("nvmlEventSetFree", event_set)
@@ -573,11 +582,12 @@ class XidWatcher:
             except DriverGone:
                 return
             except SourceError as e:
-                if e.reason != "timeout":  # a lost GPU makes each wait fail at once
+                # A lost GPU makes each wait fail at once.
+                if e.reason != "timeout":
                     time.sleep(_WAIT_MS / 1000)
                 continue
-            uuid = self._uuids.get(
-                handle_address(data.device), "unknown"
-            )  # NVML cannot return the UUID of a lost GPU
+
+            # NVML cannot return the UUID of a lost GPU.
+            uuid = self._uuids.get(handle_address(data.device), "unknown")
             key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
             self.events.add(ErrorEvent(key, int(data.eventData), self._wall()))

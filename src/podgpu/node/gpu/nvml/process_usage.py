@@ -29,7 +29,6 @@ from podgpu.node.gpu.nvml.driver import (
 from podgpu.node.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 
 T = TypeVar("T")
-Number = TypeVar("Number", int, float)
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
 _SAMPLES = "nvmlDeviceGetSamples"
@@ -46,29 +45,34 @@ _LACKS: Mapping[str, Lack] = {
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
 }
-"""Values that are missing if a function is not supported. Functions that can be replaced are not
-listed.
+"""Values that are missing if a function is not supported.
+
+Functions that can be replaced are not listed.
 """
 
 _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
+"""In a longer window, the busy time is unknown, because the driver keeps only recent samples."""
 _MAX_SILENCE_US = 10 * _SECOND_US
-"""If there is no sample for this long, the busy time is unknown, because the driver also samples an
-idle GPU.
+"""If there is no sample for this long, the busy time is unknown.
+
+The driver also samples an idle GPU.
 """
 _SLACK_US = 2 * _SECOND_US  # maximum age of the driver's newest sample
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
-"""Error reasons that mean an empty list. pynvml raises `nvml_0` if the driver succeeds without
-entries.
+"""Error reasons that mean an empty list.
+
+pynvml raises `nvml_0` if the driver succeeds without entries.
 """
 _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # larger values are rejected; GPM slightly exceeds 100 % at full load
 _ENERGY_SECONDS = 5.0
-"""Interval of energy readings if no process starts or ends. A reading costs 4.5 ms of CPU (H200).
+"""Interval of energy readings if no process starts or ends.
+
+A reading costs 4.5 ms of CPU (H200).
 """
-_SHARED_SECONDS = (
-    1.5  # a reading of the telemetry loop is used up to this age, longer than its fastest interval
-)
+_SHARED_SECONDS = 1.5
+"""A reading of the telemetry loop is used up to this age. Its fastest interval is shorter."""
 _EARLY_SECONDS = 0.5  # the counter may be read this much before its interval ends
 _MAX_WATTS = 5000
 _MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's code for "no value"
@@ -77,9 +81,8 @@ _COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch u
 
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
-    sees_processes: bool = (
-        True  # False if podgpu is not in the host's PID namespace; it then cannot read processes
-    )
+    # False if podgpu is not in the host's PID namespace. It then cannot read processes.
+    sees_processes: bool = True
     switch_logs: SwitchLogFactory = field(default_factory=SwitchLogFactory)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -88,10 +91,16 @@ class UsageSettings:
 class BusyTime(NamedTuple):
     window_ns: int = 0
     busy_ns: int | None = None
+    # Start of the window, as the driver's timestamp. None if the driver has no values per process.
     since: int | None = None
-    """Start of the window, as the driver's timestamp. None if the driver has no values per process.
-    """
     until: float | None = None  # end of the window, as Unix time
+
+
+class CounterReading(NamedTuple):
+    """A reading of the energy counter."""
+
+    time: float
+    energy_mj: int
 
 
 class UsageReader:
@@ -105,18 +114,12 @@ class UsageReader:
         self._guard: CallGuard[str] = CallGuard()
         self._layout: tuple[DeviceHandle, ...] = ()
         self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
+        # Start of the next window: the driver's timestamp, and a monotonic time at or before it.
         self._window_start: tuple[int, float] | None = None
-        """Start of the next window: the driver's timestamp, and a monotonic time at or before it.
-        """
-        self.shared_energy: tuple[float, int] | None = (
-            None  # time and value of the telemetry loop's last reading
-        )
-        self._energy_at: tuple[float, int] | None = (
-            None  # time and value of the last reading of the energy counter
-        )
-        self._energy_is_known = (
-            False  # True if the energy between the last two readings of the counter is known
-        )
+        self.shared_energy: CounterReading | None = None  # last reading of the telemetry loop
+        self._last_energy: CounterReading | None = None
+        # True if the energy between the last two readings of the counter is known.
+        self._energy_is_known = False
         self._phase = FirmwarePhase()
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
@@ -127,11 +130,12 @@ class UsageReader:
     def continue_after(self, previous: UsageReader) -> None:
         """Continues where another reader of the same GPU stopped, so that no time is lost."""
         self._window_start = previous._window_start
-        self._energy_at = previous._energy_at
+        self._last_energy = previous._last_energy
 
     def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> DeviceUsage:
-        """Reads the GPU and its instances. Raises DeviceLost or DriverGone. Other errors are in
-        `problems`.
+        """Reads the GPU and its instances.
+
+        Raises DeviceLost or DriverGone. Other errors are in `problems`.
         """
         self._guard.begin()
         self._follow_layout(layout)
@@ -142,24 +146,34 @@ class UsageReader:
             running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
         if self._splitter is not None:
             self._splitter.begin_reading(layout[0], running, shared)
+
         instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
         busy = BusyTime() if device.mig_enabled else self._read_busy()
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
-        energy = self._read_energy(
-            None if running is None else frozenset(process.pid for process in running), power
+        energy = self._read_energy(running, power)
+        usage = self._make_usage(device, busy, running, memory)
+        return replace(
+            usage,
+            energy_mj=energy,
+            power_mw=power,
+            instances=instances,
+            problems=self._list_problems(),
         )
-        more = {"energy_mj": energy, "power_mw": power, "instances": instances}
-        whole = self._make_usage(device, busy, running, memory, **more)
-        # Removes the suffix ` gi<id>`, which the names have for MIG instances.
-        functions = [(part, part.partition(" gi")[0]) for part in sorted(self._guard.unsupported)]
-        problems = UsageProblems(
+
+    def _list_problems(self) -> UsageProblems:
+        lacks = []
+        for part in sorted(self._guard.unsupported):
+            # Names of MIG instances have the suffix ` gi<id>`.
+            function = part.partition(" gi")[0]
+            if function in _LACKS:
+                lacks.append((part, _LACKS[function]))
+        return UsageProblems(
             dropped=tuple(self._guard.dropped),
             errors=tuple(self._guard.errors),
-            lacks=tuple((part, _LACKS[name]) for part, name in functions if name in _LACKS),
+            lacks=tuple(lacks),
             switches=None if self._splitter is None else self._splitter.status,
         )
-        return replace(whole, problems=problems)
 
     def close(self) -> None:
         """Frees the resources that this reader uses in the driver."""
@@ -173,10 +187,9 @@ class UsageReader:
         if self._layout != layout:
             self.close()
             self._guard.unsupported.clear()
-            keys = {one.device.key: one.device.gi_id for one in layout[1:]}
-            self._gpm = {
-                key: GpmSampler(self._driver, self._handle, gi_id) for key, gi_id in keys.items()
-            }
+            for instance in layout[1:]:
+                sampler = GpmSampler(self._driver, self._handle, instance.device.gi_id)
+                self._gpm[instance.device.key] = sampler
             self._layout = layout
         if layout[0].device.mig_enabled:
             self._window_start = None
@@ -187,22 +200,21 @@ class UsageReader:
         busy: BusyTime,
         running: Sequence[ProcessUsage] | None,
         memory: int | None,
-        **more: Any,
     ) -> DeviceUsage:
+        processes: tuple[ProcessUsage, ...] | None = None
+        if running is not None:
+            processes = tuple(process for process in running if process.device == device.key)
         usage = DeviceUsage(
             device,
             busy.window_ns,
             busy_ns=busy.busy_ns,
             memory_used=memory,
-            processes=None
-            if running is None
-            else tuple(p for p in running if p.device == device.key),
-            **more,
+            processes=processes,
         )
         if self._splitter is not None:
             usage = self._splitter.split(usage, busy.until)
-        if usage.method == "samples" and busy.since is not None:
-            usage = replace(usage, process_busy_ns=self._read_process_busy(busy.since, busy))
+        if usage.method == "samples":
+            usage = replace(usage, process_busy_ns=self._read_process_busy(busy))
         return usage
 
     def _read(self, part: str, call: Callable[[], T]) -> T | None:
@@ -212,19 +224,19 @@ class UsageReader:
                 return call()
         return None
 
-    def _check(self, part: str, value: Number | None, most: Number) -> Number | None:
-        """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and
-        returns None.
-        """
-        if value is None or 0 <= value <= most:
-            return value
+    def _is_valid(self, part: str, value: float, most: float) -> bool:
+        """Returns True if the value is between 0 and `most`. Otherwise records it as dropped."""
+        if 0 <= value <= most:
+            return True
         self._guard.dropped.append(part)
-        return None
+        return False
 
     def _read_memory(self, part: str, handle: Any) -> int | None:
         version = self._driver.constant("nvmlMemory_v2")
         info = self._read(part, lambda: self._driver.call(_MEMORY, handle, version))
-        return None if info is None else self._check(part, info.used, info.total)
+        if info is None or not self._is_valid(part, info.used, info.total):
+            return None
+        return int(info.used)
 
     # Instances
 
@@ -234,30 +246,30 @@ class UsageReader:
         device = instance.device
         suffix = f" gi{device.gi_id}"
         memory = self._read_memory(_MEMORY + suffix, instance.handle)
-        gpm = self._gpm[device.key]
-        busy = (
-            self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix))
-            or BusyTime()
-        )
-        return self._make_usage(device, busy, running, memory)
+        read_busy = partial(self._read_instance_busy, self._gpm[device.key], _GPM + suffix)
+        busy = self._read(_GPM + suffix, read_busy)
+        return self._make_usage(device, busy or BusyTime(), running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
-        """Reads the busy time of a MIG instance from GPM. NVML has no values per process in MIG
-        mode.
+        """Reads the busy time of a MIG instance from GPM.
+
+        NVML has no values per process in MIG mode.
         """
-        now, before = self._clock(), gpm.last_at
+        now = self._clock()
+        before = gpm.last_at
         means = gpm.read([_GRAPHICS_UTIL], now)
-        if (
-            before is None or not means
-        ):  # this is the first sample, or it is too early for the next one
-            return BusyTime() if before is None else BusyTime(0, 0)
+        if before is None:
+            return BusyTime()
+        if not means:  # it is too early for the next sample
+            return BusyTime(0, 0)
         code, percent = means[_GRAPHICS_UTIL]
         if code:
             raise translate(code, _GPM)
         # Rounds both times instead of their difference, so that rounding errors do not add up.
         window_ns = int(now * 1e9) - int(before * 1e9)
-        valid = self._check(part, percent, _MAX_GPM_PERCENT)
-        busy_ns = None if valid is None else round(min(valid, 100.0) * window_ns / 100)
+        busy_ns: int | None = None
+        if self._is_valid(part, percent, _MAX_GPM_PERCENT):
+            busy_ns = round(min(percent, 100.0) * window_ns / 100)
         return BusyTime(window_ns, busy_ns, until=self._settings.wall())
 
     # Whole GPUs
@@ -266,19 +278,22 @@ class UsageReader:
         now = self._clock()
         since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
-        end = max((int(sample.timeStamp) for sample in samples or ()), default=since)
-        if not samples and (
-            samples is None or since - self._now_us() > _SLACK_US
-        ):  # unsupported, or clock set back
+        end = since
+        if samples:
+            end = max(int(sample.timeStamp) for sample in samples)
+        elif samples is None or since - self._now_us() > _SLACK_US:
+            # Samples are not supported, or the clock was set back.
             end = self._now_us()
         if end == since:
             self._window_start = since, clock
             is_silent = self._now_us() - since > _MAX_SILENCE_US
             return BusyTime() if is_silent else BusyTime(0, 0, since)
+
         self._window_start = end, now
         elapsed_us = int((self._clock() - clock) * 1e6)
         if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
-            return BusyTime()  # unknown: the clock was set, the machine slept, or a call hung
+            # The clock was set, the machine slept, or a call hung.
+            return BusyTime()
         window_ns = (end - since) * 1000
         busy = self._compute_busy(samples, window_ns)
         return BusyTime(window_ns, busy, since, end / 1e6)
@@ -289,7 +304,10 @@ class UsageReader:
     def _read_samples(self, since: int) -> list[Any]:
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
         answer = self._read_entries(_SAMPLES, kind, since)
-        return [sample for sample in answer[1] if sample.timeStamp > since] if answer else []
+        if not answer:
+            return []
+        _, samples = answer
+        return [sample for sample in samples if sample.timeStamp > since]
 
     def _read_entries(self, function: str, *arguments: int) -> Sequence[Any]:
         try:
@@ -301,88 +319,100 @@ class UsageReader:
 
     def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
         if samples is not None:
-            values = [self._check(_SAMPLES, sample.sampleValue.uiVal, 100) for sample in samples]
-            valid = [value for value in values if value is not None]
-            return (
-                sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
-            )
+            percents = [int(sample.sampleValue.uiVal) for sample in samples]
+            are_valid = [self._is_valid(_SAMPLES, percent, 100) for percent in percents]
+            if not all(are_valid):
+                return None
+            return sum(percents) * window_ns // (100 * len(percents))
         if _SAMPLES not in self._guard.unsupported:
             return None
-        # If the driver has no samples, assumes that its current utilization applies to the whole
-        # window.
-        rate = self._read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
-        percent = self._check(_RATES, rate, 100)
-        return None if percent is None else percent * window_ns // 100
 
-    def _read_process_busy(self, since: int, device: BusyTime) -> dict[int, int | None] | None:
-        """Returns the busy time of each process according to the driver's samples, or None if it is
-        unknown.
+        # Without samples, the current utilization is assumed for the whole window.
+        percent = self._read(_RATES, lambda: int(self._driver.call(_RATES, self._handle).gpu))
+        if percent is None or not self._is_valid(_RATES, percent, 100):
+            return None
+        return percent * window_ns // 100
+
+    def _read_process_busy(self, device: BusyTime) -> dict[int, int | None] | None:
+        """Returns the busy time of each process according to the driver's samples.
+
+        Returns None if it is unknown.
         """
-        if (
-            not self._settings.sees_processes
-            or {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported
-        ):
+        since = device.since
+        if since is None or not self._settings.sees_processes:
+            return None
+        if {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported:
             return None
         if device.busy_ns == 0:
             return {}  # skips a call that costs 1.9 ms of CPU
-        entries = self._read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
+
+        entries = self._read(_PROCESSES, partial(self._read_entries, _PROCESSES, since))
         if _PROCESSES in self._guard.unsupported:
-            entries = self._read(
-                _NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since)
-            )
+            read_entries = partial(self._read_entries, _NEWER_PROCESSES, since)
+            entries = self._read(_NEWER_PROCESSES, read_entries)
         if entries is None:
             return None
+
         busy: dict[int, int | None] = {}
         for entry in entries:
             if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
-                percent = self._check(_PROCESSES, entry.smUtil, 100)
-                busy[entry.pid] = None if percent is None else percent * device.window_ns // 100
+                busy[entry.pid] = None
+                if self._is_valid(_PROCESSES, entry.smUtil, 100):
+                    busy[entry.pid] = entry.smUtil * device.window_ns // 100
         return busy
 
     # Energy
 
     def _read_power(self) -> int | None:
-        """Returns the power in milliwatts. Ignores errors, because power only helps to split energy
-        among windows.
+        """Returns the power in milliwatts.
+
+        Ignores errors, because power only helps to split energy among windows.
         """
         power = 0
         with CallGuard[str]().catch():
             power = int(self._driver.call(_POWER, self._handle))
         return power if 0 < power <= _MAX_WATTS * 1000 else None
 
-    def _read_counter(self) -> int:
-        with self._phase.avoid_busy_firmware():
-            return int(self._driver.call(ENERGY_COUNTER, self._handle))
-
-    def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
-        """Returns the energy since the last reading of the counter, or None if the counter was not
-        read.
+    def _read_energy(self, running: Sequence[ProcessUsage] | None, power: int | None) -> int | None:
+        """Returns the energy since the last reading of the counter, or None if it was not read.
 
         The counter is read every 5 s, and when a process starts or ends. Without power readings, it
         is read every time, because energy is split among windows by power. The first reading, and
         the first after a reset, returns 0.
         """
-        changed, self._pids = pids != self._pids, pids
-        now, before = self._clock(), self._energy_at
-        is_due = before is None or now - before[0] >= _ENERGY_SECONDS - _EARLY_SECONDS
-        if not (is_due or changed or power is None) and self._energy_is_known:
+        pids = None if running is None else frozenset(process.pid for process in running)
+        has_changed = pids != self._pids
+        self._pids = pids
+        before = self._last_energy
+        now = self._clock()
+        is_due = before is None or now - before.time >= _ENERGY_SECONDS - _EARLY_SECONDS
+        if self._energy_is_known and not is_due and not has_changed and power is not None:
             return None
-        counter: int | None
-        shared = self.shared_energy
-        if (
-            shared
-            and not changed
-            and max(now - _SHARED_SECONDS, before[0] if before else 0.0) < shared[0]
-        ):
-            now, counter = shared
-        else:
-            counter = self._read(ENERGY_COUNTER, self._read_counter)
-        if counter is None or self._check(ENERGY_COUNTER, counter, _MAX_COUNTER_MJ) is None:
+
+        shared = None if has_changed else self._find_shared_reading(now)
+        reading = shared or self._read(ENERGY_COUNTER, partial(self._read_counter, now))
+        if reading is None:
             return None
-        self._energy_at, self._energy_is_known = (now, counter), False
-        if before is None or counter < before[1]:
+        if not self._is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
+            return None
+        self._last_energy = reading
+        self._energy_is_known = False
+        if before is None or reading.energy_mj < before.energy_mj:
             return 0
-        most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
-        used = self._check(ENERGY_COUNTER, int(counter - before[1]), most)
-        self._energy_is_known = used is not None
-        return used
+        used = reading.energy_mj - before.energy_mj
+        seconds = reading.time - before.time + _COUNTER_STEP_SECONDS
+        self._energy_is_known = self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds)
+        return used if self._energy_is_known else None
+
+    def _find_shared_reading(self, now: float) -> CounterReading | None:
+        """Returns the telemetry loop's last reading, if it is recent and newer than our own."""
+        shared = self.shared_energy
+        if shared is None or shared.time <= now - _SHARED_SECONDS:
+            return None
+        if self._last_energy is not None and shared.time <= self._last_energy.time:
+            return None
+        return shared
+
+    def _read_counter(self, now: float) -> CounterReading:
+        with self._phase.avoid_busy_firmware():
+            return CounterReading(now, int(self._driver.call(ENERGY_COUNTER, self._handle)))

@@ -16,24 +16,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import compress, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from podgpu.errors import SourceError
 
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
-"""Type, subtype, vardata, tag, vmid, sequence number, context, pid, reserved, GPU instance, compute
+"""One record of the log.
+
+Type, subtype, vardata, tag, vmid, sequence number, context, pid, reserved, GPU instance, compute
 instance, time.
 """
 FECS_RECORD = 2
 SWITCHED_IN = 6
 SAVED = 7
-HIDDEN_PID = 0  # pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN
+# Pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN.
+HIDDEN_PID = 0
 KERNEL_PID = 0xFFFFFFFF
+UNKNOWN_PIDS = frozenset({HIDDEN_PID, KERNEL_PID})  # they do not identify a process
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
 MAX_SWITCH_NS = 1_000_000
-"""If a context is switched in later than this after the last save, it is unknown what ran in
-between. A switch takes 80 to 90 µs on an H200.
+"""If a switch takes longer than this, it is unknown what ran between the two contexts.
+
+A switch takes 80 to 90 µs on an H200.
 """
 
 
@@ -43,60 +49,76 @@ class SwitchLogError(SourceError):
 
 # Records
 
-Switches = tuple[int, int, list[int], list[int]]
-"""GPU instance (`WHOLE_GPU` without MIG), compute instance, times, and pids. For a process that was
-saved, `~pid`.
-"""
+
+class Switches(NamedTuple):
+    """Context switches on one engine."""
+
+    instance: int  # GPU instance; `WHOLE_GPU` without MIG
+    compute_instance: int
+    times: list[int]
+    pids: list[int]  # pid of the process that was switched in, or `~pid` if it was saved
 
 
 class RecordDecoder:
     """Decodes the log of one GPU in chunks. Checks that no record is missing between chunks."""
 
     def __init__(self) -> None:
-        self._next: int | None = None
+        self._next_number: int | None = None
 
     def decode(self, chunk: bytes) -> Iterator[Switches]:
-        """Yields the switches of each engine. Raises SwitchLogError if a record is missing or
-        unknown.
+        """Yields the switches of each engine.
+
+        Raises SwitchLogError if a record is missing or unknown.
         """
         if len(chunk) % RECORD.size:
             raise SwitchLogError(
                 "bad_record", f"the context-switch log ends within a record ({len(chunk)} bytes)"
             )
-        # Slices of the chunk contain one field of all records. Unpacking each record would take
+
+        # A slice of the chunk contains one field of all records. Unpacking each record would take
         # twice as long.
-        kinds, numbers, engines = (
-            memoryview(chunk).cast("H")[place::16].tolist() for place in (0, 5, 11)
-        )
-        tags, times = chunk[8::32], memoryview(chunk).cast("Q")[3::4].tolist()
-        if not ({*kinds} <= {FECS_RECORD} and {*tags} <= {SWITCHED_IN, SAVED}):
+        halfwords = memoryview(chunk).cast("H")
+        kinds = set(halfwords[0::16].tolist())
+        numbers = halfwords[5::16].tolist()
+        engines = halfwords[11::16].tolist()
+        tags = chunk[8::32]
+        recorded_pids = memoryview(chunk).cast("I")[4::8].tolist()
+        times = memoryview(chunk).cast("Q")[3::4].tolist()
+
+        if not (kinds <= {FECS_RECORD} and set(tags) <= {SWITCHED_IN, SAVED}):
             raise SwitchLogError(
-                "bad_record", f"the context-switch log has types {set(kinds)} with tags {set(tags)}"
+                "bad_record", f"the context-switch log has types {kinds} with tags {set(tags)}"
             )
-        first = self._next if self._next is not None else numbers[0] if numbers else 0
-        expected = [number % _NUMBERS for number in range(first, first + len(numbers))]
+        self._check_numbers(numbers)
+
+        switches = zip(recorded_pids, tags, strict=True)
+        pids = [pid if tag == SWITCHED_IN else ~pid for pid, tag in switches]
+        for engine in set(engines):
+            is_own = [engine == each for each in engines]
+            own_times = list(compress(times, is_own))
+            own_pids = list(compress(pids, is_own))
+            yield Switches(engine & 255, engine >> 8, own_times, own_pids)
+
+    def _check_numbers(self, numbers: Sequence[int]) -> None:
+        """Checks that the sequence numbers continue those of the last chunk."""
+        if not numbers:
+            return
+        first = numbers[0] if self._next_number is None else self._next_number
+        end = first + len(numbers)
+        expected = [number % _NUMBERS for number in range(first, end)]
         if numbers != expected:
-            lost = next(
-                (n - wanted) % _NUMBERS
-                for n, wanted in zip(numbers, expected, strict=True)
-                if n != wanted
-            )
+            pairs = zip(numbers, expected, strict=True)
+            lost = next(number - wanted for number, wanted in pairs if number != wanted)
             raise SwitchLogError(
-                "sequence_gap", f"{lost} records are missing in the context-switch log"
+                "sequence_gap", f"{lost % _NUMBERS} records are missing in the context-switch log"
             )
-        self._next = (first + len(numbers)) % _NUMBERS if numbers else self._next
-        recorded = memoryview(chunk).cast("I")[4::8].tolist()
-        pids = [
-            pid if tag == SWITCHED_IN else ~pid for pid, tag in zip(recorded, tags, strict=True)
-        ]
-        for engine in {*engines}:
-            own = [engine == each for each in engines]
-            yield engine & 255, engine >> 8, [*compress(times, own)], [*compress(pids, own)]
+        self._next_number = end % _NUMBERS
 
 
 class Period(NamedTuple):
-    """A period in which a process was resident, clipped to one window (`since` to `until`). It can
-    begin earlier.
+    """A period in which a process was resident, clipped to one window (`since` to `until`).
+
+    It can begin earlier.
     """
 
     pid: int
@@ -119,15 +141,16 @@ class SwitchCosts:
 
 @dataclass(frozen=True)
 class Residency:
-    """The periods in one time window. Their lengths plus `switching` and `unknown` add up to the
-    window's length.
+    """The periods in one time window.
+
+    Their lengths plus `switching` and `unknown` add up to the window's length.
     """
 
     since: int
     until: int
     periods: Sequence[Period] = ()
     switching: int = 0
-    # time in which it is unknown which process was resident, for example before the first switch
+    # Time in which it is unknown which process was resident, for example before the first switch.
     unknown: int = 0
     costs: SwitchCosts = SwitchCosts()
 
@@ -153,6 +176,13 @@ class Residency:
         place = bisect_right(self.lengths, duration)
         return sum(self.lengths[:place]) + duration * (len(self.lengths) - place)
 
+    def find_period(self, moment: int) -> Period | None:
+        """Returns the period that contains this moment, or None if it was during a switch."""
+        place = bisect_right(self.periods, moment, key=itemgetter(2)) - 1
+        if place >= 0 and moment < self.periods[place].until:
+            return self.periods[place]
+        return None
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -160,36 +190,35 @@ class Timeline:
 
     now: int
     costs: SwitchCosts = SwitchCosts()
+    # Switches since the last window, see `Switches`. Arrays save memory, as there may be 10,000
+    # switches per second.
     _times: array[int] = field(default_factory=partial(array, "Q"))
-    """Times of the switches since the last window. Arrays save memory, as there may be 10,000
-    switches per second.
-    """
     _pids: array[int] = field(default_factory=partial(array, "q"))
-    """For each switch, the pid of the process that was switched in, or `~pid` if the process was
-    saved.
-    """
-    _last: tuple[list[int], list[int]] = (
-        [],
-        [],
-    )  # time and pid of the last switch; empty before the first switch
+    # Time and pid of the last switch. Empty before the first switch.
+    _last_time: list[int] = field(default_factory=list)
+    _last_pid: list[int] = field(default_factory=list)
     _resident: tuple[int, int] | None = None  # pid and switch-in time of the resident process
     _saved_at: int = -MAX_SWITCH_NS
 
     def add(self, times: list[int], pids: list[int]) -> None:
-        """Adds switches, see `Switches`. Raises SwitchLogError if they contradict each other or the
-        last switch.
+        """Adds switches, see `Switches`.
+
+        Raises SwitchLogError if they contradict each other or the last switch.
         """
-        all_times, all_pids = self._last[0] + times, self._last[1] + pids
-        start = 1 if all_pids and all_pids[0] < 0 else 0  # the log may begin with a save
-        switched_in, saved = all_pids[start::2], all_pids[start + 1 :: 2]
-        is_alternating = min(switched_in, default=0) >= 0 and saved == [
-            ~pid for pid in switched_in[: len(saved)]
-        ]
+        all_times = self._last_time + times
+        all_pids = self._last_pid + pids
+        # The log may begin with a save.
+        start = 1 if all_pids and all_pids[0] < 0 else 0
+        switched_in = all_pids[start::2]
+        saved = all_pids[start + 1 :: 2]
+        expected = [~pid for pid in switched_in[: len(saved)]]
+        is_alternating = min(switched_in, default=0) >= 0 and saved == expected
         if not is_alternating or all_times != sorted(all_times):
             raise SwitchLogError(
                 "disorder", "the records of the context-switch log contradict each other"
             )
-        self._last = all_times[-1:], all_pids[-1:]
+        self._last_time = all_times[-1:]
+        self._last_pid = all_pids[-1:]
         self._times.extend(times)
         self._pids.extend(pids)
 
@@ -207,7 +236,7 @@ class Timeline:
 
         lead = self.costs.lead
         saved_at = self._saved_at
-        periods: list[Period] = []
+        periods = []
         resident = 0
         unknown = 0
         for pid, began, ended in zip(pids[::2], begins, ends, strict=True):
@@ -242,62 +271,73 @@ class Timeline:
 
 # Attribution
 
-AGE_EDGES = (0, *(round(250_000 * 2 ** (step / 4)) for step in range(41)))
-"""Lower bounds of the age classes, from 0.25 ms to 256 ms with four classes per doubling. Age is
-the time since the switch-in.
+AGE_EDGES = [0] + [round(250_000 * 2 ** (step / 4)) for step in range(41)]
+"""Lower bounds of the age classes. Age is the time since the switch-in.
+
+The classes extend from 0.25 ms to 256 ms, with four classes per doubling.
 """
-_WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
-_CLASSES = len(AGE_EDGES)
+_WIDTHS = [following - edge for edge, following in pairwise(AGE_EDGES)] + [0]
+"""Widths of the age classes. The last class has no end, and no period is older than this class."""
 _LONG_NS = 2_400_000
-"""A time slice (2.1 ms on an H200) plus the time for saving. Periods are longer only if no other
-context had work.
+"""Periods are longer than this only if no other context had work.
+
+It is a time slice (2.1 ms on an H200) plus the time for saving.
 """
 MAX_SAVE_NS = 110_000
-"""Maximum extra time for saving a preempted context instead of an idle one. 49 to 102 µs were
-measured on an H200.
+"""Maximum extra time for saving a preempted context instead of an idle one.
+
+49 to 102 µs were measured on an H200.
 """
 _MEAN_SAVE_NS = 37_000
-"""Half of the mean extra time. Used for periods longer than a slice, because it is unknown whether
-the context was preempted.
+"""Half of the mean extra time.
+
+Used for periods longer than a slice, because it is unknown whether the context was preempted.
 """
 _YOUNG_SHARE = 0.95
-"""Busy share that is assumed for the youngest age class without samples. It is high, because a
-context is switched in when it has work.
+"""Busy share that is assumed for the youngest age class without samples.
+
+It is high, because a context is switched in when it has work.
 """
 _PRIOR_WEIGHT = 0.125  # weight of the assumed busy share; a sample has the weight 1
 _SAMPLED_PERIOD_NS = 250_000_000
-"""In longer periods, samples are used instead of learnt shares, because such a period has at least
-four samples.
+"""In longer periods, samples are used instead of learnt shares.
+
+Such a period has at least four samples.
 """
 _SAMPLE_REACH_NS = 60_000_000
-"""A sample is valid for at most this long before and after it, and only where no other sample is
-nearer.
+"""A sample is valid for at most this long before and after it.
+
+It is valid only where no other sample is nearer.
 """
 _SAMPLE_UNCERTAINTY = 0.1
-"""Uncertainty of a busy time that comes from a sample. The uncertainty of a learnt share is `share
-* (1 - share)`.
+"""Uncertainty of a busy time that comes from a sample.
+
+The uncertainty of a learnt share is `share * (1 - share)`.
 """
 _HALF_LIFE_NS = 60 * 10**9  # the weight of a sample halves in this time
 
 BusySample = tuple[int, bool]  # time, and True if the engine was busy
 _Kind = tuple[int, bool]
-"""Pid, and True for a period longer than a time slice. Most of these long periods end with idle
-time.
+"""Pid, and True for a period longer than a time slice.
+
+Most of these long periods end with idle time.
 """
 
 
-def _age_class(age: int) -> int:
+def _find_kind(period: Period) -> _Kind:
+    return period.pid, period.until - period.began > _LONG_NS
+
+
+def _find_age_class(age: int) -> int:
     return bisect_right(AGE_EDGES, age) - 1
 
 
 @dataclass(slots=True)
 class _AgeSamples:
-    """Weighted numbers of all samples (`seen`) and of `busy` samples, for one `_Kind`, by age
-    class.
-    """
+    """Weighted numbers of samples for one `_Kind`, by age class."""
 
-    seen: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
-    busy: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
+    seen: list[float] = field(default_factory=lambda: [0.0] * len(AGE_EDGES))  # all samples
+    busy: list[float] = field(default_factory=lambda: [0.0] * len(AGE_EDGES))  # busy samples
 
     def fade(self, keep: float) -> None:
         self.seen = [count * keep for count in self.seen]
@@ -305,41 +345,48 @@ class _AgeSamples:
 
     def compute_shares(self, overall: float) -> list[float]:
         """Returns the estimated fraction of busy time in each age class."""
-        own = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
-        priors = [max(own, _YOUNG_SHARE)] + [own] * (_CLASSES - 1)
-        weights = [count + _PRIOR_WEIGHT for count in self.seen]
-        classes = zip(self.busy, priors, weights, strict=True)
-        return _make_non_increasing(
-            [(busy + _PRIOR_WEIGHT * prior) / weight for busy, prior, weight in classes], weights
-        )
+        mean = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
+        prior = max(mean, _YOUNG_SHARE)
+        shares = []
+        weights = [seen + _PRIOR_WEIGHT for seen in self.seen]
+        for busy, weight in zip(self.busy, weights, strict=True):
+            shares.append((busy + _PRIOR_WEIGHT * prior) / weight)
+            prior = mean
+        return _make_non_increasing(shares, weights)
 
 
 @dataclass(slots=True)
 class _Ages:
     """Computes the resident time per age class, for one `_Kind` in one window."""
 
-    ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: number of periods that ended in the class, minus those that were in it when the
-    window began.
-    """
-    past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """By age class: total time that the periods in `ended` spent in the class. Negative for
-    subtracted periods.
-    """
+    # By age class: number of periods that ended in the class, minus those that were in it when the
+    # window began.
+    ended: list[int] = field(default_factory=lambda: [0] * len(AGE_EDGES))
+    # By age class: total time that the periods in `ended` spent in the class. Negative for
+    # subtracted periods.
+    past_edge: list[int] = field(default_factory=lambda: [0] * len(AGE_EDGES))
 
     def add(self, age: int, periods: int = 1) -> None:
-        age_class = _age_class(age)
+        age_class = _find_age_class(age)
         self.ended[age_class] += periods
         self.past_edge[age_class] += periods * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
         """Returns the total time in nanoseconds that the periods spent in each age class."""
         older = sum(self.ended)
-        figures = []
-        for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):
+        resident = []
+        for width, ended, past_edge in zip(_WIDTHS, self.ended, self.past_edge, strict=True):
             older -= ended
-            figures.append(older * width + past_edge)
-        return figures
+            resident.append(older * width + past_edge)
+        return resident
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """Estimated busy time of a process in nanoseconds."""
+
+    busy: float = 0.0
+    uncertainty: float = 0.0
 
 
 class BusyShareModel:
@@ -355,23 +402,24 @@ class BusyShareModel:
         self._samples: dict[_Kind, _AgeSamples] = {}
 
     def learn(self, residency: Residency, samples: Sequence[BusySample]) -> None:
-        keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
-        present = {period.pid for period in residency.periods}
-        self._samples = {
-            kind: history
-            for kind, history in self._samples.items()
-            if kind[0] in present or sum(history.seen) > 0.5
-        }
-        for history in self._samples.values():
-            history.fade(keep)
-        for (moment, busy), period in zip(samples, _find_periods(residency, samples), strict=True):
+        self._fade(residency)
+        for moment, busy in samples:
+            period = residency.find_period(moment)
             if period is not None:
-                history = self._samples.setdefault(
-                    (period.pid, period.until - period.began > _LONG_NS), _AgeSamples()
-                )
-                age_class = _age_class(moment - period.began)
+                history = self._samples.setdefault(_find_kind(period), _AgeSamples())
+                age_class = _find_age_class(moment - period.began)
                 history.seen[age_class] += 1
                 history.busy[age_class] += busy
+
+    def _fade(self, residency: Residency) -> None:
+        """Reduces the weight of old samples. Removes them if the process is gone for long."""
+        keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
+        for kind, history in list(self._samples.items()):
+            pid, _ = kind
+            if pid in residency.resident or sum(history.seen) > 0.5:
+                history.fade(keep)
+            else:
+                del self._samples[kind]
 
     def estimate(
         self, residency: Residency, busy: int, samples: Sequence[BusySample] = ()
@@ -380,83 +428,84 @@ class BusyShareModel:
 
         No process gets more than its resident time. The rest of `busy` is not attributed.
         """
-        seen = sum(sum(history.seen) for history in self._samples.values())
-        overall = (sum(sum(history.busy) for history in self._samples.values()) + 1.0) / (
-            seen + 1.0
-        )
-        kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
-        for pid, began, since, until in residency.periods:
-            age = until - began
-            ages = kinds[pid, age > _LONG_NS]
-            age_class = (
-                bisect_right(AGE_EDGES, age) - 1
-            )  # as in `_Ages.add`, but without a call for each period
-            ages.ended[age_class] += 1
-            ages.past_edge[age_class] += age - AGE_EDGES[age_class]
-            if since > began:
-                ages.add(since - began, -1)
-        shares = {
-            kind: self._samples.get(kind, _AgeSamples()).compute_shares(overall) for kind in kinds
-        }
+        ages_by_kind = _measure_ages(residency)
+        shares = self._compute_shares(ages_by_kind)
         saving = _compute_saving(
-            residency, lambda pid, age: shares[pid, age > _LONG_NS][_age_class(age)]
+            residency, lambda pid, age: shares[pid, age > _LONG_NS][_find_age_class(age)]
         )
-        estimates = {pid: -float(ns) for pid, ns in saving.items()}
-        uncertainty: dict[int, float] = {}
-        for period, since, until, was_busy in _sampled_parts(residency, samples):
-            ages = kinds[period.pid, period.until - period.began > _LONG_NS]
+        estimates: defaultdict[int, _Estimate] = defaultdict(_Estimate)
+        for pid, ns in saving.items():
+            estimates[pid].busy -= ns
+
+        for period, since, until, was_busy in _list_sampled_parts(residency, samples):
+            # This time is removed from the time for which learnt shares are used.
+            ages = ages_by_kind[_find_kind(period)]
             ages.add(since - period.began)
             ages.add(until - period.began, -1)
-            estimates[period.pid] = estimates.get(period.pid, 0.0) + (until - since) * was_busy
-            uncertainty[period.pid] = (
-                uncertainty.get(period.pid, 0.0) + (until - since) * _SAMPLE_UNCERTAINTY
-            )
-        for kind, ages in kinds.items():
-            by_age = list(zip(ages.compute_resident(), shares[kind], strict=True))
+            estimate = estimates[period.pid]
+            estimate.busy += (until - since) * was_busy
+            estimate.uncertainty += (until - since) * _SAMPLE_UNCERTAINTY
+
+        for kind, ages in ages_by_kind.items():
+            learnt = 0.0
+            uncertainty = 0.0
+            for ns, share in zip(ages.compute_resident(), shares[kind], strict=True):
+                learnt += ns * share
+                uncertainty += ns * share * (1 - share)
             pid, _ = kind
-            estimates[pid] = estimates.get(pid, 0.0) + sum(ns * share for ns, share in by_age)
-            uncertainty[pid] = uncertainty.get(pid, 0.0) + sum(
-                ns * share * (1 - share) for ns, share in by_age
-            )
+            estimates[pid].busy += learnt
+            estimates[pid].uncertainty += uncertainty
+
         at_most = {pid: ns - saving.get(pid, 0) for pid, ns in residency.resident.items()}
-        return _fit(max(0, busy - sum(saving.values())), estimates, uncertainty, at_most)
+        return _fit(max(0, busy - sum(saving.values())), estimates, at_most)
+
+    def _compute_shares(self, kinds: Iterable[_Kind]) -> dict[_Kind, list[float]]:
+        """Returns the estimated fraction of busy time by age class, for each of these kinds."""
+        seen = sum(sum(history.seen) for history in self._samples.values())
+        busy = sum(sum(history.busy) for history in self._samples.values())
+        overall = (busy + 1.0) / (seen + 1.0)
+        shares = {}
+        for kind in kinds:
+            history = self._samples.get(kind, _AgeSamples())
+            shares[kind] = history.compute_shares(overall)
+        return shares
 
 
-def _find_periods(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Period | None]:
-    """Yields the period that contains each sample, or None if the sample was taken during a
-    switch.
-    """
-    begins = [period.since for period in residency.periods]
-    for moment, _ in samples:
-        place = bisect_right(begins, moment) - 1
-        yield (
-            residency.periods[place]
-            if place >= 0 and moment < residency.periods[place].until
-            else None
-        )
+def _measure_ages(residency: Residency) -> dict[_Kind, _Ages]:
+    """Returns the ages of all periods. Does not call a function for each period, to be fast."""
+    ages_by_kind: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
+    for pid, began, since, until in residency.periods:
+        age = until - began
+        ages = ages_by_kind[pid, age > _LONG_NS]
+        # As in `_Ages.add`.
+        age_class = bisect_right(AGE_EDGES, age) - 1
+        ages.ended[age_class] += 1
+        ages.past_edge[age_class] += age - AGE_EDGES[age_class]
+        if since > began:
+            ages.add(since - began, -1)
+    return ages_by_kind
 
 
-def _sampled_parts(
+def _list_sampled_parts(
     residency: Residency, samples: Iterable[BusySample]
 ) -> Iterator[tuple[Period, int, int, bool]]:
-    """Splits long periods into intervals around their samples. Yields period, begin, end and the
-    sample's value.
+    """Splits long periods into intervals around their samples.
 
-    An interval extends equally far before and after its sample, so that the mean is unbiased.
+    Yields period, begin, end and the sample's value. An interval extends equally far before and
+    after its sample, so that the mean is unbiased.
     """
     ordered = sorted(samples)
-    middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
-    nearest = zip(
-        ordered,
-        _find_periods(residency, ordered),
-        [0, *middles],
-        [*middles, residency.until],
-        strict=False,
-    )
-    for (moment, busy), period, since, until in nearest:
+    # Each sample is the nearest one up to the middle between it and the following sample.
+    nearest_until = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
+    nearest_until.append(residency.until)
+    nearest_from = 0
+    for (moment, busy), nearest_to in zip(ordered, nearest_until, strict=False):
+        period = residency.find_period(moment)
         if period is not None and period.until - period.began > _SAMPLED_PERIOD_NS:
-            begin = max(period.since, since, moment - _SAMPLE_REACH_NS)
-            yield period, begin, min(period.until, until, moment + _SAMPLE_REACH_NS), busy
+            begin = max(period.since, nearest_from, moment - _SAMPLE_REACH_NS)
+            end = min(period.until, nearest_to, moment + _SAMPLE_REACH_NS)
+            yield period, begin, end, busy
+        nearest_from = nearest_to
 
 
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
@@ -468,25 +517,32 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     """
     lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
-    left, level = (
-        max(0, busy - sum(_compute_saving(residency, lambda _pid, _age: share).values())),
-        0,
-    )
-    for place, length in enumerate(lengths):
-        step = min(length - level, left // (len(lengths) - place))
-        level, left = level + step, left - step * (len(lengths) - place)
-        if level < length:
-            break
-    figures: dict[int, int] = {}
+    saving = _compute_saving(residency, lambda _pid, _age: share)
+    level = _find_level(lengths, max(0, busy - sum(saving.values())))
+    estimates: dict[int, int] = {}
     for pid, _, since, until in residency.periods:
         length = until - since
-        figures[pid] = figures.get(pid, 0) + (length if length < level else level)
-    return figures
+        estimates[pid] = estimates.get(pid, 0) + (length if length < level else level)
+    return estimates
+
+
+def _find_level(lengths: Sequence[int], total: int) -> int:
+    """Returns how much of each length to take, so that the sum is `total`. `lengths`: sorted."""
+    level = 0
+    for place, length in enumerate(lengths):
+        longer = len(lengths) - place
+        step = min(length - level, total // longer)
+        level += step
+        total -= step * longer
+        if level < length:
+            break
+    return level
 
 
 def compute_max_saving(residency: Residency) -> dict[int, int]:
-    """Returns the maximum extra time for saving contexts, by pid. Assumes that every process was
-    preempted.
+    """Returns the maximum extra time for saving contexts, by pid.
+
+    Assumes that every process was preempted.
     """
     return _compute_saving(residency, lambda _pid, _age: 1.0, MAX_SAVE_NS)
 
@@ -500,55 +556,68 @@ def _compute_saving(
     slice is then saving time. `share_at(pid, age)`: probability that the process is busy at that
     age. `past_slice`: assumed saving time for periods longer than a slice.
     """
-    result: dict[int, int] = {}
-    if slice_work := residency.costs.slice_work:
-        for pid, began, since, until in residency.periods:
-            past = until - began - slice_work
-            if past > 0:
-                saving = min(past if past <= MAX_SAVE_NS else past_slice, until - since)
-                result[pid] = result.get(pid, 0) + int(saving * share_at(pid, until - began))
-    return result
+    saving: dict[int, int] = {}
+    slice_work = residency.costs.slice_work
+    if not slice_work:
+        return saving
+    for pid, began, since, until in residency.periods:
+        age = until - began
+        past = age - slice_work
+        if past <= 0:
+            continue
+        if past > MAX_SAVE_NS:
+            past = past_slice
+        saved = int(min(past, until - since) * share_at(pid, age))
+        saving[pid] = saving.get(pid, 0) + saved
+    return saving
 
 
-def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Returns the nearest non-increasing sequence. Contexts work first and are idle later, so an
-    increase is noise.
+def _make_non_increasing(shares: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Returns the nearest non-increasing sequence.
+
+    Contexts work first and are idle later, so an increase is noise.
     """
-    levels: list[tuple[float, float, int]] = []  # mean, weight and number of figures
-    for figure, weight in zip(figures, weights, strict=True):
-        level = figure, weight, 1
-        while levels and levels[-1][0] < level[0]:
-            before = levels.pop()
-            together = before[1] + level[1]
-            mean = (before[0] * before[1] + level[0] * level[1]) / together
-            level = mean, together, before[2] + level[2]
-        levels.append(level)
-    return [figure for figure, _, places in levels for _ in range(places)]
+    levels: list[tuple[float, float, int]] = []  # mean share, weight, number of shares
+    for share, weight in zip(shares, weights, strict=True):
+        number = 1
+        while levels and levels[-1][0] < share:
+            share_before, weight_before, number_before = levels.pop()
+            total = weight_before + weight
+            share = (share_before * weight_before + share * weight) / total
+            weight = total
+            number += number_before
+        levels.append((share, weight, number))
+    sequence = []
+    for share, _, number in levels:
+        sequence += [share] * number
+    return sequence
 
 
 def _fit(
-    busy: int,
-    estimates: Mapping[int, float],
-    uncertainty: Mapping[int, float],
-    resident: Mapping[int, int],
+    busy: int, estimates: Mapping[int, _Estimate], at_most: Mapping[int, int]
 ) -> dict[int, int]:
-    """Adjusts the estimates so that their sum is `busy`. Uncertain estimates change more than
-    certain ones.
+    """Adjusts the estimates so that their sum is `busy`.
 
-    No process gets more than its resident time.
+    Uncertain estimates change more than certain ones. No process gets more than `at_most`.
     """
-    figures = dict(estimates)
-    free = {pid for pid in figures if uncertainty[pid] > 0}
+    free = {pid for pid, estimate in estimates.items() if estimate.uncertainty > 0}
     while free:
-        gap = busy - sum(figures.values())
-        weight = sum(uncertainty[pid] for pid in free)
-        moved = {pid: figures[pid] + gap * uncertainty[pid] / weight for pid in free}
-        stopped = {pid for pid in free if not 0 <= moved[pid] <= resident[pid]}
+        gap = busy - sum(estimate.busy for estimate in estimates.values())
+        weight = sum(estimates[pid].uncertainty for pid in free)
+        stopped = set()
+        moved = {}
+        for pid in free:
+            estimate = estimates[pid]
+            moved[pid] = estimate.busy + gap * estimate.uncertainty / weight
+            if not 0 <= moved[pid] <= at_most[pid]:
+                stopped.add(pid)
+        # Estimates that reach a limit stay there, and the others are adjusted again.
         for pid in stopped or free:
-            figures[pid] = min(max(moved[pid], 0.0), float(resident[pid]))
+            estimates[pid].busy = min(max(moved[pid], 0.0), float(at_most[pid]))
         if not stopped:
             break
         free -= stopped
-    total = sum(figures.values())
+
+    total = sum(estimate.busy for estimate in estimates.values())
     scale = min(1.0, busy / total) if total else 0.0
-    return {pid: int(figure * scale) for pid, figure in figures.items()}
+    return {pid: int(estimate.busy * scale) for pid, estimate in estimates.items()}

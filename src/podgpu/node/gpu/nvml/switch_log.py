@@ -40,18 +40,19 @@ _UPDATE_GET: Final = 0x90CD0102
 _FLUSH: Final = 0x90CD0104
 
 _RECORDS: Final = 32768
-"""Capacity of the log. It is full after 3 seconds at 5,000 switches per second. Needs 1 MiB of
-contiguous memory.
+"""Capacity of the log. It is full after 3 seconds at 5,000 switches per second.
+
+Needs 1 MiB of contiguous memory.
 """
 _HEADER_BYTES: Final = 4096
+# Position to read (get), position to write (put), count, records dropped since the last reading,
+# unused.
 _HEADER = struct.Struct("<IIQQQ")
-"""Header: position to read (get), position to write (put), count, records dropped since the last
-reading, unused.
-"""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""Number of zero bytes after the parameters. The kernel copies more bytes if its own structure is
-larger.
+"""Number of zero bytes after the parameters.
+
+The kernel copies more bytes if its own structure is larger.
 """
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
@@ -59,13 +60,13 @@ _KEEP_OLDEST: Final = 1
 _READ_ONLY_MAP: Final = 1
 _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
-"""Register whose bit 0 is set while the graphics and compute engine is busy (see
-`MEASURED_ARCHITECTURES`).
+"""Register whose bit 0 is set while the graphics and compute engine is busy.
+
+See `MEASURED_ARCHITECTURES`.
 """
 _REFUSED_VALUE: Final = 0xBADF
-_OLDEST_BRANCH: Final = (
-    550  # oldest supported driver; the structures of older drivers have another layout
-)
+_OLDEST_BRANCH: Final = 550
+"""Oldest supported driver. The structures of older drivers have another layout."""
 _MEMORY_BYTES: Final = 128  # size of a memory object's parameters
 
 
@@ -75,11 +76,8 @@ def check_driver(version: str) -> None:
     if major is None or int(major[0]) < _OLDEST_BRANCH:
         raise SwitchLogError(
             "old_driver",
-            (
-                f"the context-switch log of driver {version} cannot be read; version "
-                f"{_OLDEST_BRANCH} "
-                "or later is required"
-            ),
+            f"the context-switch log of driver {version} cannot be read; "
+            f"version {_OLDEST_BRANCH} or later is required",
         )
 
 
@@ -116,11 +114,8 @@ class ContextSwitchLog:
             self._buffer, self._header, self._ring = self._make_buffer()
             # Subscribes to the switches of all users. Without CAP_SYS_ADMIN, records of other users
             # have no pid.
-            self._control(
-                self._subdevice,
-                _BIND,
-                struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0),
-            )
+            subscription = struct.pack("<II8xB7x", self._buffer, _PAYLOAD_BYTES, 1)
+            self._control(self._subdevice, _BIND, subscription)
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
             self._get: int = _HEADER.unpack_from(self._header)[0]
             undo.pop_all()
@@ -135,9 +130,11 @@ class ContextSwitchLog:
             )
         if put == self._get:
             return b""
-        size, ring = RECORD.size, self._ring
-        first = ring[self._get * size : (put if put > self._get else _RECORDS) * size]
-        chunk = first if put > self._get else first + ring[: put * size]
+        size = RECORD.size
+        if put > self._get:
+            chunk = self._ring[self._get * size : put * size]
+        else:
+            chunk = self._ring[self._get * size :] + self._ring[: put * size]
         self._get = put
         self._control(self._buffer, _UPDATE_GET, struct.pack("<II", put, 0))
         return chunk
@@ -148,17 +145,15 @@ class ContextSwitchLog:
         return int(now)
 
     def is_busy(self) -> bool:
-        """Returns True if the engine is busy. Without CAP_SYS_ADMIN, each call writes a line to the
-        kernel log.
+        """Returns True if the engine is busy.
+
+        Without CAP_SYS_ADMIN, each call writes a line to the kernel log.
         """
-        operation = ctypes.create_string_buffer(
-            struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0)
-        )
-        where = ctypes.addressof(operation)
-        self._control(
-            self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where)
-        )
-        status, value = operation.raw[2], struct.unpack_from("<I", operation.raw, 20)[0]
+        operation = ctypes.create_string_buffer(struct.pack("<12xI16x", _BUSY_REGISTER))
+        operations = struct.pack("<20xIQ16x", 1, ctypes.addressof(operation))
+        self._control(self._subdevice, _READ_REGISTERS, operations)
+        status = operation.raw[2]
+        (value,) = struct.unpack_from("<I", operation.raw, 20)
         if status or value >> 16 == _REFUSED_VALUE:
             raise SwitchLogError(
                 "register_value",
@@ -183,44 +178,35 @@ class ContextSwitchLog:
     def _find_gpu(self, pci_bus_id: str) -> int:
         wanted = pci_bus_id.lower().partition(".")[0]
         attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
-        for gpu_id in (gpu_id for gpu_id in attached if gpu_id not in _NO_GPU):
+        for gpu_id in attached:
+            if gpu_id in _NO_GPU:
+                continue
             answer = self._control(self._client, _PCI_INFO, struct.pack("<I8x", gpu_id))
             _, domain, bus, slot = struct.unpack("<IIHH", answer)
             if f"{domain:08x}:{bus:02x}:{slot:02x}" == wanted:
-                answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
-                device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
-                device = self._allocate(
-                    self._client, _DEVICE, struct.pack("<I52x", device_instance)
-                )
-                return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
+                return self._allocate_gpu(gpu_id)
         raise SwitchLogError(
             "gpu_not_found", f"the kernel driver has no GPU at PCI address {pci_bus_id}"
         )
 
+    def _allocate_gpu(self, gpu_id: int) -> int:
+        answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
+        device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
+        device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
+        return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
+
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
-        header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
+        ring_bytes = _RECORDS * RECORD.size
+        header = self._make_memory(_HEADER_BYTES)
+        ring = self._make_memory(ring_bytes)
         # The parameters are two output addresses, size and number of records, variable data (none),
         # notification (none), subdevice and two memory handles. Other values for subdevice or
         # notification are unsafe.
         parameters = struct.pack(
-            "<QQIIQIIQIIIIII",
-            0,
-            0,
-            RECORD.size,
-            _RECORDS,
-            0,
-            0,
-            0,
-            0,
-            0,
-            self._subdevice,
-            0,
-            header,
-            ring,
-            0,
+            "<16xII28xI4xII4x", RECORD.size, _RECORDS, self._subdevice, header, ring
         )
         buffer = self._allocate(self._client, _EVENT_BUFFER, parameters)
-        return buffer, self._map(header, _HEADER_BYTES), self._map(ring, _RECORDS * RECORD.size)
+        return buffer, self._map(header, _HEADER_BYTES), self._map(ring, ring_bytes)
 
     def _make_memory(self, size: int) -> int:
         parameters = bytearray(_MEMORY_BYTES)
@@ -252,22 +238,11 @@ class ContextSwitchLog:
         """Maps memory read-only. Each mapping needs its own file descriptor."""
         fd = self._open("/dev/nvidiactl")
         try:
-            request = bytearray(
-                struct.pack(
-                    "<IIIIQQQIIi4x",
-                    self._client,
-                    self._client,
-                    memory,
-                    0,
-                    0,
-                    length,
-                    0,
-                    0,
-                    _READ_ONLY_MAP,
-                    fd,
-                )
+            client = self._client
+            request = struct.pack(
+                "<III12xQ12xIi4x", client, client, memory, length, _READ_ONLY_MAP, fd
             )
-            self._ioctl(_MAP, request, 40, "a mapping")
+            self._ioctl(_MAP, bytearray(request), 40, "a mapping")
             mapped = self._kernel.map(fd, length)
         except (OSError, ValueError) as e:
             raise SwitchLogError("rm_error", f"the context-switch log cannot be mapped: {e}") from e

@@ -1,18 +1,19 @@
-"""Splits the busy time of a shared GPU among its processes, based on the driver's context-switch
-log.
+"""Splits the busy time of a shared GPU among its processes.
 
-The log is read only while processes of several containers run on a device. If the log is missing or
-inconsistent, the driver's utilization samples are used.
+The driver's context-switch log shows which process used the GPU. The log is read only while
+processes of several containers run on a device. If the log is missing or inconsistent, the driver's
+utilization samples are used.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,7 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage, SwitchStatus, UsageM
 from podgpu.node.gpu.nvml.driver import CallGuard, DeviceHandle, NvmlDriver
 from podgpu.node.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
-    KERNEL_PID,
+    UNKNOWN_PIDS,
     WHOLE_GPU,
     BusySample,
     BusyShareModel,
@@ -40,8 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 class SwitchLog(Protocol):
-    """Interface of a context-switch log. `ContextSwitchLog` and the simulated driver implement
-    it.
+    """Interface of a context-switch log.
+
+    `ContextSwitchLog` and the simulated driver implement it.
     """
 
     def drain(self) -> bytes: ...
@@ -51,15 +53,19 @@ class SwitchLog(Protocol):
 
 
 _SAMPLE_SECONDS = 0.06
-"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. More samples would not
-improve the results over half a minute.
+"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver.
+
+More samples would not improve the results over half a minute.
 """
 _DRAIN_SECONDS = 2.0
-"""Interval at which the log is read. At 5,000 switches per second, the log is full after 3 seconds.
+"""Interval at which the log is read.
+
+At 5,000 switches per second, the log is full after 3 seconds.
 """
 _MAX_UNREAD_SECONDS = 90.0
-"""The listener closes itself if `take_window` is not called for this long, because records use
-memory.
+"""The listener closes itself if `take_window` is not called for this long.
+
+The records use memory.
 """
 
 
@@ -80,13 +86,14 @@ class SwitchListener:
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
-        """`unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller
+        """Opens the timeline at the current time of the GPU.
+
+        `unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller
         must call `step`.
         """
         self.unsampled = unsampled
-        self.pauses_sampling = (
-            False  # True while no samples are taken, because all contexts were busy all the time
-        )
+        # True while no samples are taken, because all contexts were busy all the time.
+        self.pauses_sampling = False
         self._log = log
         self._costs = costs
         self._wall = wall
@@ -96,9 +103,8 @@ class SwitchListener:
         self._timelines: dict[int, Timeline] = {}
         self._compute_instances: dict[int, int] = {}
         self._samples: list[BusySample] = []
-        self.began = self._log_time = (
-            self._log.now()
-        )  # start time, in nanoseconds of the GPU's clock
+        # Start time, in nanoseconds of the GPU's clock.
+        self.began = self._log_time = self._log.now()
         self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._read_at = clock()
         self._error: SwitchLogError | None = None
@@ -109,10 +115,10 @@ class SwitchListener:
     def take_window(
         self, until: float, instance: int | None = None
     ) -> tuple[Residency, list[BusySample]]:
-        """Returns residency and samples of a GPU or MIG instance from the end of its last window to
-        `until`.
+        """Returns residency and samples since the end of the last window.
 
-        `until`: Unix time. Raises SwitchLogError.
+        `until`: end of the window, as Unix time. `instance`: MIG instance, or None for the whole
+        GPU. Raises SwitchLogError.
         """
         with self._lock:
             if self._error is not None:
@@ -145,23 +151,15 @@ class SwitchListener:
                 return 0.0
             try:
                 if not self.unsampled and not self.pauses_sampling:
-                    before = self._wall()
-                    busy = self._log.is_busy()
-                    self._samples.append((self.to_gpu_time((before + self._wall()) / 2), busy))
+                    self._take_sample()
                 if self._seconds_until_drain() <= 0:
                     self._drain()
-                    if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
-                        raise SwitchLogError(
-                            "not_taken",
-                            f"context switches were not used for {_MAX_UNREAD_SECONDS:g} s",
-                        )
+                    self._check_is_used()
             except SwitchLogError as e:
                 self._end(e)
-            return (
-                self._seconds_until_drain()
-                if self.unsampled
-                else random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
-            )
+            if self.unsampled:
+                return self._seconds_until_drain()
+            return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
 
     def close(self) -> None:
         with self._lock:
@@ -171,6 +169,18 @@ class SwitchListener:
     def _run(self) -> None:
         while not self._ended.wait(self.step()):
             pass
+
+    def _take_sample(self) -> None:
+        before = self._wall()
+        busy = self._log.is_busy()
+        moment = self.to_gpu_time((before + self._wall()) / 2)
+        self._samples.append((moment, busy))
+
+    def _check_is_used(self) -> None:
+        if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
+            raise SwitchLogError(
+                "not_taken", f"context switches were not used for {_MAX_UNREAD_SECONDS:g} s"
+            )
 
     def _seconds_until_drain(self) -> float:
         return self._drained_at + _DRAIN_SECONDS - self._clock()
@@ -184,10 +194,8 @@ class SwitchListener:
             if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
                 raise SwitchLogError(
                     "several_compute_instances",
-                    (
-                        f"GPU instance {instance} runs several compute instances at once, so busy "
-                        "time cannot be divided"
-                    ),
+                    f"GPU instance {instance} runs several compute instances at once, "
+                    "so busy time cannot be divided",
                 )
         self._drained_at = self._clock()
 
@@ -197,7 +205,8 @@ class SwitchListener:
     def _end(self, error: SwitchLogError) -> None:
         self._error = error
         self._ended.set()
-        self._timelines, self._samples = {}, []
+        self._timelines = {}
+        self._samples = []
         self._log.close()
 
 
@@ -206,15 +215,14 @@ _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 
 
 MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
-"""Name and measured costs by NVML's architecture number. The busy register is read only on these
-architectures.
+"""Name and measured costs by NVML's architecture number.
 
-The costs were measured on an H200 with driver 580. In seven traces of 2,800 to 53,000 switches, a
-context was resident for 63 to 67 µs more than it worked. The busy bit differed from NVML's
-utilization by at most one percentage point. In 4,400 time slices, kernels recorded when they ran.
-They started 21 to 52 µs after the switch-in and were preempted after 2,100 µs. Saving a context
-took 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in use), and
-121 µs for PyTorch.
+The busy register is read only on these architectures. The costs were measured on an H200 with
+driver 580. In seven traces of 2,800 to 53,000 switches, a context was resident for 63 to 67 µs more
+than it worked. The busy bit differed from NVML's utilization by at most one percentage point. In
+4,400 time slices, kernels recorded when they ran. They started 21 to 52 µs after the switch-in and
+were preempted after 2,100 µs. Saving a context took 68 µs (one warp per multiprocessor) to 107 µs
+(all memory of the multiprocessors in use), and 121 µs for PyTorch.
 """
 
 
@@ -225,20 +233,16 @@ def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     return ContextSwitchLog(device.pci_bus_id, minor)
 
 
-def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
+def has_sys_admin() -> bool:
     """Returns True if this process has CAP_SYS_ADMIN in the initial user namespace."""
     try:
-        status = (proc / "status").read_text()
-        uids = (proc / "uid_map").read_text()
+        status = Path("/proc/self/status").read_text()
+        uids = Path("/proc/self/uid_map").read_text()
     except OSError:
         return False
-    effective = next(
-        (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0"
-    )
-    return (
-        bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
-        and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
-    )
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    has_capability = effective is not None and int(effective[1], 16) >> _CAP_SYS_ADMIN & 1 == 1
+    return has_capability and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +259,17 @@ class SwitchLogFactory:
         self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]
     ) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError if this fails."""
-        architecture: int | None = None
-        if not gpu.device.mig_enabled:  # switching costs were not measured in MIG mode
+        architecture = 0
+        # Switching costs were not measured in MIG mode.
+        if not gpu.device.mig_enabled:
             with CallGuard[str]().catch():
                 architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
-        _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
+        _, costs = MEASURED_ARCHITECTURES.get(architecture, ("", SwitchCosts()))
+        unsampled = self._explain_unsampled(architecture)
         log = self.open_log(gpu.device, str(driver.call("nvmlSystemGetDriverVersion")))
-        return self.make_listener(
-            log, costs, unsampled=self._explain_unsampled(architecture), wall=wall
-        )
+        return self.make_listener(log, costs, unsampled=unsampled, wall=wall)
 
-    def _explain_unsampled(self, architecture: int | None) -> str:
+    def _explain_unsampled(self, architecture: int) -> str:
         """Returns the reason why no busy samples are taken, or an empty string."""
         if self.wanted != "exact":
             return f"--usage-from is {self.wanted}"
@@ -273,26 +277,31 @@ class SwitchLogFactory:
             measured = ", ".join(name for name, _ in MEASURED_ARCHITECTURES.values())
             return f"the busy register is only read on {measured} without MIG"
         # Without CAP_SYS_ADMIN, each read fails and writes a line to the kernel log.
-        return (
-            ""
-            if self.privileged()
-            else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
-        )
+        if not self.privileged():
+            return "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
+        return ""
 
 
 _LINGER_SECONDS = 60.0
-"""How long the log stays open when the GPU is no longer shared. Most GPUs are soon shared again."""
+"""How long the log stays open when the GPU is no longer shared.
+
+Most GPUs are soon shared again.
+"""
 _RETRY_SECONDS = 60.0
 _UNKNOWN_PART = 50
-"""At most 1/50 of a window may be missing in the log. Contexts count as completely busy if they
-were idle for at most 1/50 of their residency.
+"""At most 1/50 of a window may be missing in the log.
+
+Contexts count as completely busy if they were idle for at most 1/50 of their residency.
 """
 _HIDDEN_PART = 100
-"""At most 1/100 of a window may belong to processes that are hidden or that the driver does not
-list.
+"""At most 1/100 of a window may belong to processes that the driver does not list.
+
+The same limit applies to processes that are hidden.
 """
 _SATURATED_NS = 30 * 10**9
-"""Sampling, which causes half of the cost, pauses if contexts were completely busy for this long.
+"""Sampling pauses if contexts were completely busy for this long.
+
+Sampling causes half of the cost.
 """
 
 
@@ -301,8 +310,9 @@ class _WindowError(SwitchLogError):
 
 
 class BusyTimeSplitter:
-    """Splits the busy time of one GPU and its MIG instances among their processes. Not
-    thread-safe.
+    """Splits the busy time of one GPU and its MIG instances among their processes.
+
+    Not thread-safe.
     """
 
     def __init__(
@@ -330,95 +340,103 @@ class BusyTimeSplitter:
         `running`: processes on the GPU. `shared`: keys of devices with processes of several
         containers.
         """
-        self.status = replace(self.status, errors=())
         gpu = target.device
         self._name = f"GPU {gpu.index} ({gpu.uuid})"
-        self._previous_pids, self._pids = (
-            self._pids,
-            frozenset(process.pid for process in running or ()),
-        )
-        own = frozenset(key for key in shared if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"))
-        self._shared = frozenset() if running is None else own
+        self.status = replace(self.status, errors=())
+        self._previous_pids = self._pids
+        self._pids = frozenset(process.pid for process in running or ())
+        self._shared = frozenset()
+        if running is not None:
+            prefix = f"{gpu.uuid}/"
+            self._shared = frozenset(
+                key for key in shared if key == gpu.uuid or key.startswith(prefix)
+            )
+
         now = self._clock()
-        if self._shared and any(process.mps for process in running or ()):
+        if not self._shared:
+            self.status = SwitchStatus()
+        elif any(process.mps for process in running or ()):
             self._shared = frozenset()
             self._fall_back(
                 _WindowError("mps", "it is shared by MPS, where all clients use the same context")
             )
-        elif self._shared:
+        else:
             self._shared_at = now
             if self._listener is None and now >= self._retry_at:
-                try:
-                    self._listener = listener = self._open_listener(target)
-                except SwitchLogError as e:
-                    self._fall_back(e)
-                else:
-                    how = (
-                        f"; busy samples are not available: {listener.unsampled}"
-                        if listener.unsampled
-                        else ""
-                    )
-                    _log.info(
-                        "%s is shared by several containers: reading its context switches%s",
-                        self._name,
-                        how,
-                    )
-        else:
-            self.status = SwitchStatus()
+                self._open(target)
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
             self.close()
 
-    def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
-        """Returns the usage with the busy time of each process. If the log cannot be used, these
-        times are missing.
+    def _open(self, target: DeviceHandle) -> None:
+        try:
+            self._listener = self._open_listener(target)
+        except SwitchLogError as e:
+            self._fall_back(e)
+            return
+        unsampled = self._listener.unsampled
+        note = f"; busy samples are not available: {unsampled}" if unsampled else ""
+        _log.info(
+            "%s is shared by several containers: reading its context switches%s", self._name, note
+        )
 
-        `until`: end of the window, as Unix time.
+    def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
+        """Returns the usage with the busy time of each process.
+
+        If the log cannot be used, these times are missing. `until`: end of the window, as Unix
+        time.
         """
-        usage, listener = replace(usage, bounded=True), self._listener
+        usage = replace(usage, bounded=True)
+        listener = self._listener
         if listener is None or until is None or not usage.window_ns:
             return usage
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
+            is_shared = usage.device.key in self._shared
+            if usage.busy_ns is None or not is_shared or not residency.periods:
+                return usage
             # If the log was opened during the window, it must still cover almost all of the window.
-            covers = residency.since != listener.began or _covers(residency.window, usage.window_ns)
-            if (
-                usage.busy_ns is None
-                or usage.device.key not in self._shared
-                or not residency.periods
-                or not covers
-            ):
+            is_first = residency.since == listener.began
+            if is_first and not _covers(residency.window, usage.window_ns):
                 return usage
             _check(residency, usage.window_ns, self._previous_pids | self._pids)
         except SwitchLogError as e:
             self._fall_back(e)
             return usage
+
         self.status = SwitchStatus(self.status.errors)
-        worked, resident = max(0, usage.busy_ns - residency.switching), residency.resident
+        worked = max(0, usage.busy_ns - residency.switching)
         if listener.unsampled:
             figures = estimate_without_samples(residency, worked)
         else:
             self._model.learn(residency, samples)
-            is_saturated = _covers(worked, sum(resident.values()))
-            self._saturated_ns = self._saturated_ns + residency.window if is_saturated else 0
-            listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
+            self._pause_if_saturated(listener, residency, worked)
             figures = self._model.estimate(residency, worked, samples)
         return replace(
             usage,
-            process_busy_ns={
-                pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)
-            },
+            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in UNKNOWN_PIDS},
             method="switches" if listener.unsampled else "exact",
-            resident_ns=resident,
+            resident_ns=residency.resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
             waits=self._waits[usage.device.key].add(residency, figures),
         )
 
+    def _pause_if_saturated(
+        self, listener: SwitchListener, residency: Residency, worked: int
+    ) -> None:
+        if _covers(worked, sum(residency.resident.values())):
+            self._saturated_ns += residency.window
+        else:
+            self._saturated_ns = 0
+        listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
+
     def close(self) -> None:
         """Closes the log. An open log prevents the driver from being unloaded."""
         if self._listener is not None:
             self._listener.close()
-            self._listener, self._model, self._saturated_ns = None, BusyShareModel(), 0
+            self._listener = None
+            self._model = BusyShareModel()
+            self._saturated_ns = 0
             self._waits.clear()
             _log.info("%s: the context-switch log is closed", self._name)
 
@@ -429,37 +447,32 @@ class BusyTimeSplitter:
                 self._name,
                 error,
             )
-        self.status = SwitchStatus(
-            (*self.status.errors, error.reason), error.reason, f"{self._name}: {error}"
-        )
-        if isinstance(error, _WindowError):
-            return
-        self.close()
-        self._retry_at = self._clock() + _RETRY_SECONDS
+        errors = (*self.status.errors, error.reason)
+        self.status = SwitchStatus(errors, error.reason, f"{self._name}: {error}")
+        if not isinstance(error, _WindowError):
+            self.close()
+            self._retry_at = self._clock() + _RETRY_SECONDS
 
 
 def _covers(part: int, whole: int) -> bool:
     return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
-def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> None:
+def _check(residency: Residency, window_ns: int, listed: Set[int]) -> None:
+    """Raises _WindowError if the log does not show all processes for almost the whole window."""
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
         raise _WindowError(
             "unaccounted_time", f"the context-switch log does not cover {percent} % of the time"
         )
-    resident = residency.resident
-    if resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
+    if residency.resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
         raise _WindowError(
             "hidden_process",
             "processes of other users run on it, and their pids are visible only with CAP_SYS_ADMIN"
             " (chart: exporter.usage.from: exact)",
         )
-    unlisted = sum(
-        ns
-        for pid, ns in resident.items()
-        if pid not in listed and pid not in (HIDDEN_PID, KERNEL_PID)
-    )
-    if unlisted * _HIDDEN_PART > window_ns:
+    unlisted = residency.resident.keys() - listed - UNKNOWN_PIDS
+    unlisted_ns = sum(residency.resident[pid] for pid in unlisted)
+    if unlisted_ns * _HIDDEN_PART > window_ns:
         raise _WindowError("unlisted_process", "a process runs on it that the driver does not list")

@@ -1,62 +1,55 @@
-"""Estimates from the context-switch log how long each process waited for the GPU, and for which
-other process.
+"""Estimates from the context-switch log how long each process waited for the GPU.
 
-In a test with 25 loads on an H200, the mean error was 1.4 percentage points. All times are in
-nanoseconds of the GPU's clock. This module does no I/O.
+Also estimates for which other process it waited. In a test with 25 loads on an H200, the mean error
+was 1.4 percentage points. All times are in nanoseconds of the GPU's clock. This module does no I/O.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from functools import partial
+from itertools import pairwise
 from math import log2
 from operator import itemgetter
 from statistics import median
+from typing import NamedTuple
 
 from podgpu.model import ProcessWaits
 from podgpu.node.gpu.nvml.switch_attribution import (
-    HIDDEN_PID,
-    KERNEL_PID,
     MAX_SAVE_NS,
+    UNKNOWN_PIDS,
     Period,
     Residency,
 )
 
-DEFAULT_SLICE_NS = (
-    2_140_000  # length of a time slice on an H200; used until `detect_slice` finds another length
-)
+# Length of a time slice on an H200. Used until `detect_slice` finds another length.
+DEFAULT_SLICE_NS = 2_140_000
 _CUT_TOLERANCE = 0.04
-_NEVER_WAIT = frozenset({HIDDEN_PID, KERNEL_PID})
+# Processes that were busy for at least this fraction of their residency are assumed to be always
+# busy.
 _SATURATED_SHARE = 0.95
-"""Processes that were busy for at least this fraction of their residency are assumed to be always
-busy.
-"""
 _SHORT_NS = 30_000  # uncertainty of the measured length of a period
 _LONG = 1.1  # a period counts as longer than a time slice if it exceeds the slice by this factor
 _BINS_PER_DOUBLING = 24
+# Shorter periods are ignored when the slice is detected. Their length is often the duration of a
+# kernel.
 _MIN_SLICE_NS = 500_000
-"""Shorter periods are ignored when the slice is detected. Their length is often the duration of a
-kernel.
-"""
 _MIN_CUT_PERIODS = 20
+# The mode (most frequent length) must account for 1/4 of the total length of consecutive periods of
+# equal length.
 _MIN_CUT_PART = 4
-"""The mode (most frequent length) must account for 1/4 of the total length of consecutive periods
-of equal length.
-"""
 _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10  # for each ten periods in the mode, at most one period may be slightly longer
 _RECENT_PERIODS = 32
-_DETECTION_WINDOWS = (
-    16  # the slice is detected once in this many windows, because its length rarely changes
-)
+# The slice is detected once in this many windows, because its length rarely changes.
+_DETECTION_WINDOWS = 16
+# If a window has more periods, a random part of the window with about this many is examined.
+# Examining 600 periods per second would take 0.2 % of a CPU core.
 _EXAMINED_PERIODS = 128
-"""If a window has more periods, a random part of the window with about this many is examined.
-Examining 600 periods per second would take 0.2 % of a CPU core.
-"""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -69,58 +62,93 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
     of the device), the load is periodic.
     """
     lengths = [period.until - period.began for period in residency.periods[1:-1]]
-    equal: dict[int, list[int]] = {}
+    mode = _find_longest_mode(lengths, worked)
+    if not mode:
+        return None
+    slice_ns = round(median(mode))
+    longer = sum(_LONG * slice_ns < length < _A_LITTLE_LONGER * slice_ns for length in lengths)
+    is_busy = residency.measure_up_to(slice_ns / _LONG) <= worked
+    if is_busy and longer * _MAX_LONGER_PART < len(mode):
+        return slice_ns
+    return None
+
+
+def _find_longest_mode(lengths: Sequence[int], worked: int) -> list[int]:
+    """Returns the periods of the longest frequent length, or an empty list."""
+    bins: defaultdict[int, list[int]] = defaultdict(list)
     for before, length in pairwise(lengths):
         if length >= _MIN_SLICE_NS and abs(length - before) < length * _CUT_TOLERANCE:
-            equal.setdefault(round(log2(length) * _BINS_PER_DOUBLING), []).append(length)
-    total = sum(map(sum, equal.values()))
-    for place in sorted(equal, reverse=True):
-        mode = [length for near in (place, place - 1, place - 2) for length in equal.get(near, ())]
-        if (
-            len(mode) >= _MIN_CUT_PERIODS
-            and total <= sum(mode) * _MIN_CUT_PART
-            and sum(mode) <= worked
-        ):
-            slice_ns = round(median(mode))
-            longer = sum(
-                _LONG * slice_ns < length < _A_LITTLE_LONGER * slice_ns for length in lengths
-            )
-            is_busy = residency.measure_up_to(slice_ns / _LONG) <= worked
-            return slice_ns if is_busy and longer * _MAX_LONGER_PART < len(mode) else None
-    return None
+            bins[round(log2(length) * _BINS_PER_DOUBLING)].append(length)
+    total = sum(map(sum, bins.values()))
+    for place in sorted(bins, reverse=True):
+        mode = bins[place] + bins[place - 1] + bins[place - 2]
+        is_frequent = len(mode) >= _MIN_CUT_PERIODS and total <= sum(mode) * _MIN_CUT_PART
+        if is_frequent and sum(mode) <= worked:
+            return mode
+    return []
+
+
+class _Wait(NamedTuple):
+    """How long a process waited before one of its periods, in nanoseconds."""
+
+    first: int  # position of the period in which the wait began
+    estimate: int
+    least: int
+    most: int
 
 
 @dataclass(slots=True)
 class _Waits:
     """Waits of one process before the examined periods. Times are sums in nanoseconds."""
 
-    periods: int
+    periods: int = 0
     estimate: int = 0
     least: int = 0
     most: int = 0
-    runners: dict[int, int] = field(
-        default_factory=dict
-    )  # how much of `estimate` other processes ran, by pid
+    # How much of `estimate` other processes ran, by pid.
+    runners: dict[int, int] = field(default_factory=partial(defaultdict, int))
 
-    def attribute(self, wait: int, end: int, first: Period, others: Iterable[Period]) -> None:
-        """Attributes a wait to the processes that ran. `others`: all periods after `first`, the
-        latest first.
-        """
-        runners = self.runners
-        for runner, began, _, _ in others:
-            runners[runner] = runners.get(runner, 0) + end - began
-            wait, end = wait - (end - began), began
-        runners[first[0]] = runners.get(first[0], 0) + wait
+    def add(self, wait: _Wait, end: int, ran: Sequence[Period]) -> None:
+        """Adds a wait, and attributes it to the periods that ran until its `end`."""
+        self.estimate += wait.estimate
+        self.least += wait.least
+        self.most += wait.most
+        left = wait.estimate
+        for runner, began, _, _ in reversed(ran[1:]):
+            self.runners[runner] += end - began
+            left -= end - began
+            end = began
+        # The wait began within the first period.
+        self.runners[ran[0].pid] += left
+
+    def extrapolate(self, periods: int, limit: int) -> tuple[int, int, int]:
+        """Returns estimate, minimum and maximum for this number of periods."""
+        estimate = self.estimate * periods // self.periods
+        least = self.least * periods // self.periods
+        most = self.most * periods // self.periods
+        return min(estimate, limit), min(least, limit), min(most, limit)
+
+
+class _Part(NamedTuple):
+    """The part of a window that is examined."""
+
+    since: int
+    until: int
+    recent: list[Period]  # periods before the part, see `_select_recent`
+    new: Sequence[Period]  # periods in the part
 
 
 class WaitEstimator:
-    """Estimates waiting times on one engine. Relies on these rules of the driver's round-robin
-    scheduler:
+    """Estimates waiting times on one engine.
+
+    Relies on these rules of the driver's round-robin scheduler:
 
     - A process that is preempted at the end of its time slice waits until it is resident again.
-    - A process that yields earlier has no work. New work waits for at most one period of each other process.
-    - A process without work yields at once if another process waits. So if a period ends with idle time, no other
-      process waited. If a period is longer than a slice, others can have waited only during the period's last slice.
+    - A process that yields earlier has no work. New work waits for at most one period of each other
+      process.
+    - A process without work yields at once if another process waits. So if a period ends with idle
+      time, no other process waited. If a period is longer than a slice, others can have waited only
+      during the period's last slice.
     """
 
     def __init__(self, *, is_complete: bool = False) -> None:
@@ -128,8 +156,9 @@ class WaitEstimator:
         self.slice = DEFAULT_SLICE_NS
         self.is_slice_detected = False
         self.intervals: list[tuple[int, int, int]] = []
-        """Begin, end and pid of the examined waits in the last window. A wait may begin before the
-        window.
+        """Begin, end and pid of the examined waits in the last window.
+
+        A wait may begin before the window.
         """
         self._windows = 0
         self._is_complete = is_complete
@@ -138,96 +167,99 @@ class WaitEstimator:
         self._examined: dict[int, _Waits] = {}  # by pid
 
     def is_cut(self, duration: int) -> bool:
-        """Returns True if a period of this length lasted a whole time slice, so that the process
-        still had work.
+        """Returns True if a period of this length lasted a whole time slice.
+
+        The process then still had work.
         """
         return abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
-        """Returns the waiting times in the next window. `busy`: busy time of each process in this
-        window, by pid.
+        """Returns the waiting times in the next window.
+
+        `busy`: busy time of each process in this window, by pid.
         """
-        is_due = self._is_complete or self._windows % _DETECTION_WINDOWS == 0
-        if is_due and (slice_ns := detect_slice(residency, sum(busy.values()))):
-            self.slice, self.is_slice_detected = slice_ns, True
-        self._windows += 1
-        recent = (
-            self._recent if residency.since == self._until else []
-        )  # empty after a missing window
-        self._until = residency.until
-        new = residency.periods
-        if recent and new and recent[-1][:2] == new[0][:2]:  # the last period continues
-            recent, new = [*recent[:-1], new[0]], new[1:]
-        counts = Counter(map(itemgetter(0), new))
-        self._recent = _select_recent([*recent, *new], residency.resident)
-        since, until = residency.since, residency.until
-        if len(new) > _EXAMINED_PERIODS and not self._is_complete:
-            span = residency.window * _EXAMINED_PERIODS // len(new)
-            since += random.randrange(residency.window - span)
-            until = since + span
-            first, stop = (bisect_left(new, edge, key=itemgetter(1)) for edge in (since, until))
-            recent, new = (
-                _select_recent([*recent, *new[:first]], residency.resident),
-                new[first:stop],
-            )
-        found = self._find_waits([*recent, *new], len(recent), residency, busy)
+        self._update_slice(residency, busy)
+        part = self._take_window(residency)
+        counts = Counter(map(itemgetter(0), part.new))
+        if len(part.new) > _EXAMINED_PERIODS and not self._is_complete:
+            part = _choose_part(part, residency)
+
         # A process without a period in the examined part is assumed to wait as long per period as
         # before.
-        self._examined = {
-            pid: waits for pid, waits in (self._examined | found).items() if pid in counts
-        }
+        examined = self._examined | self._find_waits(part, residency, busy)
+        self._examined = {pid: waits for pid, waits in examined.items() if pid in counts}
         processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
         for pid, waits in self._examined.items():
-            if waits.runners:
-                limit = (
-                    residency.window - residency.resident[pid]
-                )  # a wait may have begun before the window
-                sums = (waits.estimate, waits.least, waits.most)
-                estimate, least, most = (
-                    min(ns * counts[pid] // waits.periods, limit) for ns in sums
-                )
-                processes[pid] = estimate, least, most
-                for runner, ns in waits.runners.items():
-                    pairs[pid, runner] = ns * estimate // waits.estimate if waits.estimate else 0
-        pressure = _measure_union(self.intervals, since)
-        return ProcessWaits(processes, pairs, pressure * residency.window // max(1, until - since))
+            if not waits.runners:
+                continue
+            # A wait may have begun before the window.
+            limit = residency.window - residency.resident[pid]
+            processes[pid] = waits.extrapolate(counts[pid], limit)
+            estimate, _, _ = processes[pid]
+            for runner, ns in waits.runners.items():
+                pairs[pid, runner] = ns * estimate // max(1, waits.estimate)
+
+        pressure = _measure_union(self.intervals, part.since, part.until)
+        pressure_ns = pressure * residency.window // max(1, part.until - part.since)
+        return ProcessWaits(processes, pairs, pressure_ns)
+
+    def _update_slice(self, residency: Residency, busy: Mapping[int, int]) -> None:
+        if self._is_complete or self._windows % _DETECTION_WINDOWS == 0:
+            slice_ns = detect_slice(residency, sum(busy.values()))
+            if slice_ns is not None:
+                self.slice = slice_ns
+                self.is_slice_detected = True
+        self._windows += 1
+
+    def _take_window(self, residency: Residency) -> _Part:
+        """Returns the periods of the window, and remembers the last ones for the next window."""
+        # After a missing window, it is unknown what ran before.
+        recent = self._recent if residency.since == self._until else []
+        new = residency.periods
+        if recent and new and recent[-1][:2] == new[0][:2]:  # the last period continues
+            recent = [*recent[:-1], new[0]]
+            new = new[1:]
+        self._until = residency.until
+        self._recent = _select_recent([*recent, *new], residency.resident)
+        return _Part(residency.since, residency.until, recent, new)
 
     def _find_waits(
-        self,
-        periods: Sequence[Period],
-        first_new: int,
-        residency: Residency,
-        busy: Mapping[int, int],
+        self, part: _Part, residency: Residency, busy: Mapping[int, int]
     ) -> dict[int, _Waits]:
-        """Finds how long each process waited before each of its new periods. Returns a dict by
-        pid.
-        """
+        """Finds how long each process waited before each of its new periods, by pid."""
+        lead = residency.costs.lead
+        longest = self.slice * _LONG
         idle_from = self._find_idle_ends(residency, busy)
-        lead, longest = residency.costs.lead, self.slice * _LONG
         busy_shares = {pid: busy.get(pid, 0) / ns for pid, ns in residency.resident.items()}
-        counts = Counter(map(itemgetter(0), periods[first_new:]))
-        found = {pid: _Waits(number) for pid, number in counts.items() if pid not in _NEVER_WAIT}
+        found: defaultdict[int, _Waits] = defaultdict(_Waits)
+        periods = [*part.recent, *part.new]
+        first_new = len(part.recent)
         self.intervals = []
-        last: dict[int, int] = {}  # position of each process's last period
-        earliest = (
-            -1
-        )  # earliest period in which a process that has not run since can have begun to wait
-        idle = -1  # the last period that ended with idle time
+        # Position of each process's last period.
+        last: dict[int, int] = {}
+        # Earliest period in which a process that has not run since can have begun to wait.
+        earliest = -1
+        # The last period that ended with idle time.
+        idle = -1
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
-            if -1 < before < position - 1 and position >= first_new and (waits := found.get(pid)):
-                end = began - lead
-                first, estimate, least, most = self._estimate_wait(
-                    periods, before, position, end, earliest, idle, busy_shares
-                )
-                waits.estimate += estimate
-                waits.least += least
-                waits.most += most + lead
-                waits.attribute(estimate, end, periods[first], periods[position - 1 : first : -1])
-                self.intervals.append((end - estimate, end, pid))
-            if earliest <= before:  # by round-robin, every process that waited then has run since
+            if position >= first_new and pid not in UNKNOWN_PIDS:
+                waits = found[pid]
+                waits.periods += 1
+                if -1 < before < position - 1:
+                    end = began - lead
+                    wait = self._estimate_wait(
+                        periods, before, position, end, earliest, idle, busy_shares
+                    )
+                    waits.add(wait, end, periods[wait.first : position])
+                    # The process may also have waited while its context was restored.
+                    waits.most += lead
+                    self.intervals.append((end - wait.estimate, end, pid))
+
+            # By round-robin, every process that waited at `before` has run since.
+            if earliest <= before:
                 earliest = before + 1
             if until - began > longest:
                 earliest = position
@@ -244,63 +276,90 @@ class WaitEstimator:
         earliest: int,
         idle: int,
         busy_shares: Mapping[int, float],
-    ) -> tuple[int, int, int, int]:
+    ) -> _Wait:
         """Estimates how long a process waited between its periods at `before` and `position`.
 
-        Returns the period in which the wait began, and the estimated, least and most nanoseconds.
         `end`: end of the wait. `earliest`, `idle`: see `_find_waits`.
         """
         _, began, _, until = periods[before]
         first = before + 1
         estimate = most = end - until
-        if earliest > before:  # the work arrived during the period `earliest`
+        if earliest > before:
+            # The work arrived during the period `earliest`.
             first = earliest
             runner, began, _, until = periods[first]
-            length, after = until - began, end - until
-            share = busy_shares.get(runner, 1.0) / 2 if length > self.slice * _LONG else 0.5
+            length = until - began
+            after = end - until
             most = min(most, after + length, after + self.slice)
+            share = 0.5
+            if length > self.slice * _LONG:
+                share = busy_shares.get(runner, 1.0) / 2
             estimate = after + int((most - after) * share)
         elif self.is_cut(until - began):
-            return first, estimate, estimate, most + MAX_SAVE_NS
-        if (
-            idle >= first
-        ):  # the work arrived at the end of the idle period, or during the period after it
+            return _Wait(first, estimate, estimate, most + MAX_SAVE_NS)
+
+        if idle >= first:
+            # The work arrived at the end of the idle period, or during the period after it.
             first = min(idle + 1, position - 1)
             _, began, _, until = periods[first]
             within = 0 if first == idle else (until - began) // 2
             estimate = min(estimate, end - until + within)
-        return first, estimate, 0, most
+        return _Wait(first, estimate, 0, most)
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
         """Returns the minimum length, by pid, of periods that are assumed to end with idle time.
+
         Empty if the busy time shows that periods up to the length of a slice contain no idle time.
         """
         worked = sum(busy.values())
         saturated = sum(residency.resident.values()) * _SATURATED_SHARE
         if worked >= saturated or worked >= residency.measure_up_to(self.slice * _LONG):
             return {}
-        counts = Counter(map(itemgetter(0), residency.periods))
-        return {pid: busy.get(pid, 0) / count * _LONG + _SHORT_NS for pid, count in counts.items()}
+        idle_from = {}
+        for pid, count in Counter(map(itemgetter(0), residency.periods)).items():
+            mean = busy.get(pid, 0) / count
+            idle_from[pid] = mean * _LONG + _SHORT_NS
+        return idle_from
 
 
-def _select_recent(periods: Sequence[Period], pids: Collection[int]) -> list[Period]:
-    """Returns the most recent periods, preceded by the last period of each other process in
-    `pids`.
+def _choose_part(part: _Part, residency: Residency) -> _Part:
+    """Returns a random part of the window with about `_EXAMINED_PERIODS` periods."""
+    span = residency.window * _EXAMINED_PERIODS // len(part.new)
+    since = residency.since + random.randrange(residency.window - span)
+    until = since + span
+    first = bisect_left(part.new, since, key=itemgetter(1))
+    stop = bisect_left(part.new, until, key=itemgetter(1))
+    recent = _select_recent([*part.recent, *part.new[:first]], residency.resident)
+    return _Part(since, until, recent, part.new[first:stop])
+
+
+def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]:
+    """Returns the most recent periods, preceded by the last period of each other process."""
+    recent = periods[-_RECENT_PERIODS:]
+    missing = set(pids).difference(map(itemgetter(0), recent))
+    older = []
+    for period in reversed(periods[:-_RECENT_PERIODS]):
+        if not missing:
+            break
+        if period.pid in missing:
+            missing.remove(period.pid)
+            older.append(period)
+    older.reverse()
+    return older + recent
+
+
+def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int, until: int) -> int:
+    """Returns the length of the union of the intervals between `since` and `until`.
+
+    `intervals`: sorted by their ends.
     """
-    tail = max(0, len(periods) - _RECENT_PERIODS)
-    last = dict(zip(map(itemgetter(0), periods), count(), strict=False))
-    older = sorted(position for pid, position in last.items() if position < tail and pid in pids)
-    return [*(periods[position] for position in older), *periods[tail:]]
-
-
-def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
-    """Returns the length of the union of the intervals after `since`. `intervals`: sorted by their
-    ends.
-    """
-    covered, position = 0, intervals[-1][1] if intervals else since
+    covered = 0
     for begin, end, _ in reversed(intervals):
-        first, last = begin if begin > since else since, end if end < position else position
-        if first < last:
-            covered += last - first
-            position = first
+        if begin < since:
+            begin = since
+        if end > until:
+            end = until
+        if begin < end:
+            covered += end - begin
+            until = begin
     return covered
