@@ -361,7 +361,7 @@ class Agent:
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage reading, by device key."""
-        return self._usage_result.processes
+        return {key: use.processes for key, use in self._usage_result.devices.items()}
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared. If the GPU is present, removes its XIDs instead.

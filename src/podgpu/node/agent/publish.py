@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
+from msgspec import structs
 
 from podgpu import __version__
 from podgpu.clock import FaultLog
@@ -38,6 +38,7 @@ from podgpu.model import (
     MigInstance,
     NodeState,
     PodLabels,
+    RunningProcess,
     SourceStatus,
     Unmapped,
     Value,
@@ -49,6 +50,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
 from podgpu.node.holders.reader import describe, explain
+from podgpu.node.usage.ledger import DeviceUse
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
@@ -107,33 +109,45 @@ def build_node_state(
 
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
+    """Returns the holders of each device, by device key. Those with an allocation come first."""
     holders = defaultdict[str, list[Holder]](list)
-    usages = {key: dict(entries) for key, entries in sorted(usage.holders.items())}
-
-    def add(key: str, holder: Holder) -> None:
-        processes = usage.processes.get(key, ()) if holder.user else ()
-        own = [p for p in processes if p.owner is not None and p.owner.key == holder.key]
-        running = tuple(msgspec.structs.replace(process, owner=None) for process in own)
-        holders[key].append(
-            allocation.with_api_uid(msgspec.structs.replace(holder, running=running))
-        )
-
-    for a in allocation.assignments:
-        user = usages.get(a.device, {}).pop(a.holder.key, Holder(user=a.holder.user))
-        members = msgspec.structs.asdict(a.holder) | {"user": user.user, "usage": user.usage}
-        labels = dict(a.attributes)
-        add(
-            a.device,
+    users_of = {key: dict(use.holders) for key, use in usage.devices.items()}
+    for assignment in allocation.assignments:
+        holder = assignment.holder
+        users = users_of.get(assignment.device, {})
+        user = users.pop(holder.key, Holder(user=holder.user))
+        members = structs.asdict(holder) | {"user": user.user, "usage": user.usage}
+        holders[assignment.device].append(
             Holder(
-                **members, source=a.source, share_ratio=a.share, replica=a.replica, labels=labels
-            ),
+                **members,
+                source=assignment.source,
+                share_ratio=assignment.share,
+                replica=assignment.replica,
+                labels=dict(assignment.attributes),
+            )
         )
-    for key, users in usages.items():
+    for key, users in users_of.items():
         for user in users.values():
-            add(key, user)
+            holders[key].append(user)
+
+    for key, own in holders.items():
+        processes = usage.devices.get(key, DeviceUse()).processes
+        running = [_add_running(holder, processes) for holder in own]
+        holders[key] = [allocation.with_api_uid(holder) for holder in running]
     for key in find_reserved(allocation):
         holders[key].append(Holder(source=RESERVATION))
     return holders
+
+
+def _add_running(holder: Holder, processes: Iterable[RunningProcess]) -> Holder:
+    """Adds the holder's own processes. On a node with Kubernetes, documents list no processes."""
+    if not holder.user:
+        return holder
+    running = []
+    for process in processes:
+        if process.owner is not None and process.owner.key == holder.key:
+            running.append(structs.replace(process, owner=None))
+    return structs.replace(holder, running=tuple(running))
 
 
 def _build_gpus(
@@ -150,7 +164,7 @@ def _build_gpus(
     unsupported_by = group_by_key((key, name) for name, key in unsupported)
 
     def build_device(key: str) -> dict[str, Any]:
-        values, used = values_of.get(key), usage.devices.get(key)
+        values, used = values_of.get(key), usage.devices.get(key, DeviceUse()).totals
         figures = device_figures(figures_of.get(key, {}))
         if figures["memory_used_bytes"] is None and used is not None:
             figures["memory_used_bytes"] = used.memory_used_bytes
@@ -271,9 +285,7 @@ def remove_figures(state: NodeState) -> NodeState:
                 instances=tuple(own), **{member: getattr(gpu, member) for member in _NO_FIGURES}
             )
         )
-    return msgspec.structs.replace(
-        state, stale=True, devices=tuple(devices), namespaces=(), entities=()
-    )
+    return structs.replace(state, stale=True, devices=tuple(devices), namespaces=(), entities=())
 
 
 # Published data

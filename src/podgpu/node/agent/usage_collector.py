@@ -16,9 +16,7 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
-    DeviceTotals,
     DeviceUsage,
-    Holder,
     NamespaceUsage,
     RunningProcess,
     SourceStatus,
@@ -31,7 +29,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
-from podgpu.node.usage.ledger import Ledger, OwnedProcess, OwnedUsage, Owner
+from podgpu.node.usage.ledger import DeviceUse, Ledger, OwnedProcess, OwnedUsage, Owner
 from podgpu.workers import ErrorCounts, Workers
 
 OwnersByPid = Mapping[int, ProcessOwner]
@@ -42,16 +40,10 @@ _KUBELET = "kubelet"  # the only source that lists all allocations of the node
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all
-    other usage.
-    """
-
-    holders: Mapping[str, Mapping[WorkloadKey, Holder]] = field(default_factory=dict)
-    devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
+    devices: Mapping[str, DeviceUse] = field(default_factory=dict)  # by device key
     namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
-    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +96,11 @@ class UsageCollector:
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
-        processes = {usage.device.key: _list_processes(usage, owners) for usage in reading.usages}
-        return UsageResult(
-            self._ledger.list_holders(began_at),
-            self._ledger.list_devices(),
-            self._ledger.list_namespaces(),
-            at=began_at,
-            sources=(status, *_switches_status(reading.answers.values())),
-            processes=processes,
-        )
+        sources = (status, *_switches_status(reading.answers.values()))
+        devices = self._ledger.list_devices(began_at)
+        for usage in reading.usages:
+            devices[usage.device.key].processes = _list_processes(usage, owners)
+        return UsageResult(devices, self._ledger.list_namespaces(), began_at, sources)
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
         gpus = []

@@ -25,6 +25,7 @@ from podgpu.model import (
     Holder,
     HolderUsage,
     NamespaceUsage,
+    RunningProcess,
     WaitPart,
     Workload,
     WorkloadKey,
@@ -452,6 +453,18 @@ class Account:
         return Holder(**structs.asdict(self.workload), usage=usage)
 
 
+@dataclass(slots=True)
+class DeviceUse:
+    """The usage of one device.
+
+    In MIG mode, the GPU itself has only energy, and its instances have all other usage.
+    """
+
+    totals: DeviceTotals | None = None  # None for a GPU in MIG mode until its energy is known
+    holders: dict[WorkloadKey, Holder] = field(default_factory=dict)
+    processes: Sequence[RunningProcess] = ()
+
+
 class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
@@ -514,30 +527,21 @@ class Ledger:
             if account.idle_streak_ns and account.is_holder:
                 account.idle_streak_ns += round(seconds * NS)
 
-    def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, Holder]]:
-        """Returns workloads with their usage, by device key and workload key. `at`: Unix time of
-        the last reading.
-        """
-        return {
-            key: {
-                name: account.to_holder(at, self._unallocated_after_ns)
-                for name, account in sorted(accounts.items())
-            }
-            for key, accounts in self._accounts.items()
-        }
-
-    def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, the GPU's entry has only its energy.
+    def list_devices(self, at: float) -> dict[str, DeviceUse]:
+        """Returns the usage by device key. `at`: Unix time of the last reading.
 
         Unattributed busy time and energy are None until the device's processes have been visible.
         """
-        return {
-            key: usage
-            if key in self._have_processes
-            else structs.replace(usage, unattributed_busy_ns=None, unattributed_energy_mj=None)
-            for key, usage in self._devices.items()
-            if key in self._listed
-        }
+        devices = {}
+        for key in sorted(self._listed):
+            use = devices[key] = DeviceUse(self._devices.get(key))
+            if use.totals is not None and key not in self._have_processes:
+                use.totals = structs.replace(
+                    use.totals, unattributed_busy_ns=None, unattributed_energy_mj=None
+                )
+            for name, account in sorted(self._accounts.get(key, {}).items()):
+                use.holders[name] = account.to_holder(at, self._unallocated_after_ns)
+        return devices
 
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
         return tuple(usage for _, usage in sorted(self._namespaces.items()))
