@@ -105,7 +105,7 @@ class ReadOnChange(Generic[T]):
     def __init__(self, parse: Callable[[bytes, str], T], limit: int) -> None:
         self._parse = parse
         self._limit = limit
-        self._cached: tuple[str, FileIdentity, T] | None = None
+        self._cached: tuple[FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
         """Returns the result of `parse(content, path)`.
@@ -115,8 +115,8 @@ class ReadOnChange(Generic[T]):
         now = time.time_ns()
         identity = identify_file(path)
         if self._cached is not None:
-            cached_path, cached_identity, parsed = self._cached
-            if (cached_path, cached_identity) == (path, identity):
+            cached_identity, parsed = self._cached
+            if cached_identity == identity:
                 return parsed
 
         content = read_bounded(path, self._limit)
@@ -130,7 +130,7 @@ class ReadOnChange(Generic[T]):
             )
         parsed = self._parse(content, path)
         is_old = now - identity.changed_ns >= _MIN_CACHED_AGE_NS
-        self._cached = (path, identity, parsed) if is_old else None
+        self._cached = (identity, parsed) if is_old else None
         return parsed
 
 

@@ -200,17 +200,15 @@ class ProcessOwners:
     _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
     _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
     _last: Mapping[int, ProcessOwner] = field(default_factory=dict)
-    _nameless: set[Workload] = field(default_factory=set)
 
     def find(self, pids: Collection[int]) -> Mapping[int, ProcessOwner]:
         before = self._lookups
         self._lookups = self._finder.find_all(pids)
         owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
-        if not _list_containers(owners) <= self._nameless:
+        if not _list_containers(owners) <= _list_containers(self._last):
             # now, before a short job ends
             self._read_identities()
             owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
-        self._nameless = _list_containers(owners)
         self._last = owners
         return owners
 
