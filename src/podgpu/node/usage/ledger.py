@@ -342,7 +342,7 @@ class OwnedUsage:
         usages = {}
         waited_ns = 0
         for workload, total in sums.items():
-            limit = max(0, window_ns - (busy.part(workload) or 0))
+            limit = window_ns - (busy.part(workload) or 0)
             estimate = min(limit, total.estimate)
             parts = divide_exactly(estimate, runners[workload])
             usages[workload] = HolderUsage(
@@ -491,7 +491,8 @@ class Ledger:
         self._listed: set[str] = set()  # keys of the devices and GPUs in the last reading
         # by namespace, model, profile; oldest first
         self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}
-        self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
+        # last known owners (workload key, "host" or "unknown"), by device key and pid
+        self._owners: dict[str, dict[int, WorkloadKey | str]] = {}
         # weights by GPU UUID, see `_charge_energy`
         self._windows: dict[str, Counter[Account | None]] = {}
 
@@ -672,16 +673,14 @@ class Ledger:
             return None
         key = owned.device.key
         before = self._owners.get(key, {})
-        now: dict[int, Owner] = {}
+        now: dict[int, WorkloadKey | str] = {}
         for process in owned.processes:
             if not process.only_busy:
-                now[process.pid] = process.owner
+                owner = process.owner
+                now[process.pid] = owner.key if isinstance(owner, Workload) else owner
         self._owners[key] = now
 
-        ended = set()
-        for pid, owner in before.items():
-            if _key(now.get(pid)) != _key(owner):
-                ended.add(_key(owner))
+        ended = {owner_key for pid, owner_key in before.items() if now.get(pid) != owner_key}
         for holder in owned.holders:
             if ended == {holder.key}:
                 return holder
@@ -754,10 +753,6 @@ class Ledger:
             del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
-
-
-def _key(owner: Owner | None) -> WorkloadKey | str | None:
-    return owner.key if isinstance(owner, Workload) else owner
 
 
 def _sums(before: Document | None, window: Document, counters: Iterable[str]) -> dict[str, Any]:
