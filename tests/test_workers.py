@@ -1,8 +1,9 @@
-"""Workers: bugs in a source, and threads of removed GPUs."""
+"""Workers: bugs in a source, threads of removed GPUs, and calls after `close`."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -26,3 +27,20 @@ def test_a_thread_ends_when_its_gpu_is_gone() -> None:
         lambda: not any("gone-" in one.name for one in threading.enumerate()), "the threads end"
     )
     assert pool.run({"gone-0": lambda: 7}, 5.0)["gone-0"].value == 7
+
+
+def test_close_ends_the_threads_and_rejects_later_calls() -> None:
+    pool = Workers()
+    pool.run({"closed-0": lambda: None, "closed-1": lambda: None}, 5.0)
+    pool.close()
+    wait_until(
+        lambda: not any("closed-" in one.name for one in threading.enumerate()), "the threads end"
+    )
+
+    called: list[str] = []
+    jobs = {name: partial(called.append, name) for name in ("closed-0", "never-called")}
+    results = pool.run(jobs, 5.0)
+    assert results.keys() == jobs.keys()
+    for result in results.values():
+        assert getattr(result.error, "reason", "") == "stopping"
+    assert not called, "a call could open the driver again"

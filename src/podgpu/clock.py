@@ -33,19 +33,24 @@ class Clock:
 
 
 def parse_duration(text: str) -> float | None:
-    """Converts a duration such as `1h30m`, `1.5s` or `500ms` to seconds. Returns None if it is
-    negative or invalid.
+    """Converts a duration such as `1h30m`, `1.5s` or `500ms` to seconds.
+
+    Returns None if it is negative or invalid.
     """
     if text == "0":
         return 0.0
     if not text or _DURATION_PART.sub("", text):
         return None
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    seconds = 0.0
+    for number, unit in _DURATION_PART.findall(text):
+        seconds += float(number) * _UNIT_SECONDS[unit]
+    return seconds
 
 
 class UnixTime:
-    """Converts monotonic times to Unix times. Small corrections of the wall clock do not change the
-    results.
+    """Converts monotonic times to Unix times.
+
+    Small corrections of the wall clock do not change the results.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -74,18 +79,20 @@ class FaultLog(Generic[K]):
 
     def fail(self, key: K, reason: str) -> bool:
         """Records a failure. Returns True if it should be logged."""
-        logged_at, now = self._logged_at[key], self._clock()
-        if reason in logged_at and (
-            key in self._failing or now - logged_at[reason] < self._seconds
-        ):
-            return False
+        logged_at = self._logged_at[key]
+        now = self._clock()
+        if reason in logged_at:
+            is_recent = now - logged_at[reason] < self._seconds
+            if is_recent or key in self._failing:
+                return False
         logged_at[reason] = now
         self._failing.add(key)
         return True
 
     def recover(self, key: K) -> bool:
-        """Records a success. Returns True if a failure was logged before, so that the recovery
-        should be logged too.
+        """Records a success. Returns True if the recovery should be logged.
+
+        This is the case if a failure was logged before.
         """
         was_failing = key in self._failing
         self._failing.discard(key)
@@ -98,8 +105,9 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes each log message at most once a minute. Lines that differ only in arguments count as
-    the same message.
+    """Passes each log message at most once a minute.
+
+    Lines that differ only in arguments count as the same message.
     """
 
     def __init__(self) -> None:
@@ -107,7 +115,8 @@ class RepeatFilter(logging.Filter):
         self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = str(record.msg), time.monotonic()
+        kind = str(record.msg)
+        now = time.monotonic()
         if now - self._logged_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
             return False
         self._logged_at[kind] = now

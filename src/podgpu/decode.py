@@ -31,80 +31,100 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Converts parsed JSON or YAML to the type `kind`. Raises msgspec.ValidationError if that
-    fails.
-    """
+    """Converts parsed JSON or YAML to a type. Raises msgspec.ValidationError if that fails."""
     find_decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
 def format_error(error: Exception) -> str:
-    """Returns the message of a msgspec error with the path first: "users[0].name: expected `str`,
-    got `int`".
+    """Returns the message of a msgspec error with the path first.
+
+    For example: "users[0].name: expected `str`, got `int`".
     """
     message, _, path = str(error).partition(" - at `$")
     if message[1:2].islower():
         message = message[:1].lower() + message[1:]
-    return f"{path.rstrip('`').lstrip('.')}: {message}" if path else message
+    if not path:
+        return message
+    path = path.rstrip("`").lstrip(".")
+    return f"{path}: {message}"
 
 
 def decode_json(content: bytes, path: str, kind: type[T]) -> T:
-    """Decodes JSON that another program wrote to `path`. Raises SourceError if the JSON does not
-    match `kind`.
+    """Decodes JSON that another program wrote to `path`.
+
+    Raises SourceError if the JSON does not match `kind`.
     """
     try:
         return find_decoder(kind).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed(path, format_error(error) if content else "it is empty") from error
+        problem = format_error(error) if content else "it is empty"
+        raise malformed(path, problem) from error
 
 
 def malformed(path: str, problem: str) -> SourceError:
     return SourceError(
         "malformed",
-        (
-            f"{path} cannot be decoded ({one_line(problem)[:200]}): if this persists, check the "
-            "program that writes it"
-        ),
+        f"{path} cannot be decoded ({one_line(problem)[:200]}): "
+        "if this persists, check the program that writes it",
     )
 
 
+def _select_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Returns PyYAML's resolvers of `null`, booleans and `<<`, by first character.
+
+    Only `true` and `false` are booleans.
+    """
+    selected: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items():
+        selected[first] = []
+        for tag, pattern in resolvers:
+            kind = tag.rpartition(":")[2]
+            if kind == "bool":
+                selected[first].append((tag, re.compile("true|false")))
+            elif kind in ("null", "merge"):
+                selected[first].append((tag, pattern))
+    return selected
+
+
 class _TextLoader(yaml.CSafeLoader):
-    """Interprets only `null`, `true`, `false` and `<<`. Other values, such as `0123`, `1e3` or
-    `on`, stay text.
+    """Interprets only `null`, `true`, `false` and `<<`.
+
+    Other values, such as `0123`, `1e3` or `on`, stay text.
     """
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it this way
-        first: [
-            (tag, re.compile("true|false") if tag.endswith(":bool") else pattern)
-            for tag, pattern in resolvers
-            if tag.rpartition(":")[2] in ("null", "bool", "merge")
-        ]
-        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers = _select_resolvers()
+
+
+def _require_shallow(text: str, file: str) -> None:
+    """Raises UsageError if the nesting is so deep that it would overflow PyYAML's stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
 
 
 def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
-    """Decodes a YAML mapping. An empty file counts as an empty mapping. Raises UsageError if the
-    file is invalid.
+    """Decodes a YAML mapping. An empty file counts as an empty mapping.
 
-    Error messages do not quote values, because a value may be a secret.
+    Raises UsageError if the file is invalid. Error messages do not quote values, because a value
+    may be a secret.
     """
     try:
-        text, depth = content.decode("utf-8-sig"), 0
-        for event in yaml.parse(
-            text, Loader=yaml.CSafeLoader
-        ):  # deep nesting would overflow PyYAML's stack
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-                event, yaml.CollectionEndEvent
-            )
-            if depth > _MAX_DEPTH:
-                raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
+        text = content.decode("utf-8-sig")
+        _require_shallow(text, file)
         document = yaml.load(text, Loader=_TextLoader)
         return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}:" if error.problem_mark is not None else ""
+        line = ""
+        if error.problem_mark is not None:
+            line = f" line {error.problem_mark.line + 1}:"
         problem = re.sub(r"(['\"]).*\1", "…", error.problem or "cannot be parsed", flags=re.DOTALL)
         raise UsageError(one_line(f"{file}:{line} not YAML: {problem}")) from None
     except msgspec.ValidationError as error:

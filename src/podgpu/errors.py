@@ -9,8 +9,9 @@ MOST_NAMED = 5
 
 
 def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
-    """Returns the first `most` names and the number of others: `a, b and 9 more`. Never ends with
-    `and 1 more`.
+    """Returns the first `most` names and the number of others: `a, b and 9 more`.
+
+    Never ends with `and 1 more`.
     """
     texts = [str(name) for name in names]
     if len(texts) <= most + 1:
@@ -27,14 +28,13 @@ def utc_text(time: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escapes line breaks and control characters, because messages quote names from other
-    programs.
+    """Escapes line breaks and control characters.
+
+    They can occur because messages quote names from other programs.
     """
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class PodgpuError(Exception):
@@ -42,14 +42,16 @@ class PodgpuError(Exception):
 
 
 class UsageError(PodgpuError):
-    """An option, an environment variable, or a file that an option names is invalid. podgpu exits
-    with code 2.
+    """An option, an environment variable, or a file that an option names is invalid.
+
+    podgpu exits with code 2.
     """
 
 
 class StartError(PodgpuError):
-    """The options are valid, but podgpu cannot run, for example because an address is in use. It
-    exits with code 1.
+    """The options are valid, but podgpu cannot run, for example because an address is in use.
+
+    podgpu exits with code 1.
     """
 
 
@@ -66,8 +68,9 @@ class SourceError(PodgpuError):
 
 
 class Unsupported(SourceError):
-    """The device or source does not provide this value. podgpu reads it again only after devices
-    have changed.
+    """The device or source does not provide this value.
+
+    podgpu reads it again only after devices have changed.
     """
 
     def __init__(self, message: str, reason: str = "not_supported") -> None:

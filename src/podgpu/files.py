@@ -1,6 +1,4 @@
-"""Reads files up to a size limit, and replaces files so that readers never see an incomplete
-one.
-"""
+"""Reads files up to a size limit, and replaces files without showing incomplete content."""
 
 from __future__ import annotations
 
@@ -15,8 +13,9 @@ from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
 _MIN_CACHED_AGE_NS = 2_000_000_000
-"""Newer files are not cached. File systems may store time stamps in steps of 2 s, so a second
-change may be missed.
+"""Newer files are not cached.
+
+File systems may store time stamps in steps of 2 s, so a second change may be missed.
 """
 
 
@@ -43,24 +42,28 @@ def identify_file(path: str) -> FileIdentity:
 
 
 def read_bounded(path: str, limit: int) -> bytes:
-    """Reads a regular file. Raises SourceError if it cannot be read, or is larger than `limit`
-    bytes.
+    """Reads a regular file.
+
+    Raises SourceError if it cannot be read, or is larger than `limit` bytes.
     """
     # Rejects devices and FIFOs before they are opened, because opening them has side effects.
     if identify_file(path).size > limit:
         raise _too_large(path, limit)
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait for its writer.
-        with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        ) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             _require_regular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
-    if len(content) > limit:  # the size of files in /proc and /sys is reported as 0
+    # The size of files in /proc and /sys is reported as 0.
+    if len(content) > limit:
         raise _too_large(path, limit)
     return content
+
+
+def _open_without_waiting(name: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a FIFO would wait for its writer.
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _too_large(path: str, limit: int) -> SourceError:
@@ -73,9 +76,9 @@ def _require_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(
             "not_a_file",
-            f"{path} is a directory or a device: set the path of the file itself, and mount its "
-            "directory"
-            " (mounting a file that does not exist yet creates a directory with its name)",
+            f"{path} is a directory or a device: "
+            "set the path of the file itself, and mount its directory "
+            "(mounting a file that does not exist yet creates a directory with its name)",
         )
 
 
@@ -83,18 +86,14 @@ def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
             "file_missing",
-            (
-                f"{path} does not exist: mount the host's directory that contains it, or set the "
-                "path "
-                "where it is mounted"
-            ),
+            f"{path} does not exist: mount the host's directory that contains it, "
+            "or set the path where it is mounted",
         )
     if isinstance(error, PermissionError):
         return SourceError(
             "permission_denied",
-            f"no permission to read {path}: set securityContext.runAsUser to a user with "
-            "permission, usually 0"
-            " (no capability is needed)",
+            f"no permission to read {path}: set securityContext.runAsUser "
+            "to a user with permission, usually 0 (no capability is needed)",
         )
     why = getattr(error, "strerror", None) or str(error)
     return SourceError("unreadable", f"cannot read {path} ({why}): check the path and its disk")
@@ -106,28 +105,32 @@ class ReadOnChange(Generic[T]):
     def __init__(self, parse: Callable[[bytes, str], T], limit: int) -> None:
         self._parse = parse
         self._limit = limit
-        self._cached: tuple[str, FileIdentity, T] | None = None
+        self._cached: tuple[FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
-        """Returns the result of `parse(content, path)`. Raises SourceError if the file cannot be
-        read.
+        """Returns the result of `parse(content, path)`.
+
+        Raises SourceError if the file cannot be read.
         """
-        now, identity = time.time_ns(), identify_file(path)
-        if self._cached is not None and self._cached[:2] == (path, identity):
-            return self._cached[2]
+        now = time.time_ns()
+        identity = identify_file(path)
+        if self._cached is not None:
+            cached_identity, parsed = self._cached
+            if cached_identity == identity:
+                return parsed
+
         content = read_bounded(path, self._limit)
         # The size is compared too, because two writes within one tick of the kernel's clock get the
         # same time stamp.
         if identify_file(path) != identity or len(content) != identity.size:
             raise SourceError(
                 "being_written",
-                f"{path} changed while it was read: podgpu retries; if this persists, the program "
-                "that writes it"
-                " should replace it by rename, and less often",
+                f"{path} changed while it was read: podgpu retries; if this persists, "
+                "the program that writes it should replace it by rename, and less often",
             )
         parsed = self._parse(content, path)
         is_old = now - identity.changed_ns >= _MIN_CACHED_AGE_NS
-        self._cached = (path, identity, parsed) if is_old else None
+        self._cached = (identity, parsed) if is_old else None
         return parsed
 
 
@@ -138,13 +141,15 @@ class OutputError(PodgpuError):
 
 
 class AtomicFile:
-    """Writes a temporary file and renames it, so that readers always see complete content. Rejects
-    symbolic links.
+    """Writes a temporary file and renames it, so that readers always see complete content.
+
+    Rejects symbolic links.
     """
 
     def __init__(self, path: str, mode: int = 0o644, option: str = "--out") -> None:
-        """Raises UsageError if no file can be created at `path`. `option` is the flag to name in
-        error messages.
+        """Raises UsageError if no file can be created at `path`.
+
+        `option` is the flag to name in error messages.
         """
         self.path = Path(path)
         self._mode = mode
@@ -155,14 +160,15 @@ class AtomicFile:
             )
         if not self.path.parent.is_dir():
             raise UsageError(
-                f"{option} {path}: the directory {self.path.parent} does not exist; create or "
-                "mount it"
+                f"{option} {path}: the directory {self.path.parent} does not exist; "
+                "create or mount it"
             )
 
     def write(self, content: bytes) -> None:
         try:
             try:
-                self._temporary.unlink(missing_ok=True)  # a killed process may have left this file
+                # A killed process may have left this file.
+                self._temporary.unlink(missing_ok=True)
                 with open(self._temporary, "xb") as file:
                     os.fchmod(file.fileno(), self._mode)
                     file.write(content)
@@ -181,6 +187,6 @@ class AtomicFile:
             self.path.unlink(missing_ok=True)
         except OSError as e:
             raise OutputError(
-                f"{self.path} was not removed ({e.strerror}): check the permissions of its "
-                "directory"
+                f"{self.path} was not removed ({e.strerror}): "
+                "check the permissions of its directory"
             ) from e

@@ -26,13 +26,15 @@ from podgpu.tls import Pem, make_client_context
 
 DEFAULT_TIMEOUT = 4.0
 MAX_METRICS_BYTES = 16 * 1024 * 1024
-"""Three times the size of the largest expected response: 16 GPUs with seven MIG instances each, and
-all fields.
+"""Three times the size of the largest expected response.
+
+That is 16 GPUs with seven MIG instances each, and all fields.
 """
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _KEEP_ALIVE_SECONDS = 70.0
-"""Longer than most scrape intervals. Shorter than 75 s, because aiohttp servers close idle
-connections then.
+"""Longer than most scrape intervals.
+
+Shorter than 75 s, because aiohttp servers close idle connections then.
 """
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
@@ -44,8 +46,9 @@ _HOST_PORT = re.compile(
 
 @dataclass(frozen=True)
 class Access:
-    """TLS options and credentials for a server. Files are read for each request, so that new
-    secrets take effect.
+    """TLS options and credentials for a server.
+
+    Files are read for each request, so that new secrets take effect.
     """
 
     ca_file: str = ""
@@ -53,54 +56,43 @@ class Access:
     username: str = ""
     password_file: str = ""
     token_file: str = ""
-    headers: tuple[
-        tuple[str, str], ...
-    ] = ()  # additional headers, such as the tenant of a Mimir server
+    # additional headers, such as the tenant of a Mimir server
+    headers: tuple[tuple[str, str], ...] = ()
+    # shown if the server rejects the credentials, or if its certificate is not trusted
     advice: str = (
-        "write the login into the URL, http://USER:PASSWORD@HOST:PORT, and set SSL_CERT_FILE to "
-        "its CA's file"
+        "write the login into the URL, http://USER:PASSWORD@HOST:PORT, "
+        "and set SSL_CERT_FILE to its CA's file"
     )
-    """Shown in the error message if the server rejects the credentials, or if its certificate is
-    not trusted.
-    """
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], prefix: str, **headers: str) -> Access:
-        """Reads --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict
-        each other.
+        """Reads --PREFIX-ca-file, --PREFIX-username and so on.
+
+        Raises UsageError if they contradict each other.
         """
-        names = ("ca_file", "insecure_skip_verify", "username", "password_file", "token_file")
-        ca_file, insecure, username, password_file, token_file = (
-            options.get(f"{prefix}_{name}") or "" for name in names
+        flag = f"--{prefix}"
+        access = cls(
+            ca_file=options.get(f"{prefix}_ca_file") or "",
+            insecure=bool(options.get(f"{prefix}_insecure_skip_verify")),
+            username=options.get(f"{prefix}_username") or "",
+            password_file=options.get(f"{prefix}_password_file") or "",
+            token_file=options.get(f"{prefix}_token_file") or "",
+            headers=tuple(headers.items()),
+            advice=(
+                f"see {flag}-username, {flag}-password-file, {flag}-token-file, {flag}-ca-file"
+            ),
         )
-        if token_file and username:
+        if access.token_file and access.username:
+            raise UsageError(f"{flag}-token-file and {flag}-username: only one of them can be set")
+        if bool(access.username) != bool(access.password_file):
+            raise UsageError(f"{flag}-username and {flag}-password-file must be set together")
+        if access.ca_file and access.insecure:
             raise UsageError(
-                f"--{prefix}-token-file and --{prefix}-username: only one of them can be set"
-            )
-        if bool(username) != bool(password_file):
-            raise UsageError(
-                f"--{prefix}-username and --{prefix}-password-file must be set together"
-            )
-        if ca_file and insecure:
-            raise UsageError(
-                f"--{prefix}-ca-file: has no effect with --{prefix}-insecure-skip-verify: "
-                "remove "
-                "one"
+                f"{flag}-ca-file: has no effect with {flag}-insecure-skip-verify: remove one"
             )
         if not all(map(str.isprintable, headers.values())):
             raise UsageError(f"the headers {headers} must not contain line breaks")
-        advice = ", ".join(
-            f"--{prefix}-{name}" for name in ("username", "password-file", "token-file", "ca-file")
-        )
-        return cls(
-            ca_file,
-            bool(insecure),
-            username,
-            password_file,
-            token_file,
-            tuple(headers.items()),
-            f"see {advice}",
-        )
+        return access
 
     def make_headers(self) -> dict[str, str]:
         """Returns the headers of a request. Raises SourceError if a secret cannot be read."""
@@ -108,32 +100,34 @@ class Access:
         if self.token_file:
             headers["Authorization"] = f"Bearer {_read_secret(self.token_file)}"
         elif self.username:
-            headers["Authorization"] = _encode_basic(
-                self.username, _read_secret(self.password_file)
-            )
+            password = _read_secret(self.password_file)
+            headers["Authorization"] = _encode_basic(self.username, password)
         return headers
 
     def tls_context(self) -> ssl.SSLContext:
-        return _cached_context(
-            self.ca_file, identify_file(self.ca_file) if self.ca_file else None, self.insecure
-        )
+        identity = identify_file(self.ca_file) if self.ca_file else None
+        return _cached_context(self.ca_file, identity, self.insecure)
 
 
 @lru_cache(maxsize=8)
 def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
-    """Creates a TLS context. Cached, because loading CAs is slow. `_identity` changes with the
-    file's content.
+    """Creates a TLS context. Cached, because loading CAs is slow.
+
+    `_identity` changes with the file's content.
     """
-    return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
+    authorities = Pem(ca_file).read() if ca_file else None
+    return make_client_context(authorities, ca_file, not insecure)
 
 
 def _encode_basic(username: str, password: str) -> str:
-    return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
+    login = f"{username}:{password}".encode()
+    return f"Basic {base64.b64encode(login).decode()}"
 
 
 def _read_secret(path: str) -> str:
     secret = read_bounded(path, _MAX_SECRET_BYTES).decode("utf-8", "replace").strip()
-    if not secret or not secret.isprintable():  # a line break would begin another header
+    # A line break would begin another header.
+    if not secret or not secret.isprintable():
         raise SourceError(
             "unauthorized", f"{path} has no usable secret: write one line of text into it"
         )
@@ -141,11 +135,15 @@ def _read_secret(path: str) -> str:
 
 
 def with_scheme(place: str, scheme: str = "http") -> str:
-    """Completes `gpu-1:9400` and `:9400` (this machine) to URLs. Returns anything else
-    unchanged.
+    """Completes `gpu-1:9400` and `:9400` (this machine) to URLs.
+
+    Returns anything else unchanged.
     """
     match = _HOST_PORT.fullmatch(place)
-    return place if match is None else f"{scheme}://{match[1] or 'localhost'}{match[2]}"
+    if match is None:
+        return place
+    host = match[1] or "localhost"
+    return f"{scheme}://{host}{match[2]}"
 
 
 def redact_url(url: str) -> str:
@@ -155,32 +153,32 @@ def redact_url(url: str) -> str:
     be a key.
     """
     scheme, separator, rest = url.partition("://")
-    rest = re.split(r"[?#]", re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest if separator else scheme))[
-        0
-    ]
-    return ascii(f"{scheme}://{rest}" if separator and scheme.isalnum() else rest)[:200]
+    if not separator:
+        rest = scheme
+    without_login = re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest)
+    shown = re.split(r"[?#]", without_login)[0]
+    if separator and scheme.isalnum():
+        shown = f"{scheme}://{shown}"
+    return ascii(shown)[:200]
 
 
 def _parse_url(text: str, access: Access) -> URL:
     try:
-        url = URL(with_scheme(text, "https" if access.ca_file or access.insecure else "http"))
-        is_usable = (
-            url.scheme in ("http", "https")
-            and url.host
-            and url.port
-            and text.isprintable()
-            and " " not in text
-        )
-    except (ValueError, IndexError):  # yarl raises IndexError for `http://user:[]@`
+        scheme = "https" if access.ca_file or access.insecure else "http"
+        url = URL(with_scheme(text, scheme))
+        is_complete = url.scheme in ("http", "https") and url.host and url.port
+        is_usable = is_complete and text.isprintable() and " " not in text
+    except (ValueError, IndexError):
+        # yarl raises IndexError for `http://user:[]@`
         is_usable = False
     # In http://user:12/34@host the / of the password was not escaped, so yarl takes `user` for the
     # host.
     if not is_usable or "@" in url.path + url.query_string + url.fragment:
-        advice = (
-            "write HOST:PORT or http(s)://HOST:PORT, and escape @, /, ? and # in a password (@ is "
-            "%40)"
+        raise UsageError(
+            f"{redact_url(text)}: not the URL of an HTTP server; "
+            "write HOST:PORT or http(s)://HOST:PORT, "
+            "and escape @, /, ? and # in a password (@ is %40)"
         )
-        raise UsageError(f"{redact_url(text)}: not the URL of an HTTP server; {advice}")
     return url.with_fragment(None)
 
 
@@ -202,10 +200,12 @@ def open_session() -> aiohttp.ClientSession:
 async def read_body(
     response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large"
 ) -> bytes:
-    """Reads and decompresses the body. Raises SourceError if it is too large; the message contains
-    the URL `shown`.
+    """Reads and decompresses the body.
+
+    Raises SourceError if it is too large. The message contains the URL `shown`.
     """
-    chunks, size = [], 0
+    chunks = []
+    size = 0
     is_too_large = (response.content_length or 0) > max_bytes
     while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
         chunks.append(chunk)
@@ -219,8 +219,9 @@ async def read_body(
 
 
 class HttpClient:
-    """Sends requests to one server. Callers pass the aiohttp session, so that many clients can
-    share it.
+    """Sends requests to one server.
+
+    Callers pass the aiohttp session, so that many clients can share it.
     """
 
     def __init__(
@@ -232,18 +233,19 @@ class HttpClient:
         max_bytes: int = _MAX_BODY_BYTES,
         default_path: str = "",
     ) -> None:
-        """`url` may be HOST:PORT. A URL without a path gets `default_path`. Raises UsageError if
-        the URL is invalid.
+        """Raises UsageError if the URL is invalid.
+
+        `url` may be HOST:PORT. A URL without a path gets `default_path`.
         """
         self._access = access or Access()
         parsed = _parse_url(url, self._access)
         if parsed.path in ("", "/") and default_path:
             parsed = parsed.with_path(default_path).with_query(parsed.query)
         self._url = parsed.with_user(None)
-        self.shown = str(self._url.with_query(None)).rstrip("/") + (
-            "?…" if self._url.query_string else ""
-        )
-        """The URL without secrets, for messages."""
+        # the URL without secrets, for messages
+        self.shown = str(self._url.with_query(None)).rstrip("/")
+        if self._url.query_string:
+            self.shown += "?…"
         self.host = self._url.authority
         self.timeout = timeout
         self._max_bytes = max_bytes
@@ -251,9 +253,8 @@ class HttpClient:
         if parsed.user is not None:
             if self._access.username or self._access.token_file:
                 raise UsageError(
-                    f"{self.shown}: both the URL and the options have a login: remove it from "
-                    "the "
-                    "URL"
+                    f"{self.shown}: both the URL and the options have a login: "
+                    "remove it from the URL"
                 )
             self._login = _encode_basic(parsed.user, parsed.password or "")
 
@@ -265,14 +266,15 @@ class HttpClient:
         form: Mapping[str, str] | None = None,
         accept: str = "*/*",
     ) -> HttpResponse:
-        """Sends a request and returns the response, whatever its status. Raises SourceError if
-        there is no response.
+        """Sends a request and returns the response, whatever its status.
 
         `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST.
+        Raises SourceError if there is no response.
         """
-        url = (
-            self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
-        )
+        url = self._url
+        if path:
+            url = url.joinpath(path.lstrip("/")).with_query(url.query)
+        is_get = method == "GET"
         headers = self._access.make_headers() | {"Accept": accept}
         if self._login is not None:
             headers["Authorization"] = self._login
@@ -281,8 +283,8 @@ class HttpClient:
             async with session.request(
                 method,
                 url,
-                params=form if method == "GET" else None,
-                data=None if method == "GET" else form,
+                params=form if is_get else None,
+                data=None if is_get else form,
                 headers=headers,
                 ssl=self._access.tls_context() if url.scheme == "https" else True,
                 allow_redirects=False,
@@ -367,7 +369,9 @@ def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[No
 
 
 def _explain(error: Exception) -> tuple[str, str]:
-    cause = error.__cause__ if isinstance(error, aiohttp.ClientError) and error.__cause__ else error
+    cause: BaseException = error
+    if isinstance(error, aiohttp.ClientError):
+        cause = error.__cause__ or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "tls", f"its certificate is not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
@@ -387,9 +391,9 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line of an error message. The other lines quote the request, which may
-    contain secrets.
+    """Returns the first line of an error message.
+
+    The other lines quote the request, which may contain secrets.
     """
-    return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[
-        :200
-    ]
+    line, _, _ = text.partition("\n")
+    return "".join(letter if letter.isprintable() else " " for letter in line)[:200]

@@ -1,6 +1,4 @@
-"""Loads certificates and keys, builds TLS contexts for clients and servers, and uses renewed
-files.
-"""
+"""Loads certificates and keys, also renewed ones, and builds TLS contexts."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ from podgpu.files import read_bounded
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 MakeTlsContext = Callable[[], ssl.SSLContext]
-"""Returns the TLS context of a new connection. Called for each connection, so that renewed
-certificates are used.
+"""Returns the TLS context of a new connection.
+
+Called for each connection, so that renewed certificates are used.
 """
 _MAX_PEM_BYTES = 4 * 1024 * 1024
 
@@ -60,8 +59,9 @@ class ContextCache(Generic[T]):
 
 
 class LastValid(Generic[T]):
-    """Reads a value at every access. If reading fails, logs the error once and returns the last
-    valid value.
+    """Reads a value at every access.
+
+    If reading fails, logs the error once and returns the last valid value.
     """
 
     def __init__(self, read: Callable[[], T], consequence: str) -> None:
@@ -89,17 +89,21 @@ class LastValid(Generic[T]):
 def make_client_context(
     authorities: bytes | None, name: str, verify: bool = True
 ) -> ssl.SSLContext:
-    """Returns a context that trusts the CAs in the PEM text `authorities`, or the system's CAs if
-    it is None.
+    """Returns a context that trusts the CAs in the PEM text `authorities`.
 
-    Raises SourceError if the PEM is invalid. The message contains `name`.
+    If it is None, the context trusts the system's CAs. Raises SourceError if the PEM is invalid.
+    The message contains `name`.
     """
-    text = None if authorities is None else authorities.decode("ascii", "ignore")
-    if text is not None and not text.strip():  # without this check, ssl would load the system's CAs
-        raise SourceError("tls", f"{name} contains no certificates: it is empty")
+    text = None
+    if authorities is not None:
+        text = authorities.decode("ascii", "ignore")
+        # Without this check, ssl would load the system's CAs.
+        if not text.strip():
+            raise SourceError("tls", f"{name} contains no certificates: it is empty")
     try:
         context = ssl.create_default_context(cadata=text)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+    except (OSError, ValueError) as error:
+        # ssl.SSLError is an OSError.
         raise SourceError("tls", f"{name} contains no usable certificates ({error})") from error
     # Since Python 3.13 the default rejects CAs without a key identifier. Older kubeadm and k3s
     # created such CAs.
@@ -111,8 +115,9 @@ def make_client_context(
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: str) -> None:
-    """Loads a certificate and its key. Raises SourceError if they are invalid; the message begins
-    with `names`.
+    """Loads a certificate and its key.
+
+    Raises SourceError if they are invalid. The message begins with `names`.
     """
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
@@ -121,11 +126,10 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: st
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or ""
         if reason == "KEY_VALUES_MISMATCH":
-            raise SourceError(
-                "tls", f"{names} do not match: the key belongs to another certificate"
-            ) from error
-        why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
-        problem = f"{names} must be a certificate and a key in PEM without a password{why}"
+            problem = f"{names} do not match: the key belongs to another certificate"
+        else:
+            why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
+            problem = f"{names} must be a certificate and a key in PEM without a password{why}"
         raise SourceError("tls", problem) from error
 
 

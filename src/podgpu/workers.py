@@ -1,5 +1,6 @@
-"""Runs the calls of each source in a separate thread, so that a source that hangs does not delay
-the others.
+"""Runs the calls of each source in a separate thread.
+
+So a source that hangs does not delay the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -44,38 +46,40 @@ class ErrorCounts:
             self._counts[source][reason] += count
 
     def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        """Returns the status of a source after a call, and counts the call's error. Re-raises a
-        StartError.
+        """Returns the status of a source after a call, and counts the call's error.
+
+        Re-raises a StartError.
         """
-        if isinstance(result.error, StartError):
-            raise result.error
-        if result.error is None:
+        error = result.error
+        if isinstance(error, StartError):
+            raise error
+        if error is None:
             return SourceStatus(source, True, result.seconds, device=device)
-        self.add(source, result.error.reason)
-        return SourceStatus(
-            source, False, result.seconds, result.error.reason, str(result.error), device
-        )
+        self.add(source, error.reason)
+        return SourceStatus(source, False, result.seconds, error.reason, str(error), device)
 
     def add_to(
         self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]
     ) -> tuple[SourceStatus, ...]:
-        """Adds the error counters to the statuses. Creates a status for each source that has only
-        counters.
+        """Adds the error counters to the statuses.
+
+        Creates a status for each source that has only counters. If several statuses have the same
+        name, the first one gets the counters.
         """
         unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in unmapped:
             unknown[entry.source][entry.reason] += 1
         with self._lock:
             errors = {source: dict(counts) for source, counts in self._counts.items()}
-        others = sorted((errors.keys() | unknown.keys()) - {status.name for status in statuses})
-        return tuple(
-            replace(
-                status,
-                errors=errors.pop(status.name, {}),
-                unmapped=dict(unknown.pop(status.name, {})),
-            )
-            for status in (*statuses, *map(SourceStatus, others))
-        )
+
+        listed = {status.name for status in statuses}
+        others = sorted((errors.keys() | unknown.keys()) - listed)
+        counted = []
+        for status in [*statuses, *map(SourceStatus, others)]:
+            own_errors = errors.pop(status.name, {})
+            own_unmapped = dict(unknown.pop(status.name, {}))
+            counted.append(replace(status, errors=own_errors, unmapped=own_unmapped))
+        return tuple(counted)
 
 
 class Workers:
@@ -88,8 +92,9 @@ class Workers:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 300.0
     ) -> None:
-        """`idle_seconds`: time without a call after which a thread ends. Must be longer than
-        collection intervals.
+        """`idle_seconds`: time without a call after which a thread ends.
+
+        It must be longer than collection intervals.
         """
         self._clock = clock
         self._idle_seconds = idle_seconds
@@ -110,18 +115,19 @@ class Workers:
         Without `on_late`, its result is discarded. With `on_late`, its thread then calls `on_late`,
         and the next run returns the result.
         """
+        calls = {}
         with self._lock:
             if self._closed:
                 error = SourceError("stopping", "podgpu is stopping")
                 return {name: Result(None, error, 0.0) for name in jobs}
-            calls = {
-                name: self._start(name, job, on_late is not None) for name, job in jobs.items()
-            }
+            for name, job in jobs.items():
+                calls[name] = self._start(name, job, on_late is not None)
+
         until = time.monotonic() + deadline
-        return {
-            name: self._wait(name, call, is_new, until, on_late)
-            for name, (call, is_new) in calls.items()
-        }
+        results = {}
+        for name, (call, is_new) in calls.items():
+            results[name] = self._wait(name, call, is_new, until, on_late)
+        return results
 
     def close(self) -> None:
         """Ends the threads. Later calls of `run` return errors."""
@@ -131,20 +137,21 @@ class Workers:
                 inbox.put(None)
 
     def _start(self, name: str, job: Callable[[], T], keeps_late: bool) -> tuple[_Call[T], bool]:
-        """Starts a call. Returns the call and True, or the earlier call and False if its result is
-        still needed.
+        """Starts a call. Returns the call and True.
+
+        If the result of the earlier call is still needed, returns that call and False.
         """
         earlier = self._calls.get(name)
-        if earlier is not None and not (
-            earlier.is_returned if keeps_late else earlier.done.is_set()
-        ):
-            return earlier, False
+        if earlier is not None:
+            is_over = earlier.is_returned if keeps_late else earlier.done.is_set()
+            if not is_over:
+                return earlier, False
+
         call = self._calls[name] = _Call(name, job, self._clock)
         if name not in self._inboxes:
             self._inboxes[name] = SimpleQueue()
-            threading.Thread(
-                target=self._work, args=(name,), name=f"read-{name}", daemon=True
-            ).start()
+            work = partial(self._work, name)
+            threading.Thread(target=work, name=f"read-{name}", daemon=True).start()
         self._inboxes[name].put(call)
         return call, True
 
@@ -172,21 +179,21 @@ class Workers:
         until: float,
         on_late: Callable[[], object] | None,
     ) -> Result[T]:
-        if not call.done.wait(max(0.0, until - time.monotonic()) if is_new else 0.0):
+        seconds_left = max(0.0, until - time.monotonic()) if is_new else 0.0
+        if not call.done.wait(seconds_left):
             call.on_late = on_late
             seconds = self._clock() - call.began
             if on_late is None and not is_new:
-                message = (
-                    f"{name}: a call that began {seconds:.0f} s ago has not returned; skipped "
-                    "until it does"
+                error = SourceError(
+                    "hung",
+                    f"{name}: a call that began {seconds:.0f} s ago has not returned; "
+                    "skipped until it does",
                 )
-                return Result(None, SourceError("hung", message), 0.0)
-            if not call.done.is_set():  # the call may have ended before `on_late` was set
-                return Result(
-                    None,
-                    SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"),
-                    seconds,
-                )
+                return Result(None, error, 0.0)
+            # The call may have ended before `on_late` was set.
+            if not call.done.is_set():
+                error = SourceError("deadline", f"{name}: no answer within {seconds:.1f} s")
+                return Result(None, error, seconds)
         call.is_returned = True
         return call.result
 
@@ -199,9 +206,8 @@ class _Call(Generic[T]):
     done: threading.Event = field(default_factory=threading.Event)
     result: Result[T] = Result(None, None, 0.0)
     is_returned: bool = False  # True if a run has returned the result
-    on_late: Callable[[], object] | None = (
-        None  # set if the call missed its deadline; called at its end
-    )
+    on_late: Callable[[], object] | None = None
+    """Set if the call missed its deadline. Called at its end."""
 
     def __post_init__(self) -> None:
         self.began = self._clock()
@@ -223,10 +229,10 @@ class _Call(Generic[T]):
 
 
 def run_loop(name: str, loop: Callable[[], object]) -> StartError | None:
-    """Runs a loop of the process. Returns the error that must end the process, or None if the loop
-    was stopped.
+    """Runs a loop of the process.
 
-    A bug in a loop ends the process, because podgpu would otherwise serve old values forever.
+    Returns the error that must end the process, or None if the loop was stopped. A bug in a loop
+    ends the process, because podgpu would otherwise serve old values forever.
     """
     try:
         loop()
@@ -249,32 +255,36 @@ class DriverLock:
         self._idle = threading.Condition()
         self._calls = 0
         self._closers = 0
-        self.is_open = self._was_open = False
+        self.is_open = False
+        self._was_open = False
 
     def open(self, start: Callable[[], None]) -> None:
         """Calls `start`, unless the library is open. If `start` fails, the library stays closed."""
         with self._opening:
             if not self.is_open:
                 start()
-                self.is_open = self._was_open = True
+                self.is_open = True
+                self._was_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
-        """Waits until no call is in progress, then calls `stop`. Gives up after `wait` seconds and
-        returns False.
+        """Waits until no call is in progress, then calls `stop`.
 
-        New calls are allowed during the wait, so that one call that hangs does not block all
-        others.
+        Gives up after `wait` seconds and returns False. New calls are allowed during the wait, so
+        that one call that hangs does not block all others.
         """
         if not self._opening.acquire(timeout=wait):
-            return False  # `start` hangs
+            # `start` hangs.
+            return False
         try:
             with self._idle:
                 self._closers += 1
                 is_idle = self._idle.wait_for(lambda: self._calls == 0, wait)
-                was_open, self.is_open = self.is_open, self.is_open and not is_idle
+                can_stop = self.is_open and is_idle
+                if can_stop:
+                    self.is_open = False
                 self._closers -= 1
                 self._idle.notify_all()
-            if was_open and is_idle:
+            if can_stop:
                 stop()
             return is_idle
         finally:
@@ -282,11 +292,11 @@ class DriverLock:
 
     @contextmanager
     def hold(self, gives_way: bool = False) -> Iterator[None]:
-        """Prevents `close` from closing the library during the enclosed calls. Raises DriverGone if
-        it is closed.
+        """Prevents `close` from closing the library during the enclosed calls.
 
-        With `gives_way`, first waits until pending `close` calls are done. Callers that use the
-        library all the time must set `gives_way`. Otherwise, `close` would time out.
+        Raises DriverGone if it is closed. With `gives_way`, first waits until pending `close` calls
+        are done. Callers that use the library all the time must set `gives_way`. Otherwise, `close`
+        would time out.
         """
         with self._idle:
             if gives_way:

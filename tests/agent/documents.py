@@ -21,6 +21,7 @@ from podgpu.model import (
 from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.publish import build_node_state
 from podgpu.node.agent.usage_collector import UsageResult
+from podgpu.node.usage.ledger import DeviceUse
 
 
 def make_state(
@@ -32,14 +33,14 @@ def make_state(
 ) -> NodeState:
     """Returns the document of node `h`, which has one device."""
     readings = {device.uuid: GpuReading({device: values})}
-    holders = {
-        key: {w.key: Holder(**asdict(w), usage=u) for w, u in those}
+    uses = {
+        key: DeviceUse(holders={w.key: Holder(**asdict(w), usage=u) for w, u in those})
         for key, those in (usage or {}).items()
     }
     return build_node_state(
         TelemetryResult((device,), (device,), readings, at=1.0),
         Allocation(tuple(assignments)),
-        UsageResult(holders),
+        UsageResult(uses),
         {},
         node="h",
         **more,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -94,7 +95,9 @@ def test_an_invalid_stat_file(proc: FaultyProc, finder: ContainerFinder, stat: s
 def test_the_real_proc() -> None:
     finder = ContainerFinder()
     assert finder.find(os.getpid()).outcome in ("found", "not_in_container")
-    assert isinstance(in_host_pid_namespace(), bool)
+    kernel_thread = Path("/proc/2/comm")  # visible only in the host's PID namespace
+    is_host = kernel_thread.exists() and kernel_thread.read_text() == "kthreadd\n"
+    assert in_host_pid_namespace() == is_host
     with subprocess.Popen(["sleep", "60"]) as child:
         assert finder.find(child.pid).outcome == finder.find(os.getpid()).outcome
         child.kill()

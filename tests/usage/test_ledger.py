@@ -56,9 +56,10 @@ class Turn:
         ledger.charge(
             owned, {u.device.uuid: u for u in self.usages if not u.device.is_instance}, SECOND
         )
-        return Snapshot(
-            ledger.list_holders(1000.0), ledger.list_devices(), ledger.list_namespaces()
-        )
+        uses = ledger.list_devices(1000.0)
+        holders = {key: use.holders for key, use in uses.items()}
+        totals = {key: use.totals for key, use in uses.items() if use.totals is not None}
+        return Snapshot(holders, totals, ledger.list_namespaces())
 
 
 # Properties

@@ -1,3 +1,1 @@
-"""Reads GPUs, allocations and usage in three loops, and publishes a new document after each
-reading.
-"""
+"""Reads GPUs, allocations and usage in loops, and publishes a document after each reading."""

@@ -1,6 +1,4 @@
-"""Reads telemetry, allocations and usage in three loops, and publishes a new document after each
-reading.
-"""
+"""Runs three loops, which read telemetry, allocations and usage, and publishes the results."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from podgpu.node.agent.schedule import (
     group_fields,
 )
 from podgpu.node.agent.usage_collector import UsageCollector, UsageResult
-from podgpu.node.gpu.source import Telemetry
+from podgpu.node.gpu.source import FieldGroup, Telemetry
 from podgpu.node.holders.reader import AllocationReader, HolderSources, find_lost_gpus
 from podgpu.node.usage.containers import ContainerFinder, ProcessOwners
 from podgpu.node.usage.ledger import Ledger
@@ -56,23 +54,24 @@ class Settings:
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
     collections: tuple[Collection, ...] = ()  # groups of fields with their own interval
-    skip_empty: bool = (
-        False  # skip collections without fields, because a ConfigMap may add their fields later
-    )
+    skip_empty: bool = False
+    """Skip collections without fields, because a ConfigMap may add their fields later."""
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
-        """Maximum duration of a reading. Long enough for a slow driver, but shorter than the
-        default interval.
+        """Maximum duration of a reading.
+
+        Long enough for a slow driver, but shorter than the default interval.
         """
         return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
-        """Maximum age of values that are served. Long enough for one reading that waits for a
-        source that hangs.
+        """Maximum age of values that are served.
+
+        Long enough for one reading that waits for a source that hangs.
         """
         return max(3 * self.interval, self.interval + self.deadline)
 
@@ -94,43 +93,37 @@ class Agent:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.other_warnings: Callable[[], Sequence[str]] = (
-            tuple  # returns warnings of other components for the page
-        )
-        selection, deadline = self.settings.selection, self.settings.deadline
+        # returns warnings of other components for the page
+        self.other_warnings: Callable[[], Sequence[str]] = tuple
         self._telemetry = telemetry
         self._pod_labels = pod_labels
         self._policy = policy = self.settings.policy
-        self._workers = workers = Workers(self.clock.monotonic)
-        self._errors = errors = ErrorCounts()
+        self._workers = Workers(self.clock.monotonic)
+        self._errors = ErrorCounts()
         self._read_counters = read_counters
         self._counter_sources: tuple[SourceStatus, ...] = ()
         self._schedule = self._make_schedule(policy.counters)
-        groups = self._schedule.groups
         self._telemetry_collector = TelemetryCollector(
-            telemetry, groups, selection, workers, errors, deadline, self.clock
+            telemetry,
+            self._schedule.groups,
+            self.settings.selection,
+            self._workers,
+            self._errors,
+            self.settings.deadline,
+            self.clock,
         )
         self._allocations = AllocationReader(
-            holders or HolderSources(), workers, errors, self.clock, self.reload
+            holders or HolderSources(), self._workers, self._errors, self.clock, self.reload
         )
         self._usage_collector = None
         if containers is not None:
-            owners = ProcessOwners(
-                containers, self._allocations.complete, self._allocations.read_identities
-            )
-            ledger = ledger or Ledger(
-                unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval
-            )
-            self._usage_collector = UsageCollector(
-                telemetry, owners, ledger, workers, errors, deadline, self.clock
-            )
+            self._usage_collector = self._make_usage_collector(containers, ledger)
         self._health = HealthWatch(
             self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000
         )
         self._telemetry_result = TelemetryResult()
-        self._serials: dict[
-            str, Mapping[int, Value]
-        ] = {}  # by UUID; shown even after a GPU was lost
+        # by UUID; shown even after a GPU was lost
+        self._serials: dict[str, Mapping[int, Value]] = {}
         self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
@@ -145,35 +138,64 @@ class Agent:
         self._allocate_now = threading.Event()
         self.published = self._make_published()
 
+    def _make_usage_collector(
+        self, containers: ContainerFinder, ledger: Ledger | None
+    ) -> UsageCollector:
+        allocations = self._allocations
+        owners = ProcessOwners(containers, allocations.complete, allocations.read_identities)
+        if ledger is None:
+            ledger = Ledger(
+                unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval
+            )
+        return UsageCollector(
+            self._telemetry,
+            owners,
+            ledger,
+            self._workers,
+            self._errors,
+            self.settings.deadline,
+            self.clock,
+        )
+
     # Readings
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """Reads the GPUs and publishes the result. With `only_due`, reads only the fields that are
-        due.
+        """Reads the GPUs and publishes the result.
 
-        Raises StartError if the process cannot continue.
+        With `only_due`, reads only the fields that are due. Raises StartError if the process cannot
+        continue.
         """
-        with self._reading:  # the counters must not change during a reading
-            due = self._schedule.take_due(self.clock.monotonic()) if only_due else None
-            if due == ():
-                return
-            if self.clock.monotonic() >= self._released_until:
-                allocation, has_lost = (
-                    self._allocation_result,
-                    bool(self._telemetry_result.gpus_lost),
-                )
-                lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
-                result = self._telemetry_collector.collect(due, lost)
-                if result.devices != self._telemetry_result.devices:
-                    self._allocate_now.set()  # ids that were unknown may belong to new devices
-                with self._publishing:
-                    self._telemetry_result = result
-                    self._health.update(result)
-                for uuid, reading in result.readings.items():
-                    if _SERIAL in reading.slow_values:
-                        self._serials[uuid] = {_SERIAL: reading.slow_values[_SERIAL]}
+        # The counters must not change during a reading.
+        with self._reading:
+            due = None
+            if only_due:
+                due = self._schedule.take_due(self.clock.monotonic())
+                if not due:
+                    return
+            if not self._is_released:
+                self._collect_telemetry(due)
             self._read_at = self.clock.monotonic()
         self._publish()
+
+    def _collect_telemetry(self, due: Sequence[FieldGroup] | None) -> None:
+        before = self._telemetry_result
+        allocation = self._allocation_result
+        has_lost = bool(before.gpus_lost)
+        lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
+        result = self._telemetry_collector.collect(due, lost)
+        if result.devices != before.devices:
+            # Ids that were unknown may belong to new devices.
+            self._allocate_now.set()
+        with self._publishing:
+            self._telemetry_result = result
+            self._health.update(result)
+        for uuid, reading in result.readings.items():
+            if _SERIAL in reading.slow_values:
+                self._serials[uuid] = {_SERIAL: reading.slow_values[_SERIAL]}
+
+    @property
+    def _is_released(self) -> bool:
+        return self.clock.monotonic() < self._released_until
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
         # cleared first, so that a request during this reading starts another one
@@ -181,72 +203,68 @@ class Agent:
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_result
-        self._allocation_result = self._allocations.read(
-            add_memory(telemetry.devices, telemetry.values)
-        )
+        devices = add_memory(telemetry.devices, telemetry.values)
+        self._allocation_result = self._allocations.read(devices)
         self._publish()
 
     def read_usage(self) -> None:
-        if self._usage_collector is None or self.clock.monotonic() < self._released_until:
+        if self._usage_collector is None or self._is_released:
             return
         result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
         with self._publishing:
-            if (
-                self.clock.monotonic() >= self._released_until
-            ):  # `release` may have been called during the reading
+            # `release` may have been called during the reading.
+            if not self._is_released:
                 self._usage_result = result
         self._publish()
 
     def read_counters(self) -> None:
-        """Re-reads the counters if they can change. If they are invalid, keeps the old ones and
-        reports the error.
+        """Re-reads the counters if they can change.
+
+        If they are invalid, keeps the old ones and reports the error.
         """
         if self._read_counters is None:
             return
-        result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[
-            COUNTERS
-        ]
+        results = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)
+        result = results[COUNTERS]
         counters = result.value
         if counters is not None and counters != self._policy.counters:
             try:
                 schedule = self._make_schedule(counters)
-            except UsageError as e:  # a collection matches none of the counters
+            except UsageError as e:
+                # a collection matches none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
             else:
                 with self._reading:
-                    self._schedule, self._policy = (
-                        schedule,
-                        replace(self._policy, counters=counters),
-                    )
+                    self._schedule = schedule
+                    self._policy = replace(self._policy, counters=counters)
                     self._telemetry_collector.set_groups(schedule.groups)
                 _log.info("counters changed: %d fields", len(counters))
-                self._wake.set()  # all fields are due
+                # All fields are due.
+                self._wake.set()
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
-        """Returns the schedule for these counters. Raises UsageError if a collection matches none
-        of them.
-        """
+        """Raises UsageError if a collection matches none of the counters."""
         settings = self.settings
         return Schedule(
             group_fields(counters, settings.interval, settings.collections, settings.skip_empty)
         )
 
     def _publish(self) -> None:
+        # After `stop`, all calls fail, and these failures must not be published.
         if self._stopping:
-            return  # after `stop`, all calls fail, and these failures must not be published
+            return
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
             self.published = self._make_published()
 
     def _make_published(self) -> Published:
-        settings, policy = self.settings, self._policy
-        telemetry, allocation, usage = (
-            self._telemetry_result,
-            self._allocation_result,
-            self._usage_result,
-        )
-        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self._counter_sources)
+        settings = self.settings
+        policy = self._policy
+        telemetry = self._telemetry_result
+        allocation = self._allocation_result
+        usage = self._usage_result
+        sources = telemetry.sources + allocation.sources + usage.sources + self._counter_sources
         unsupported = list_unsupported(telemetry, {counter.field.id for counter in policy.counters})
         self._changes.report(sources, unsupported, allocation.unmapped)
         build = partial(
@@ -266,16 +284,16 @@ class Agent:
 
     def warm_up(self) -> None:
         """Reads everything twice, because rates need two readings. Used by --once."""
-        for is_second in (False, True):
-            if is_second:
-                self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
+        for pause in (0.0, min(WARM_UP_SECONDS, self.settings.interval)):
+            self._wake.wait(pause)
             self.read_telemetry()
             self.read_allocation()
             self.read_usage()
 
     def check_selection(self) -> None:
-        """Raises UsageError if `-d` selects a device that does not exist. Does nothing if the
-        driver is not loaded.
+        """Raises UsageError if `-d` selects a device that does not exist.
+
+        Does nothing if the driver is not loaded.
         """
         result = self._telemetry_collector.collect()
         if result.sources[0].up:
@@ -284,19 +302,20 @@ class Agent:
     # Lifecycle
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the loops. If the process must end, a loop sets `fatal` to the reason and calls
-        `on_fatal`.
+        """Starts the loops.
+
+        If the process must end, a loop sets `fatal` to the reason and calls `on_fatal`.
         """
-        self._read_at = self.clock.monotonic()  # detects a loop that hangs in its first reading
+        # detects a loop that hangs in its first reading
+        self._read_at = self.clock.monotonic()
         loops = {"telemetry": self._telemetry_loop}
         if self._allocations.sources or self._read_counters is not None:
             loops["allocation"] = self._allocation_loop
         if self._usage_collector is not None:
             loops["usage"] = self._usage_loop
         for name, loop in loops.items():
-            threading.Thread(
-                target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True
-            ).start()
+            guarded = partial(self._guard, name, loop, on_fatal)
+            threading.Thread(target=guarded, name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
         if error := run_loop(name, loop):
@@ -306,9 +325,10 @@ class Agent:
     def _telemetry_loop(self) -> None:
         while not self._stopping:
             self.read_telemetry(only_due=True)
-            while (
-                not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0
-            ):
+            while not self._stopping:
+                wait = self._schedule.next_at - self.clock.monotonic()
+                if wait <= 0:
+                    break
                 self._wake.wait(wait)
                 self._wake.clear()
 
@@ -321,10 +341,12 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """Reads at fixed times, however long a reading takes, so that counters have the same age in
-        every scrape.
+        """Reads at fixed times, however long a reading takes.
+
+        So counters have the same age in every scrape.
         """
-        due, interval = self.clock.monotonic() + _AFTER_TELEMETRY, self.settings.usage_interval
+        interval = self.settings.usage_interval
+        due = self.clock.monotonic() + _AFTER_TELEMETRY
         while not self._stopping:
             self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
@@ -332,8 +354,9 @@ class Agent:
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Closes the driver for `seconds`, so that an operator can unload it. Returns False if this
-        fails.
+        """Closes the driver for `seconds`, so that an operator can unload it.
+
+        Returns False if this fails.
         """
         with self._reading:
             if not self._release_driver():
@@ -353,31 +376,29 @@ class Agent:
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
         """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
         reading = self._telemetry_result.readings.get(uuid)
-        return (
-            (self._serials.get(uuid, {}), None)
-            if reading is None
-            else (reading.slow_values, reading.links_up)
-        )
+        if reading is None:
+            return self._serials.get(uuid, {}), None
+        return reading.slow_values, reading.links_up
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage reading, by device key."""
-        return self._usage_result.processes
+        return {key: use.processes for key, use in self._usage_result.devices.items()}
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared. If the GPU is present, removes its XIDs instead.
 
         Returns what was removed, or None if there is no such GPU.
         """
-        with self._reading, self._publishing:  # a concurrent reading would add the GPU again
+        # A concurrent reading would add the GPU again.
+        with self._reading, self._publishing:
             telemetry = self._telemetry_result
-            known = {d.uuid for d in telemetry.devices}
-            if result := self._telemetry_collector.forget(
-                telemetry, uuid, self._health.is_lost(uuid)
-            ):
+            is_lost = self._health.is_lost(uuid)
+            result = self._telemetry_collector.forget(telemetry, uuid, is_lost)
+            if result is not None:
                 self._telemetry_result = result
                 self._health.forget(uuid)
                 forgotten: Forgotten = "gpu"
-            elif uuid not in known:
+            elif all(device.uuid != uuid for device in telemetry.devices):
                 return None
             else:
                 forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
@@ -397,8 +418,9 @@ class Agent:
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:
-        """Ends the loops and closes the driver. If the driver hangs, waits only until the
-        deadline.
+        """Ends the loops and closes the driver.
+
+        If the driver hangs, waits only until the deadline.
         """
         self._stopping = True
         self._stopped.set()
@@ -408,8 +430,8 @@ class Agent:
         self._workers.close()
 
     def _release_driver(self) -> bool:
-        deadline = max(2.0, self.settings.deadline)  # longer than a wait for XIDs
-        results = self._workers.run(
-            {"release": lambda: self._telemetry.release(deadline / 2)}, deadline
-        )
+        # longer than a wait for XIDs
+        deadline = max(2.0, self.settings.deadline)
+        release = partial(self._telemetry.release, deadline / 2)
+        results = self._workers.run({"release": release}, deadline)
         return bool(results["release"].value)

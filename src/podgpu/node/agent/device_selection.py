@@ -1,5 +1,6 @@
-"""Parses dcgm-exporter's options that select GPUs and MIG instances (`-d`), switches (`-s`) and
-CPUs (`-p`).
+"""Parses dcgm-exporter's options that select devices.
+
+`-d` selects GPUs and MIG instances, `-s` selects switches, and `-p` selects CPUs.
 """
 
 from __future__ import annotations
@@ -12,33 +13,34 @@ from podgpu.errors import UsageError, few_of
 from podgpu.model import Device
 
 _IDS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
-_PART = re.compile(rf"([fgi])(?::({_IDS}(?:,{_IDS})*))?")
+_PART = re.compile(rf"([gi])(?::({_IDS}(?:,{_IDS})*))?")
 Ids = tuple[int, ...] | None  # an empty tuple selects all devices; None selects none
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected devices. A selected MIG instance also selects its GPU. Instances are numbered
-    per node, from 0.
+    """The selected devices. A selected MIG instance also selects its GPU.
+
+    Instances are numbered per node, from 0.
     """
 
     gpus: Ids = ()
     instances: Ids = ()
 
-    def shows_gpu(self, number: int) -> bool:
+    def shows_gpu(self, number: int | None) -> bool:
         return self.gpus is not None and (not self.gpus or number in self.gpus)
 
     def shows_instance(self, number: int) -> bool:
         return self.instances is not None and (not self.instances or number in self.instances)
 
-    def select(self, devices: Sequence[Device]) -> frozenset[str]:
+    def select(self, devices: Sequence[Device]) -> set[str]:
         """Returns the keys of the selected devices. Ignores ids of devices that do not exist."""
         gpus, instances = _split(devices)
-        shown = [d for number, d in enumerate(instances) if self.shows_instance(number)]
-        whole = [
-            g for g in gpus if self.gpus == () or (g.index is not None and self.shows_gpu(g.index))
-        ]
-        return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
+        selected = {gpu.key for gpu in gpus if self.shows_gpu(gpu.index)}
+        for number, instance in enumerate(instances):
+            if self.shows_instance(number):
+                selected.update((instance.key, instance.uuid))
+        return selected
 
     def without_numbered_instances(self) -> Selection:
         """Returns the selection without instance numbers, which may change when GPUs disappear."""
@@ -47,46 +49,51 @@ class Selection:
     def check(self, devices: Sequence[Device]) -> None:
         """Raises UsageError if a selected device does not exist."""
         gpus, instances = _split(devices)
-        for what, wanted, existing in (
-            ("GPU", self.gpus, [g.index for g in gpus if g.index is not None]),
-            ("MIG instance", self.instances, list(range(len(instances)))),
-        ):
-            if missing := [number for number in wanted or () if number not in existing]:
-                raise UsageError(
-                    f"-d {self}: this node has no {what} {few_of(missing)}; it has "
-                    f"{few_of(existing)}"
-                )
+        numbers = [gpu.index for gpu in gpus if gpu.index is not None]
+        self._require("GPU", self.gpus, numbers)
+        self._require("MIG instance", self.instances, range(len(instances)))
+
+    def _require(self, what: str, wanted: Ids, existing: Sequence[int]) -> None:
+        missing = [number for number in wanted or () if number not in existing]
+        if missing:
+            raise UsageError(
+                f"-d {self}: this node has no {what} {few_of(missing)}; it has {few_of(existing)}"
+            )
 
     def __str__(self) -> str:
         if self == Selection():
             return "f"
-        chosen = (
-            (letter, ids)
-            for letter, ids in (("g", self.gpus), ("i", self.instances))
-            if ids is not None
-        )
-        return "+".join(
-            f"{letter}:{','.join(map(str, ids))}" if ids else letter for letter, ids in chosen
-        )
+        parts = []
+        for letter, ids in (("g", self.gpus), ("i", self.instances)):
+            if ids:
+                parts.append(f"{letter}:{','.join(map(str, ids))}")
+            elif ids is not None:
+                parts.append(letter)
+        return "+".join(parts)
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
     """Parses the value of `-d`, `-s` or `-p`. Raises UsageError if the value is invalid."""
-    parts = [_PART.fullmatch(part) for part in text.split("+")]
-    ids: dict[str, Ids] = {part[1]: _parse_ids(part[2] or "") for part in parts if part is not None}
     if text == "f":
         return Selection()
-    if (
-        len(ids) < len(parts)
-        or "f" in ids
-        or any(part is not None and part[2] and not ids[part[1]] for part in parts)
-    ):
-        raise UsageError(
-            f"{option} {text!r}: write f (everything), g (GPUs, NVSwitches or CPUs), i (MIG "
-            "instances, links or cores)"
-            " or g+i; g and i may have ids and ascending ranges without spaces, such as g:0,2-4+i:1"
-        )
+    ids: dict[str, Ids] = {}
+    for part in text.split("+"):
+        match = _PART.fullmatch(part)
+        if match is None or match[1] in ids:
+            raise _invalid(text, option)
+        ids[match[1]] = _parse_ids(match[2] or "")
+        if match[2] and not ids[match[1]]:
+            # a descending range
+            raise _invalid(text, option)
     return Selection(ids.get("g"), ids.get("i"))
+
+
+def _invalid(text: str, option: str) -> UsageError:
+    return UsageError(
+        f"{option} {text!r}: write f (everything), g (GPUs, NVSwitches or CPUs), "
+        "i (MIG instances, links or cores) or g+i; "
+        "g and i may have ids and ascending ranges without spaces, such as g:0,2-4+i:1"
+    )
 
 
 def _parse_ids(text: str) -> tuple[int, ...]:
@@ -98,4 +105,11 @@ def _parse_ids(text: str) -> tuple[int, ...]:
 
 
 def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
-    return [d for d in devices if not d.is_instance], [d for d in devices if d.is_instance]
+    gpus = []
+    instances = []
+    for device in devices:
+        if device.is_instance:
+            instances.append(device)
+        else:
+            gpus.append(device)
+    return gpus, instances

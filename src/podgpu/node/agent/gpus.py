@@ -7,9 +7,11 @@ next time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.metrics.fields import Field
@@ -26,28 +28,35 @@ _Read = Callable[[Sequence[Field]], GpuReading]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    readings: Mapping[str, GpuReading] = field(
-        default_factory=dict
-    )  # by UUID or OTHERS; omits failed readings
+    readings: Mapping[str, GpuReading] = field(default_factory=dict)
+    """By UUID or OTHERS. Omits failed readings."""
     sources: tuple[SourceStatus, ...] = ()  # the first source is the list of GPUs
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
-    dropped: Mapping[int, int] = field(
-        default_factory=dict
-    )  # number of invalid values since the start, by field id
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    """Number of invalid values since the start, by field id."""
     groups: tuple[FieldGroup, ...] = ()  # groups that were just read; other values are older
-    absent: frozenset[str] = (
-        frozenset()
-    )  # UUIDs of GPUs in `devices` that the driver no longer lists
+    absent: frozenset[str] = frozenset()
+    """UUIDs of GPUs in `devices` that the driver no longer lists."""
     at: float | None = None  # Unix time of the last successful reading
 
     @property
     def values(self) -> dict[str, Mapping[int, Value]]:
         """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}
-        read = (item for reading in self.readings.values() for item in reading.values.items())
-        return {device.key: values for device, values in read if device.key in shown}
+        values_of = {}
+        for reading in self.readings.values():
+            for device, values in reading.values.items():
+                if device.key in shown:
+                    values_of[device.key] = values
+        return values_of
+
+
+class _Job(NamedTuple):
+    name: str
+    uuid: str  # empty for OTHERS
+    read: _Read
 
 
 @dataclass(eq=False)
@@ -62,19 +71,16 @@ class TelemetryCollector:
     _deadline: float
     _clock: Clock
     _inventory: Inventory = field(default_factory=lambda: Inventory(()))
-    _known: dict[str, tuple[Device, ...]] = field(
-        default_factory=dict
-    )  # each listed GPU and its instances, by UUID
-    _absent: dict[str, tuple[Device, ...]] = field(
-        default_factory=dict
-    )  # GPUs that the driver does not list, by UUID
+    _known: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    """Each listed GPU and its instances, by UUID."""
+    _absent: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    """GPUs that the driver does not list, by UUID."""
     _forgotten: frozenset[str] = frozenset()  # GPUs that `podgpu forget` removed, until they answer
     _most_seen: int = 0  # highest number of GPUs that the driver has listed
     _dropped: Counter[int] = field(default_factory=Counter)
     _taken_at: float | None = None
-    _readings: dict[str, dict[FieldGroup, GpuReading]] = field(
-        default_factory=dict
-    )  # the last readings by UUID
+    _readings: dict[str, dict[FieldGroup, GpuReading]] = field(default_factory=dict)
+    """The last readings, by UUID."""
 
     def __post_init__(self) -> None:
         # isinstance is called only once, because it is slow for protocols
@@ -93,14 +99,14 @@ class TelemetryCollector:
     def collect(
         self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()
     ) -> TelemetryResult:
-        """Reads the field groups in `due`, or all groups. Raises StartError if the process cannot
-        continue.
+        """Reads the field groups in `due`, or all groups.
 
-        `lost`: UUIDs of GPUs that an allocation source lists, but not the driver.
+        `lost`: UUIDs of GPUs that an allocation source lists, but not the driver. Raises StartError
+        if the process cannot continue.
         """
-        groups = (
-            tuple(group for group in self._groups if due is None or group in due) or self._groups
-        )
+        groups = self._groups
+        if due is not None:
+            groups = tuple(group for group in groups if group in due) or groups
         name = self._telemetry.name
         listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
         if listing.value is not None:
@@ -109,42 +115,49 @@ class TelemetryCollector:
         self._add_lost(lost)
         if not inventory.up:
             self.drop_values()
-            return self._make_result(groups, (inventory,), {})
-        # If -d selects MIG instances, all GPUs are read, because instances are known only after a
-        # reading.
-        shown, every = self._selection.select(self._listed()), self._selection.instances is not None
-        gpus = [gpu for gpu in self._inventory.gpus if every or gpu.uuid in shown]
-        reads: dict[tuple[str, str], _Read] = {
-            (f"gpu{g.index}", g.uuid): partial(self._telemetry.read, g) for g in gpus
-        }
-        if self._host_engine is not None:
-            reads = {(OTHERS, ""): self._host_engine.read_others, **reads}
-        jobs = {}
-        for (name, uuid), read in reads.items():
-            known = self._readings.get(uuid, {})
+            return self._make_result(groups, [inventory], {})
+
+        jobs = self._list_jobs()
+        calls = {}
+        for job in jobs:
+            known = self._readings.get(job.uuid, {})
             unread = [group for group in self._groups if group in groups or group not in known]
-            jobs[f"{name}-{uuid}"] = partial(_read_groups, read, unread)
+            calls[f"{job.name}-{job.uuid}"] = partial(_read_groups, job.read, unread)
+        results = self._workers.run(calls, self._deadline)
+
         sources = [inventory, *self._report_unreachable()]
         readings: dict[str, GpuReading] = {}
-        results = self._workers.run(jobs, self._deadline).values()
-        for (name, uuid), result in zip(reads, results, strict=True):
-            reading = self._merge_with_earlier(uuid, result.value)
-            if uuid or reading is None or reading.entities:  # no status for OTHERS without entities
-                sources.append(self._errors.make_status(name, result, uuid))
+        for job, result in zip(jobs, results.values(), strict=True):
+            reading = self._merge_with_earlier(job.uuid, result.value)
+            # no status for OTHERS without entities
+            if job.uuid or reading is None or reading.entities:
+                sources.append(self._errors.make_status(job.name, result, job.uuid))
             if reading is not None:
-                readings[uuid or OTHERS] = reading
+                readings[job.uuid or OTHERS] = reading
                 self._dropped.update(reading.dropped)
                 for reason in reading.errors:
-                    self._errors.add(name, reason)
+                    self._errors.add(job.name, reason)
+
         if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
-        self._known |= {
-            uuid: tuple(readings[uuid].values) for uuid in self._known.keys() & readings
-        }
-        self._forgotten -= {g.uuid for g in self._inventory.gpus} - (
-            {g.uuid for g in gpus} - readings.keys()
-        )
-        return self._make_result(groups, tuple(sources), readings)
+        for uuid in self._known.keys() & readings:
+            self._known[uuid] = tuple(readings[uuid].values)
+        not_answering = {job.uuid for job in jobs} - readings.keys()
+        self._forgotten -= {gpu.uuid for gpu in self._inventory.gpus} - not_answering
+        return self._make_result(groups, sources, readings)
+
+    def _list_jobs(self) -> list[_Job]:
+        jobs = []
+        if self._host_engine is not None:
+            jobs.append(_Job(OTHERS, "", self._host_engine.read_others))
+        # If -d selects MIG instances, all GPUs are read, because instances are known only after a
+        # reading.
+        reads_all = self._selection.instances is not None
+        shown = self._selection.select(self._listed())
+        for gpu in self._inventory.gpus:
+            if reads_all or gpu.uuid in shown:
+                jobs.append(_Job(f"gpu{gpu.index}", gpu.uuid, partial(self._telemetry.read, gpu)))
+        return jobs
 
     def _merge_with_earlier(
         self, uuid: str, new: Mapping[FieldGroup, GpuReading] | None
@@ -157,27 +170,28 @@ class TelemetryCollector:
         return merge_readings(list(new.values()), readings.values())
 
     def _update_inventory(self, inventory: Inventory) -> None:
-        here = {g.uuid for g in inventory.gpus}
-        moved = {(g.uuid, g.index) for g in self._inventory.gpus} - {
-            (g.uuid, g.index) for g in inventory.gpus
-        }
-        for uuid, _ in moved:
-            self._readings.pop(uuid, None)
-        for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
-            self._absent[uuid] = self._known[uuid]
-        self._known = {g.uuid: self._find_devices(g) for g in inventory.gpus}
-        self._absent = {uuid: devices for uuid, devices in self._absent.items() if uuid not in here}
+        listed = {gpu.uuid: gpu for gpu in inventory.gpus}
+        for gpu in self._inventory.gpus:
+            uuid = gpu.uuid
+            if uuid not in listed or listed[uuid].index != gpu.index:
+                self._readings.pop(uuid, None)
+            if uuid not in listed and uuid not in self._forgotten:
+                self._absent[uuid] = self._known[uuid]
+        self._known = {uuid: self._find_devices(gpu) for uuid, gpu in listed.items()}
+        for uuid in listed:
+            self._absent.pop(uuid, None)
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
-        """Returns the GPU and its last known instances. A GPU that reappears has its old instances
-        until it is read.
+        """Returns the GPU and its last known instances.
+
+        A GPU that reappears has its old instances until it is read.
         """
-        last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid) or (gpu,)
-        return (
-            tuple(replace(device, index=gpu.index) for device in last) if last[0].model else (gpu,)
-        )
+        last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid)
+        if not last or not last[0].model:
+            return (gpu,)
+        return tuple(replace(device, index=gpu.index) for device in last)
 
     # GPUs that disappeared
 
@@ -190,17 +204,15 @@ class TelemetryCollector:
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
-        self._absent |= {
-            uuid: (Device(None, uuid, "", ""),)
-            for uuid in sorted(uuids)
-            if uuid.lower() not in known
-        }
+        for uuid in sorted(uuids):
+            if uuid.lower() not in known:
+                self._absent[uuid] = (Device(None, uuid, "", ""),)
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
-        """Returns `result` without the GPU, if the GPU disappeared or is `lost`. Returns None for
-        any other GPU.
+        """Returns `result` without the GPU, if the GPU disappeared or is `lost`.
 
-        The GPU stays removed until it answers, even if an allocation source lists it.
+        Returns None for any other GPU. The GPU stays removed until it answers, even if an
+        allocation source lists it.
         """
         if uuid not in self._absent and not (lost and uuid in self._known):
             return None
@@ -209,20 +221,22 @@ class TelemetryCollector:
         return self._make_result(result.groups, result.sources, result.readings)
 
     def _count_lost(self, visible: int) -> int:
-        """Returns the number of GPUs that do not answer. Does not count GPUs that `podgpu forget`
-        removed.
+        """Returns the number of GPUs that do not answer.
 
-        The PCI bus may or may not list a removed GPU. So every removed GPU is subtracted, but the
-        result is at least the number of other GPUs that do not answer.
+        GPUs that `podgpu forget` removed are not counted. The PCI bus may or may not list a removed
+        GPU. So every removed GPU is subtracted, but the result is at least the number of other GPUs
+        that do not answer.
         """
         expected = self._telemetry.expected
-        lost = max(0, (self._most_seen if expected is None else expected) - visible)
+        if expected is None:
+            expected = self._most_seen
+        lost = max(0, expected - visible)
+
         listed = {gpu.uuid for gpu in self._inventory.gpus}
         not_answering = len(listed - self._forgotten) - visible
         unidentified = len(self._inventory.unreachable) - len(self._forgotten - listed)
-        not_answering += max(
-            len(self._absent), unidentified
-        )  # an unidentified GPU may be one of the absent GPUs
+        # An unidentified GPU may be one of the absent GPUs.
+        not_answering += max(len(self._absent), unidentified)
         return max(lost - len(self._forgotten), min(lost, not_answering))
 
     # Result
@@ -230,24 +244,24 @@ class TelemetryCollector:
     def _make_result(
         self,
         groups: tuple[FieldGroup, ...],
-        sources: tuple[SourceStatus, ...],
+        sources: Sequence[SourceStatus],
         readings: Mapping[str, GpuReading],
     ) -> TelemetryResult:
+        listed = self._listed()
+        absent = list(chain.from_iterable(self._absent.values()))
         # Listed devices come first, because an absent GPU can have the index of a listed GPU.
-        listed, absent = (
-            self._listed(),
-            tuple(d for devices in self._absent.values() for d in devices),
-        )
-        devices = tuple(d for d in (*listed, *absent) if d.uuid not in self._forgotten)
-        shown = self._selection.select(
-            listed
-        ) | self._selection.without_numbered_instances().select(absent)
-        silent = {source.device for source in sources if source.device and not source.up}
-        silent |= self._forgotten & self._known.keys()
-        visible = len(self._inventory.gpus) - len(silent) if sources[0].up else 0
+        devices = [device for device in listed + absent if device.uuid not in self._forgotten]
+        shown = self._selection.select(listed)
+        shown |= self._selection.without_numbered_instances().select(absent)
+
+        visible = 0
+        if sources[0].up:
+            silent = {source.device for source in sources if source.device and not source.up}
+            silent |= self._forgotten & self._known.keys()
+            visible = len(self._inventory.gpus) - len(silent)
         return TelemetryResult(
-            devices=devices,
-            selected=tuple(d for d in devices if d.key in shown),
+            devices=tuple(devices),
+            selected=tuple(device for device in devices if device.key in shown),
             readings=readings,
             sources=tuple(source for source in sources if source.device not in self._forgotten),
             gpus_expected=self._telemetry.expected,
@@ -259,20 +273,19 @@ class TelemetryCollector:
             at=self._taken_at,
         )
 
-    def _report_unreachable(self) -> Iterator[SourceStatus]:
+    def _report_unreachable(self) -> list[SourceStatus]:
+        sources = []
         for index, why in self._inventory.unreachable.items():
             if self._selection.instances is not None or self._selection.shows_gpu(index):
-                source, reason = (
-                    f"gpu{index}",
-                    "hung" if index in self._inventory.hung else "unreachable",
-                )
-                self._errors.add(source, reason)
-                yield SourceStatus(
-                    source, False, 0.0, reason, f"GPU {index} does not answer: {why}"
-                )
+                name = f"gpu{index}"
+                reason = "hung" if index in self._inventory.hung else "unreachable"
+                message = f"GPU {index} does not answer: {why}"
+                self._errors.add(name, reason)
+                sources.append(SourceStatus(name, False, 0.0, reason, message))
+        return sources
 
-    def _listed(self) -> tuple[Device, ...]:
-        return tuple(d for gpu in self._inventory.gpus for d in self._known[gpu.uuid])
+    def _listed(self) -> list[Device]:
+        return list(chain.from_iterable(self._known.values()))
 
 
 def _read_groups(read: _Read, groups: Sequence[FieldGroup]) -> dict[FieldGroup, GpuReading]:
@@ -280,15 +293,18 @@ def _read_groups(read: _Read, groups: Sequence[FieldGroup]) -> dict[FieldGroup, 
 
 
 def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) -> GpuReading:
-    """Merges the values of all readings (`every`). Errors come from `newest`, and devices from its
-    last reading.
+    """Merges the values of all readings (`every`).
+
+    Errors come from `newest`, and devices from its last reading.
     """
     readings = list(every)
     if len(readings) == 1:
         return readings[0]
+
     last = newest[-1]
     values: dict[str, dict[int, Value]] = {device.key: {} for device in last.values}
     entities: dict[tuple[str, ...], EntityState] = {}
+    unsupported: dict[tuple[str, int], None] = {}  # keys only, in order
     for reading in readings:
         for device, some in reading.values.items():
             if device.key in values:
@@ -297,13 +313,20 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
             key = entity.kind, *entity.labels.values()
             earlier = entities[key].fields if key in entities else {}
             entities[key] = EntityState(entity.kind, entity.labels, earlier | entity.fields)
+        for device_key, number in reading.unsupported:
+            if device_key in values:
+                unsupported[device_key, number] = None
+
+    dropped: list[int] = []
+    errors: list[str] = []
+    for reading in newest:
+        dropped += reading.dropped
+        errors += reading.errors
     return replace(
         last,
         values={device: values[device.key] for device in last.values},
-        unsupported=tuple(
-            dict.fromkeys(u for r in readings for u in r.unsupported if u[0] in values)
-        ),
-        dropped=tuple(number for reading in newest for number in reading.dropped),
-        errors=tuple(error for reading in newest for error in reading.errors),
+        unsupported=tuple(unsupported),
+        dropped=tuple(dropped),
+        errors=tuple(errors),
         entities=tuple(entities.values()),
     )

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 from podgpu.clock import Clock, RepeatFilter, UnixTime
 from podgpu.metrics.conditions import (
@@ -29,6 +29,7 @@ from podgpu.metrics.conditions import (
 )
 from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import (
+    NS,
     Assignment,
     Condition,
     Device,
@@ -44,76 +45,85 @@ from podgpu.node.agent.gpus import TelemetryResult
 
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
-THROTTLE_BEGINS, THROTTLE_ENDS = (
-    0.5,
-    0.1,
-)  # the condition begins and ends at these fractions of throttled time
+THROTTLE_BEGINS = 0.5  # fraction of throttled time at which the condition begins
+THROTTLE_ENDS = 0.1  # fraction at which it ends
 _xid_log = logging.getLogger(f"{__name__}.xid")
 _xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (
-    *THROTTLE_REASONS,
-    _ENERGY,
-)  # these decrease only if the GPU was reset or the driver reloaded
+# These decrease only if the GPU was reset or the driver reloaded.
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)
 _COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
-_THROTTLE_COUNTERS = {  # the highest counter is used; older drivers have only the last one
+# The highest counter is used. Older drivers have only the last one.
+_THROTTLE_COUNTERS = {
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
     POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
 }
+
+
+class _CounterSample(NamedTuple):
+    at: float
+    counters: dict[int, float]  # by field id
 
 
 @dataclass(slots=True)
 class Throttling:
     """Detects whether a GPU is throttled for a long time. Uses the GPU's throttling counters."""
 
-    _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
+    _samples: deque[_CounterSample] = field(default_factory=deque)
     _is_present: dict[str, bool] = field(default_factory=dict)
 
     def update(self, values: Mapping[int, Value], now: float) -> dict[str, bool]:
         """Returns whether each throttling condition is present. Omits unknown conditions."""
         samples = self._samples
-        if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
+        if samples and now - samples[-1].at < _SAMPLE_SECONDS:
             return self._is_present
-        samples.append(
-            (
-                now,
-                {
-                    i: float(v)
-                    for i in THROTTLE_REASONS
-                    if isinstance(v := values.get(i), int | float)
-                },
-            )
-        )
-        while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
+        last = _CounterSample(now, _read_counters(values, THROTTLE_REASONS))
+        samples.append(last)
+        while len(samples) > 2 and now - samples[1].at >= THROTTLE_SECONDS:
             samples.popleft()
-        (began, first), (_, last) = samples[0], samples[-1]
-        if now - began >= THROTTLE_SECONDS:
-            before, self._is_present = self._is_present, {}
-            for condition, counters in _THROTTLE_COUNTERS.items():
-                ratios = [
-                    (last[i] - first[i]) / 1e9 / (now - began)
-                    for i in counters
-                    if i in first and i in last
-                ]
-                if ratios:
-                    limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
-                    self._is_present[condition] = max(ratios) >= limit
+        first = samples[0]
+        seconds = now - first.at
+        if seconds < THROTTLE_SECONDS:
+            return self._is_present
+
+        before = self._is_present
+        self._is_present = {}
+        for condition, counters in _THROTTLE_COUNTERS.items():
+            ratios = []
+            for number in counters:
+                if number in first.counters and number in last.counters:
+                    throttled_ns = last.counters[number] - first.counters[number]
+                    ratios.append(throttled_ns / NS / seconds)
+            if ratios:
+                limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
+                self._is_present[condition] = max(ratios) >= limit
         return self._is_present
+
+
+def _read_counters(values: Mapping[int, Value], numbers: Iterable[int]) -> dict[int, float]:
+    counters = {}
+    for number in numbers:
+        value = values.get(number)
+        if isinstance(value, int | float):
+            counters[number] = float(value)
+    return counters
+
+
+class _Seen(NamedTuple):
+    first: float
+    last: float
 
 
 @dataclass(slots=True)
 class _Gpu:
     """State of one GPU between two checks. Times are monotonic."""
 
-    details: dict[str, str | None] | None = (
-        None  # result of `_check_gpu`; None if the GPU is not selected
-    )
+    details: dict[str, str | None] | None = None
+    """Result of `_check_gpu`. None if the GPU is not selected."""
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
-    xids: dict[int, tuple[float, float]] = field(
-        default_factory=dict
-    )  # first and last time of XIDs that need action
+    xids: dict[int, _Seen] = field(default_factory=dict)  # XIDs that need action
     throttling: Throttling = field(default_factory=Throttling)
     counters: dict[int, float] = field(default_factory=dict)
     links: int = 0  # highest number of active NVLinks since the start
@@ -125,60 +135,69 @@ class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
-        """`xid_window`, `clock_window`: length in seconds of the windows in which XIDs and clock
-        events are counted.
-        """
+        """`xid_window`, `clock_window`: seconds in which XIDs and clock events are counted."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _Gpu] = {}
         self._xids = EventLog(xid_window)
-        self._xid_seen: dict[
-            tuple[str, int], float
-        ] = {}  # Unix time of the last XID, by device key and XID
+        # Unix time of the last XID, by device key and XID
+        self._xid_seen: dict[tuple[str, int], float] = {}
         self._last_xids: dict[str, int] = {}
         self._clock_events = EventLog(clock_window)
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
-        now, all_values = self._clock(), result.values
-        is_due = any(f.id == CLOCK_EVENTS_FIELD for group in result.groups for f in group.fields)
-        for key, values in all_values.items() if is_due else ():
+        now = self._clock()
+        values_of = result.values
+        for group in result.groups:
+            if any(spec.id == CLOCK_EVENTS_FIELD for spec in group.fields):
+                self._count_clock_events(values_of, now)
+
+        gpus = [device for device in result.devices if not device.is_instance]
+        self._gpus = {gpu.uuid: self._gpus.get(gpu.uuid) or _Gpu() for gpu in gpus}
+        shown = {device.uuid for device in result.selected}
+        usual_links = _usual_links(gpus, result.readings)
+        for device in gpus:
+            gpu = self._gpus[device.uuid]
+            gpu.details = None
+            if device.uuid in shown:
+                values = values_of.get(device.uuid)
+                links = usual_links.get(device.model, 0)
+                gpu.details = _check_gpu(gpu, device, result, values, links, now)
+
+    def _count_clock_events(self, values_of: Mapping[str, Mapping[int, Value]], now: float) -> None:
+        for key, values in values_of.items():
             mask = values.get(CLOCK_EVENTS_FIELD)
             if isinstance(mask, int):
                 begun = mask & ~self._clock_masks.get(key, mask)
                 self._clock_masks[key] = mask
                 self._clock_events.add([(key, event) for event in _events(mask)], now)
                 self._clock_events.totals.update((key, event) for event in _events(begun))
-        gpus = [d for d in result.devices if not d.is_instance]
-        self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
-        shown = {d.uuid for d in result.selected}
-        links = _usual_links(gpus, result.readings)
-        for d in gpus:
-            gpu = self._gpus[d.uuid]
-            gpu.details = None
-            if d.uuid in shown:
-                gpu.details = _check_gpu(
-                    gpu, d, result, all_values.get(d.uuid), links.get(d.model, 0), now
-                )
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
         for event in events:
             key = event.device, event.code
+            spec = xid_spec(event.code)
             self._xids.add([key], now)
             self._xids.totals[key] += 1
             self._xid_seen[key] = event.at
             self._last_xids[event.device] = event.code
-            _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
-            gpu = self._gpus.get(split_key(event.device)[0])
-            if gpu is not None and xid_spec(event.code).needs_action:
-                first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
-                gpu.xids[event.code] = first, now
+            _xid_log.warning(f"XID {event.code} on {event.device}: {spec.text}")
+
+            uuid, _ = split_key(event.device)
+            gpu = self._gpus.get(uuid)
+            if gpu is not None and spec.needs_action:
+                seen = gpu.xids.get(event.code)
+                first = event.at - self._to_unix(0.0) if seen is None else seen.first
+                gpu.xids[event.code] = _Seen(first, now)
 
     def forget_xids(self, uuid: str) -> bool:
         """Removes the XIDs of a GPU. Returns False if it has none."""
-        xids, self._gpus[uuid].xids = self._gpus[uuid].xids, {}
-        return bool(xids)
+        xids = self._gpus[uuid].xids
+        had_xids = bool(xids)
+        xids.clear()
+        return had_xids
 
     def is_lost(self, uuid: str) -> bool:
         return uuid in self._gpus and LOST in self._gpus[uuid].since
@@ -189,31 +208,31 @@ class HealthWatch:
     def report(
         self, assignments: Sequence[Assignment], absent: Collection[str]
     ) -> dict[str, dict[str, Any]]:
-        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name of
-        the field.
+        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name.
 
         `absent`: UUIDs of GPUs that disappeared. These GPUs, and lost GPUs, keep their last
         holders.
         """
         now = self._clock()
-        held = group_by_key(
-            (split_key(assignment.device)[0], assignment.holder) for assignment in assignments
-        )
+        held = group_by_key((split_key(one.device)[0], one.holder) for one in assignments)
         for uuid, gpu in self._gpus.items():
             if uuid in held or not (uuid in absent or LOST in gpu.since):
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
+
         devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
+            device = devices[key]
             count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid])
-            devices[key]["xids"] = (*devices[key].get("xids", ()), count)
-            devices[key]["last_xid"] = self._last_xids[key]
-        recent, totals = self._clock_events.count_recent(now), self._clock_events.totals
+            device["xids"] = (*device.get("xids", ()), count)
+            device["last_xid"] = self._last_xids[key]
+
+        recent = self._clock_events.count_recent(now)
+        totals = self._clock_events.totals
         for key, event in sorted(recent.keys() | totals.keys()):
-            devices[key].setdefault("clock_events", {})[event] = (
-                recent[key, event],
-                totals[key, event],
-            )
+            counts = recent[key, event], totals[key, event]
+            devices[key].setdefault("clock_events", {})[event] = counts
+
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
                 devices[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
@@ -222,21 +241,36 @@ class HealthWatch:
     def _report_gpu(
         self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float
     ) -> dict[str, Any]:
-        gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
-        details, since = dict(checked), dict(gpu.since)
+        gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen.last < XID_SECONDS}
+        details = dict(checked)
+        since = dict(gpu.since)
         if gpu.xids:
-            details[XID], since[XID] = (
-                xid_detail(gpu.xids),
-                min(first for first, _ in gpu.xids.values()),
-            )
-        ordered = [(name, details[name]) for name in conditions() if name in details]
+            details[XID] = xid_detail(gpu.xids)
+            since[XID] = min(seen.first for seen in gpu.xids.values())
+
+        present = []
+        healthy = []
+        for name in conditions():
+            if name not in details:
+                continue
+            detail = details[name]
+            if detail is None:
+                healthy.append(name)
+            else:
+                present.append(Condition(name, self._to_unix(since[name]), detail))
+        was_lost_in_use = not is_held and details.get(LOST) is not None
         return {
-            "conditions": tuple(
-                Condition(n, self._to_unix(since[n]), d) for n, d in ordered if d is not None
-            ),
-            "healthy": tuple(name for name, detail in ordered if detail is None),
-            "last_holders": () if is_held or details.get(LOST) is None else gpu.holders,
+            "conditions": tuple(present),
+            "healthy": tuple(healthy),
+            "last_holders": gpu.holders if was_lost_in_use else (),
         }
+
+
+class _Absence(NamedTuple):
+    """Why a GPU could not be read."""
+
+    condition: str
+    detail: str = ""
 
 
 def _check_gpu(
@@ -247,89 +281,100 @@ def _check_gpu(
     usual_links: int,
     now: float,
 ) -> dict[str, str | None]:
-    """Returns the detail of each condition, or None if the condition is absent. Omits unknown
-    conditions.
+    """Returns the detail of each condition, or None if the condition is absent.
+
+    Omits unknown conditions.
     """
-    absence = _find_absence(device, result)
     details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
+    absence = _find_absence(device, result)
     if absence is not None:
-        details[absence[0]] = absence[1]
+        details[absence.condition] = absence.detail
     _check_reset(gpu, absence, values)
+
     if values is not None:
         reading = result.readings[device.uuid]
         if reading.reports_errors:
             details[XID] = None
         present = conditions_from_fields(values) | gpu.throttling.update(values, now)
-        details |= {
-            condition: "" if is_present else None for condition, is_present in present.items()
-        }
+        for condition, is_present in present.items():
+            details[condition] = "" if is_present else None
         up = reading.links_up
-        if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
+        # NVLinks are not used in MIG mode.
+        if up is not None and not device.mig_enabled:
             gpu.links = max(gpu.links, up)
-            if gpu.links:  # 0 if the GPU has no NVLink bridge
+            # 0 if the GPU has no NVLink bridge
+            if gpu.links:
                 wired = max(gpu.links, usual_links)
                 details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
-    absent = {condition for condition, detail in details.items() if detail is None}
-    gpu.since = {
-        c: moment
-        for c, moment in (dict.fromkeys(details, now) | gpu.since).items()
-        if c not in absent
-    }
+
+    # The start time of an unknown condition is kept.
+    for condition, detail in details.items():
+        if detail is None:
+            gpu.since.pop(condition, None)
+        else:
+            gpu.since.setdefault(condition, now)
     return details
 
 
-def _check_reset(
-    gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None
-) -> None:
+def _check_reset(gpu: _Gpu, absence: _Absence | None, values: Mapping[int, Value] | None) -> None:
     """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
-        gpu.was_unavailable |= absence is not None and (
-            absence[0] == LOST or absence[1] in _DRIVER_REASONS
-        )
+        if absence is not None:
+            is_away = absence.condition == LOST or absence.detail in _DRIVER_REASONS
+            gpu.was_unavailable |= is_away
         return
-    counters = {i: v for i in _MONOTONIC_FIELDS if isinstance(v := values.get(i), int | float)}
-    if gpu.was_unavailable or any(
-        value < gpu.counters.get(i, value) for i, value in counters.items()
-    ):
+    before = gpu.counters
+    gpu.counters = _read_counters(values, _MONOTONIC_FIELDS)
+    has_decreased = any(value < before.get(i, value) for i, value in gpu.counters.items())
+    if gpu.was_unavailable or has_decreased:
         gpu.xids.clear()
         gpu.throttling = Throttling()
-    gpu.counters, gpu.was_unavailable = counters, False
+    gpu.was_unavailable = False
 
 
-def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | None:
-    """Returns the condition and detail of a GPU that could not be read. None if it was read or is
-    not selected.
-    """
-    inventory = result.sources[0] if result.sources else None
-    if inventory is not None and not inventory.up:
-        return (LOST, "") if device.uuid in result.absent else (DRIVER_AWAY, inventory.error)
-    if device.uuid in result.absent:
-        hung = device.index is not None and any(
-            s.name == f"gpu{device.index}" and s.error == "hung" and not s.device
-            for s in result.sources
-        )
-        return (UNREADABLE, "hung") if hung else (LOST, "")
-    source = next((s for s in result.sources if s.device == device.uuid), None)
-    if source is None or source.up:
+def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
+    """Returns None if the GPU was read or is not selected."""
+    inventory = result.sources[0]
+    is_absent = device.uuid in result.absent
+    if not inventory.up:
+        return _Absence(LOST) if is_absent else _Absence(DRIVER_AWAY, inventory.error)
+    if is_absent:
+        name = f"gpu{device.index}"
+        for source in result.sources:
+            if source.name == name and source.error == "hung" and not source.device:
+                return _Absence(UNREADABLE, "hung")
+        return _Absence(LOST)
+
+    own = next((source for source in result.sources if source.device == device.uuid), None)
+    if own is None or own.up:
         return None
-    if source.error not in (*_DRIVER_REASONS, "gpu_lost"):
-        return UNREADABLE, "hung" if source.error == "deadline" else source.error
-    others_answer = any(s.up for s in result.sources if s.device)
-    return (
-        (LOST, "") if others_answer or source.error == "gpu_lost" else (DRIVER_AWAY, source.error)
-    )
+    if own.error == "gpu_lost":
+        return _Absence(LOST)
+    if own.error == "deadline":
+        return _Absence(UNREADABLE, "hung")
+    if own.error not in _DRIVER_REASONS:
+        return _Absence(UNREADABLE, own.error)
+    others_answer = any(source.up for source in result.sources if source.device)
+    return _Absence(LOST) if others_answer else _Absence(DRIVER_AWAY, own.error)
 
 
 def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:
-    """Returns the median number of active links of each GPU model. Omits models with fewer than
-    three GPUs.
+    """Returns the median number of active links of each GPU model.
 
     A GPU with fewer links has a problem, because GPUs of the same model normally have the same
-    number of links.
+    number of links. Omits models with fewer than three GPUs.
     """
-    links = ((gpu.model, readings[gpu.uuid].links_up) for gpu in gpus if gpu.uuid in readings)
-    counts = group_by_key((model, up) for model, up in links if up is not None)
-    return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
+    counts: defaultdict[str, list[int]] = defaultdict(list)
+    for gpu in gpus:
+        reading = readings.get(gpu.uuid)
+        if reading is not None and reading.links_up is not None:
+            counts[gpu.model].append(reading.links_up)
+    return {model: median_low(links) for model, links in counts.items() if len(links) > 2}
+
+
+class _Bucket(NamedTuple):
+    began: float
+    counts: Counter[tuple[str, Any]]
 
 
 class EventLog:
@@ -341,19 +386,19 @@ class EventLog:
     def __init__(self, window: float) -> None:
         self.totals: Counter[tuple[str, Any]] = Counter()
         self._window = window
-        self._buckets: deque[tuple[float, Counter[tuple[str, Any]]]] = deque()
+        self._buckets: deque[_Bucket] = deque()
         self._recent: Counter[tuple[str, Any]] = Counter()  # sum of the buckets
 
     def add(self, events: Sequence[tuple[str, Any]], now: float) -> None:
         """Adds events to the time window. Does not change `totals`."""
-        if not self._buckets or now - self._buckets[-1][0] >= 1.0:
-            self._buckets.append((now, Counter()))
-        self._buckets[-1][1].update(events)
+        if not self._buckets or now - self._buckets[-1].began >= 1.0:
+            self._buckets.append(_Bucket(now, Counter()))
+        self._buckets[-1].counts.update(events)
         self._recent.update(events)
 
     def count_recent(self, now: float) -> Counter[tuple[str, Any]]:
-        while self._buckets and self._buckets[0][0] <= now - self._window:
-            self._recent -= self._buckets.popleft()[1]
+        while self._buckets and self._buckets[0].began <= now - self._window:
+            self._recent -= self._buckets.popleft().counts
         return self._recent
 
 

@@ -1,6 +1,4 @@
-"""Reads the configured counters, groups their fields by interval, and schedules the readings of
-each group.
-"""
+"""Reads the configured counters, groups their fields by interval, and schedules the readings."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import partial
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
@@ -31,22 +30,20 @@ _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 _MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
-_THROTTLE_INTERVAL = (
-    5.0  # minimum interval of the throttling counters, because a reading costs 1.5 ms of CPU (H200)
-)
+_THROTTLE_INTERVAL = 5.0
+"""Minimum interval of the throttling counters. A reading costs 1.5 ms of CPU (H200)."""
 _TOGETHER_SECONDS = 0.02  # groups that are due within this time are read together
-WARM_UP_SECONDS = (
-    1.0  # maximum time between the first two readings, because rates need two readings
-)
+WARM_UP_SECONDS = 1.0
+"""Maximum time between the first two readings, because rates need two readings."""
 CounterSpecs = tuple[CounterSpec, ...]
-ReadCounters = Callable[
-    [], CounterSpecs
-]  # returns the current counters; raises SourceError if they are invalid
+ReadCounters = Callable[[], CounterSpecs]
+"""Returns the current counters. Raises SourceError if they are invalid."""
 
 
 def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
-    """Returns the counters that `-f` selects. If they are in a file, also returns a function that
-    re-reads them.
+    """Returns the counters that `-f` selects.
+
+    If they are in a file, also returns a function that re-reads them.
     """
     if chosen == "none":
         return (), None
@@ -56,35 +53,34 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
     shipped = shipped_counters(chosen, names)
     if shipped is not None:
         return shipped, None
+
     directory, name = os.path.split(chosen)
-    if (
-        directory == _COUNTERS_DIRECTORY
-        and not os.path.exists(chosen)
-        and (ours := shipped_counters(name, names))
-    ):
-        _log.info("%s does not exist; using podgpu's copy of it", chosen)
-        return ours, None
+    if directory == _COUNTERS_DIRECTORY and not os.path.exists(chosen):
+        shipped = shipped_counters(name, names)
+        if shipped:
+            _log.info("%s does not exist; using podgpu's copy of it", chosen)
+            return shipped, None
+
     read = counters_in_file(chosen, names)
     try:
         return read(), read
     except SourceError as e:
-        choices = (
-            f"; give a CSV file or one of {', '.join(SHIPPED)}, none"
-            if e.reason == "file_missing"
-            else ""
-        )
+        choices = ""
+        if e.reason == "file_missing":
+            choices = f"; give a CSV file or one of {', '.join(SHIPPED)}, none"
         raise UsageError(f"-f {e}{choices}") from e
 
 
 def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
-    """Returns a function that reads the counters from a CSV file. It parses the file only if the
-    file has changed.
+    """Returns a function that reads the counters from a CSV file.
+
+    It parses the file only if the file has changed.
     """
-    file = ReadOnChange(
-        lambda content, origin: _parse(content.decode("utf-8", "replace"), origin, names),
-        _MAX_BYTES,
-    )
-    return lambda: file.read(path)
+
+    def parse(content: bytes, origin: str) -> CounterSpecs:
+        return _parse(content.decode("utf-8", "replace"), origin, names)
+
+    return partial(ReadOnChange(parse, _MAX_BYTES).read, path)
 
 
 def counters_in_configmap(
@@ -98,11 +94,11 @@ def counters_in_configmap(
     def read() -> CounterSpecs:
         text = read_text()
         if text is None:
-            problem = (
-                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r}, or no permission "
-                "to read it"
+            raise SourceError(
+                "configmap_missing",
+                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r}, "
+                "or no permission to read it",
             )
-            raise SourceError("configmap_missing", problem)
         return _parse(text, f"ConfigMap {name}", names)
 
     return read
@@ -120,8 +116,9 @@ def _parse(text: str, origin: str, names: NameSet) -> CounterSpecs:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Fields with their own interval, from the section `collections` of dcgm-exporter's
-    configuration file.
+    """Fields with their own interval.
+
+    The section `collections` of dcgm-exporter's configuration file defines them.
     """
 
     name: str
@@ -141,17 +138,18 @@ def collection_of_fields(
     """
     collection_of: dict[int, Collection] = {}
     for collection in collections:
-        chosen = [
-            counter for pattern in collection.include for counter in _match(counters, pattern)
-        ]
+        chosen: list[CounterSpec] = []
+        for pattern in collection.include:
+            chosen += _match(counters, pattern)
         if not chosen and not skip_empty:
             raise UsageError(
-                f"{collection.place}: {collection.name}: no configured field matches"
-                f" {', '.join(collection.include[:5])}; add the field to the counters, or remove "
-                "the collection"
+                f"{collection.place}: {collection.name}: no configured field matches "
+                f"{', '.join(collection.include[:5])}; "
+                "add the field to the counters, or remove the collection"
             )
+
         # With --dcgm-names both, a field has two counters. Both must have the same interval.
-        renames = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
+        renames = {rename_of(counter.name) for counter in chosen} - {None}
         for counter in counters:
             if counter not in chosen and rename_of(counter.name) not in renames:
                 continue
@@ -159,20 +157,18 @@ def collection_of_fields(
             if other is not collection:
                 raise UsageError(
                     f"{collection.place}: {collection.name}: {counter.name} is also in the "
-                    f"collection {other.name}; a"
-                    " field can be in one collection only"
+                    f"collection {other.name}; a field can be in one collection only"
                 )
     return collection_of
 
 
 def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
-    matches = re.compile(
-        translate(pattern.replace("[^", "[!"))
-    ).match  # Go negates character classes with ^
+    # Go negates character classes with ^.
+    matches = re.compile(translate(pattern.replace("[^", "[!"))).match
     as_written = [counter for counter in counters if matches(counter.name)]
-    return as_written or [
-        counter for counter in counters if any(map(matches, names_of(counter.field.name)))
-    ]
+    if as_written:
+        return as_written
+    return [counter for counter in counters if any(map(matches, names_of(counter.field.name)))]
 
 
 def group_fields(
@@ -181,28 +177,30 @@ def group_fields(
     collections: Sequence[Collection] = (),
     skip_empty: bool = False,
 ) -> tuple[FieldGroup, ...]:
-    """Returns one group per collection, and one group for all other fields, including those that
-    podgpu needs.
+    """Returns one group per collection, and one group for all other fields.
 
-    Throttling counters that only podgpu needs have their own group with a longer interval. Raises
-    UsageError if a collection is empty and `skip_empty` is not set.
+    Fields that podgpu needs are included. Throttling counters that only podgpu needs have their own
+    group with a longer interval. Raises UsageError if a collection is empty and `skip_empty` is not
+    set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
     configured = {counter.field.id: counter.field for counter in counters}
     own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS}
     if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
         own.add(CLOCK_EVENTS_FIELD)
-    wanted = (configured | {i: fields()[i] for i in own}).values()
-    slow = THROTTLE_REASONS.keys() - configured.keys() if interval < _THROTTLE_INTERVAL else set()
+    wanted = (configured | {number: fields()[number] for number in own}).values()
+
+    others = [spec for spec in wanted if spec.id not in collection_of]
+    slow: set[int] = set()
+    if interval < _THROTTLE_INTERVAL:
+        slow = THROTTLE_REASONS.keys() - configured.keys()
     groups = [
-        FieldGroup(
-            tuple(f for f in wanted if f.id not in collection_of and f.id not in slow), interval
-        ),
-        FieldGroup(tuple(f for f in wanted if f.id in slow), _THROTTLE_INTERVAL),
+        FieldGroup(tuple(spec for spec in others if spec.id not in slow), interval),
+        FieldGroup(tuple(spec for spec in others if spec.id in slow), _THROTTLE_INTERVAL),
     ]
     for collection in collections:
-        own_fields = tuple(f for f in wanted if collection_of.get(f.id) is collection)
-        groups.append(FieldGroup(own_fields, collection.every))
+        chosen = [spec for spec in wanted if collection_of.get(spec.id) is collection]
+        groups.append(FieldGroup(tuple(chosen), collection.every))
     return tuple(group for group in groups if group.fields)
 
 
@@ -223,11 +221,15 @@ class Schedule:
         A group is due one interval after its last due time, or one interval from now if that time
         has passed.
         """
-        due = tuple(
-            group for group in self.groups if self._next.get(group, now) <= now + _TOGETHER_SECONDS
-        )
-        for group in due:
-            first = now + min(WARM_UP_SECONDS, group.interval)
-            on_time = self._next[group] + group.interval if group in self._next else first
-            self._next[group] = on_time if on_time > now else now + group.interval
-        return due
+        due = []
+        for group in self.groups:
+            interval = group.interval
+            due_at = self._next.get(group)
+            if due_at is None:
+                due.append(group)
+                self._next[group] = now + min(WARM_UP_SECONDS, interval)
+            elif due_at <= now + _TOGETHER_SECONDS:
+                due.append(group)
+                on_time = due_at + interval
+                self._next[group] = on_time if on_time > now else now + interval
+        return tuple(due)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +15,7 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
-    DeviceTotals,
     DeviceUsage,
-    Holder,
     NamespaceUsage,
     RunningProcess,
     SourceStatus,
@@ -31,7 +28,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
-from podgpu.node.usage.ledger import Ledger, OwnedProcess, OwnedUsage, Owner
+from podgpu.node.usage.ledger import DeviceUse, Ledger, OwnedProcess, OwnedUsage, Owner
 from podgpu.workers import ErrorCounts, Workers
 
 OwnersByPid = Mapping[int, ProcessOwner]
@@ -42,16 +39,10 @@ _KUBELET = "kubelet"  # the only source that lists all allocations of the node
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    """Usage by device key. In MIG mode, the GPU itself has only energy, and its instances have all
-    other usage.
-    """
-
-    holders: Mapping[str, Mapping[WorkloadKey, Holder]] = field(default_factory=dict)
-    devices: Mapping[str, DeviceTotals] = field(default_factory=dict)
+    devices: Mapping[str, DeviceUse] = field(default_factory=dict)  # by device key
     namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
-    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +73,8 @@ class UsageCollector:
     _clock: Clock
     _charged_at: float | None = None
     _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-    _lacking: set[tuple[str, str, str]] = field(
-        default_factory=set
-    )  # UUID, name and reason of unsupported values
+    _lacking: set[tuple[str, str, str]] = field(default_factory=set)
+    """UUID, name and reason of unsupported values."""
 
     def collect(self, telemetry: TelemetryResult, allocation: Allocation) -> UsageResult:
         began = self._clock.monotonic()
@@ -104,15 +94,11 @@ class UsageCollector:
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
-        processes = {usage.device.key: _list_processes(usage, owners) for usage in reading.usages}
-        return UsageResult(
-            self._ledger.list_holders(began_at),
-            self._ledger.list_devices(),
-            self._ledger.list_namespaces(),
-            at=began_at,
-            sources=(status, *_switches_status(reading.answers.values())),
-            processes=processes,
-        )
+        sources = (status, *_switches_status(reading.answers.values()))
+        devices = self._ledger.list_devices(began_at)
+        for usage in reading.usages:
+            devices[usage.device.key].processes = _list_processes(usage, owners)
+        return UsageResult(devices, self._ledger.list_namespaces(), began_at, sources)
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
         gpus = []
@@ -154,9 +140,7 @@ class UsageCollector:
     def _make_status(
         self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]
     ) -> SourceStatus:
-        """Returns the status of this source: a failure if processes are not visible or a GPU cannot
-        be read.
-        """
+        """Returns a failure if processes are not visible or a GPU cannot be read."""
         try:
             self._processes.require_permission()
         except SourceError as e:
@@ -180,31 +164,32 @@ def add_owners(
     assignments: Iterable[Assignment],
     owners: OwnersByPid,
 ) -> dict[str, list[OwnedUsage]]:
-    """Adds holders and owners of processes to the usage of all devices. Returns the usages of each
-    GPU, by UUID.
+    """Adds holders and owners of processes to the usage of all devices.
 
-    `devices`: all devices. Those that did not answer are included, because they can have holders.
+    Returns the usages of each GPU, by UUID. `devices`: all devices. Those that did not answer are
+    included, because they can have holders.
     """
     answers = {usage.device.key: usage for usage in usages}
-    known = {device.key: device for device in devices} | {
-        key: usage.device for key, usage in answers.items()
-    }
-    held = group_by_key(
-        (assignment.device, assignment) for assignment in assignments if assignment.holder.key
-    )
-    owned: defaultdict[str, list[OwnedUsage]] = defaultdict(list)
+    known = {device.key: device for device in devices}
+    known |= {key: usage.device for key, usage in answers.items()}
+    held = group_by_key((one.device, one) for one in assignments if one.holder.key)
+
+    owned: dict[str, list[OwnedUsage]] = {}
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid, "", "")
-        device = known.get(key) or replace(gpu, gi_id=gi_id)
+        own = owned.setdefault(uuid, [])
         is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
-        is_unlisted = uuid in answers and key not in answers  # a MIG instance that no longer exists
-        own = owned[uuid]
-        if key in held or not (is_whole_mig_gpu or is_unlisted):
-            usage = None if is_whole_mig_gpu else answers.get(key)
-            own.append(
-                add_owners_to_device(usage or DeviceUsage(device, 0), held.get(key, ()), owners)
-            )
+        # a MIG instance that no longer exists
+        is_unlisted = uuid in answers and key not in answers
+        if key not in held and (is_whole_mig_gpu or is_unlisted):
+            continue
+
+        if key in answers and not is_whole_mig_gpu:
+            usage = answers[key]
+        else:
+            usage = DeviceUsage(known.get(key) or replace(gpu, gi_id=gi_id), 0)
+        own.append(add_owners_to_device(usage, held.get(key, ()), owners))
     return owned
 
 
@@ -247,8 +232,9 @@ def add_owners_to_device(
 def _merge_workloads(
     owners: Iterable[ProcessOwner], assignments: Iterable[Assignment]
 ) -> dict[WorkloadKey, Workload]:
-    """Returns users and holders by key. A holder gets the UID and user of its processes if its
-    source has none.
+    """Returns users and holders by key.
+
+    A holder gets the UID and user of its processes if its source has none.
     """
     workloads: dict[WorkloadKey, Workload] = {}
     for owner in owners:
@@ -264,14 +250,17 @@ def _merge_workloads(
 def _find_owner(
     owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]
 ) -> Owner:
-    """Returns "host" for processes of a pod that was recreated. The new pod has the same name, but
-    another UID.
+    """Returns "host" for processes of a pod that was recreated.
+
+    The new pod has the same name, but another UID.
     """
     user = owner.workload
     if user is None or not user.key or (user.user and held and user.key not in held):
         return "unknown" if owner.problem else "host"
     workload = workloads[user.key]
-    return "host" if user.uid and workload.uid and user.uid != workload.uid else workload
+    if user.uid and workload.uid not in ("", user.uid):
+        return "host"
+    return workload
 
 
 def _attribute_mps(
@@ -280,29 +269,34 @@ def _attribute_mps(
     server_pids: Collection[int],
     busy_ns: int | None,
 ) -> tuple[list[OwnedProcess], int | None]:
-    """Attributes the busy time of MPS servers. The driver reports only the server's time, for all
-    its clients.
+    """Attributes the busy time of MPS servers.
 
-    If all clients have the same owner, it gets this time. Otherwise, the time is returned as the
-    second value, and the busy time of each client is unknown. `busy_ns`: busy time of the device,
-    used if the server is not visible.
+    The driver reports only the server's time, for all its clients. If all clients have the same
+    owner, it gets this time. Otherwise, the time is returned as the second value, and the busy time
+    of each client is unknown. `busy_ns`: busy time of the device, used if the server is not
+    visible.
     """
     servers = [process for process in processes if process.pid in server_pids]
     client_owners = {process.owner for process in processes if process.pid in clients}
-    sole_owner = client_owners.pop() if servers and len(client_owners) == 1 else None
+    sole_owner = None
+    if servers and len(client_owners) == 1:
+        sole_owner = client_owners.pop()
+
     attributed = []
     for process in processes:
         if process.pid in server_pids:
-            only_busy = (
-                process.only_busy or sole_owner is not None
-            )  # the server is no process of the container
+            # The server is no process of the container.
+            only_busy = process.only_busy or sole_owner is not None
             process = replace(process, owner=sole_owner or "host", only_busy=only_busy)
         if process.pid in clients and sole_owner is None:
             process = replace(process, busy_ns=None)
         attributed.append(process)
+
     if not clients or sole_owner is not None:
         return attributed, None
-    return attributed, sum(server.busy_ns or 0 for server in servers) if servers else busy_ns or 0
+    if servers:
+        return attributed, sum(server.busy_ns or 0 for server in servers)
+    return attributed, busy_ns or 0
 
 
 def _find_unallocated(
@@ -313,37 +307,47 @@ def _find_unallocated(
     Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with
     an unmapped allocation, and devices that a scheduler has reserved for unknown pods.
     """
-    allocated = {
-        (a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT
-    }
+    allocated = set()
+    for assignment in allocation.assignments:
+        if assignment.source not in LAST_RESORT:
+            allocated.add((assignment.device, assignment.holder.key))
     is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
     if not is_known or not (allocated or allocation.offered):
         return set()
-    unclear = {
-        (one.namespace, one.pod)
-        for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)
-    }
-    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
-    return {
-        (owned.device.key, owner.key)
-        for devices in usages.values()
-        for owned in devices
-        for owner in {process.owner for process in owned.processes or ()}
-        if isinstance(owner, Workload) and owner.pod and (owner.namespace, owner.pod) not in unclear
-        if owned.device.key not in reserved and (owned.device.key, owner.key) not in allocated
-    }
+
+    unclear = {(request.namespace, request.pod) for request in allocation.vcuda}
+    reserved = set()
+    for entry in allocation.unmapped:
+        unclear.add((entry.holder.namespace, entry.holder.pod))
+        if entry.reason == "reserved":
+            reserved.add(entry.device_id)
+
+    unallocated = set()
+    for devices in usages.values():
+        for owned in devices:
+            key = owned.device.key
+            if key in reserved:
+                continue
+            for owner in {process.owner for process in owned.processes or ()}:
+                if not isinstance(owner, Workload) or not owner.pod:
+                    continue
+                if (owner.namespace, owner.pod) not in unclear:
+                    unallocated.add((key, owner.key))
+    return unallocated - allocated
 
 
 def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
     processes = []
     for process in usage.processes or ():
-        pid, owner = process.pid, owners.get(process.pid, NOT_IN_POD)
-        busy_ns = None if usage.process_busy_ns is None else usage.process_busy_ns.get(pid, 0)
-        ratio = busy_ns / usage.window_ns if busy_ns is not None and usage.window_ns else None
+        owner = owners.get(process.pid, NOT_IN_POD)
+        workload = owner.workload or owner.container
+        ratio = None
+        if usage.process_busy_ns is not None and usage.window_ns:
+            busy_ns = usage.process_busy_ns.get(process.pid, 0)
+            if busy_ns is not None:
+                ratio = busy_ns / usage.window_ns
         processes.append(
-            RunningProcess(
-                pid, process.memory, ratio, owner.workload or owner.container, owner.command
-            )
+            RunningProcess(process.pid, process.memory, ratio, workload, owner.command)
         )
     return processes
 
@@ -355,8 +359,13 @@ def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
 
 def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:
     """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
-    statuses = [answer.problems.switches for answer in answers if answer.problems.switches]
-    for status in statuses:
-        if status.fallback:
-            return [SourceStatus(SWITCHES, False, 0.0, status.fallback_reason, status.fallback)]
-    return [SourceStatus(SWITCHES, True, 0.0)] if statuses else []
+    statuses = []
+    for answer in answers:
+        switches = answer.problems.switches
+        if switches is None:
+            continue
+        if switches.fallback:
+            message = switches.fallback
+            return [SourceStatus(SWITCHES, False, 0.0, switches.fallback_reason, message)]
+        statuses = [SourceStatus(SWITCHES, True, 0.0)]
+    return statuses

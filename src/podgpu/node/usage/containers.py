@@ -1,8 +1,8 @@
-"""Uses /proc to find the container of a process. On a node without Kubernetes, also finds the Slurm
-job and user.
+"""Uses /proc to find the container of a process.
 
-There are three results: the process is in a container, it is outside any container, or this cannot
-be determined. The third case is kept separate, because a busy container would otherwise look idle.
+On a node without Kubernetes, also finds the Slurm job and user. There are three results: the
+process is in a container, it is outside any container, or this cannot be determined. The third case
+is kept separate, because a busy container would otherwise look idle.
 """
 
 from __future__ import annotations
@@ -15,41 +15,38 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 
 CACHE_SECONDS = 30.0  # lookups are then repeated, because a process can be moved to another cgroup
 
-_HOST_PID_NAMESPACE = (
-    "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
-)
+_HOST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux."""
 _STARTED = 22  # number of the start time field in /proc/<pid>/stat (clock ticks since boot)
-_MPS_SERVER = (
-    b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, truncated to 15 characters by the kernel
-)
+_MPS_SERVER = b"(nvidia-cuda-mps)"
+"""nvidia-cuda-mps-server, truncated to 15 characters by the kernel."""
 _MAX_BYTES = 64 * 1024
 _MAX_COMMAND = 64
 _UID_LINE = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
-_SLURM_CGROUP = re.compile(
-    r"slurm[^\n]*/job_(\d+)"
-)  # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
+# /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
+_SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")
 _SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
 _SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 
 NO_NAME = "no_pod_name"
 UNKNOWN_USER = Workload(user="unknown")
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset(
-    {"not_permitted", "unreadable"}
-)  # exists, but cannot be read
+# The process exists, but cannot be read.
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerLookup:
-    """Result of one lookup. If a container was found, `workload` has its `uid` and
-    `container_id`.
+    """Result of one lookup.
+
+    If a container was found, `workload` has its `uid` and `container_id`.
     """
 
     outcome: LookupOutcome
@@ -58,20 +55,25 @@ class ContainerLookup:
     command: str = ""
 
 
+class _Cached(NamedTuple):
+    started: int  # start time of the process
+    looked_up_at: float
+    lookup: ContainerLookup
+
+
 @dataclass(eq=False)
 class ContainerFinder:
-    """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the
-    host's /proc.
+    """Finds the containers of processes and caches them. Not thread-safe.
 
-    Pids are reused, so a cached entry is valid only for a process with the same start time. With
-    `finds_users`, it also finds the job, user and command of processes outside pods.
+    `proc` is the path of the host's /proc. Pids are reused, so a cached entry is valid only for a
+    process with the same start time. With `finds_users`, it also finds the job, user and command of
+    processes outside pods.
     """
 
     proc: str = "/proc"
     _clock: Callable[[], float] = time.monotonic
     finds_users: bool = False
-    _cache: dict[int, tuple[int, float, ContainerLookup]] = field(default_factory=dict)
-    """Pid -> start of the process, time of the lookup, result."""
+    _cache: dict[int, _Cached] = field(default_factory=dict)  # by pid
 
     def find_all(self, pids: Collection[int]) -> dict[int, ContainerLookup]:
         """Looks up these processes, and evicts all others from the cache."""
@@ -89,37 +91,50 @@ class ContainerFinder:
             return ContainerLookup("unreadable")
 
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
-        stat, now = _read(f"{folder}/stat"), self._clock()
+        stat = _read(f"{folder}/stat")
+        now = self._clock()
         # The fields are counted after the last parenthesis, because the program's name can contain
         # spaces.
-        started, cached = int(stat.rpartition(b")")[2].split()[_STARTED - 3]), self._cache.get(pid)
-        if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
-            return cached[2]
+        _, _, after_name = stat.rpartition(b")")
+        started = int(after_name.split()[_STARTED - 3])
+        cached = self._cache.get(pid)
+        if (
+            cached is not None
+            and cached.started == started
+            and now - cached.looked_up_at < CACHE_SECONDS
+        ):
+            return cached.lookup
+
         cgroup = _read(f"{folder}/cgroup").decode(errors="replace")
         container = parse_cgroup(cgroup)
         outcome: LookupOutcome = "not_in_container" if container is None else "found"
-        workload, command = container or Workload(), ""
+        workload = container or Workload()
+        command = ""
         if self.finds_users and not workload.uid:
-            workload, command = (
-                _find_user(folder, cgroup, workload.container_id),
-                _find_command(folder, stat),
-            )
+            workload = _find_user(folder, cgroup, workload.container_id)
+            command = _find_command(folder, stat)
         lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command)
-        self._cache[pid] = started, now, lookup
+        self._cache[pid] = _Cached(started, now, lookup)
         return lookup
 
 
 def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
-    """Returns the containers (`uid` and `container_id`) of all processes, or None if a process
-    cannot be read.
+    """Returns the containers (`uid` and `container_id`) of all processes.
+
+    Returns None if a process cannot be read.
     """
     if not in_host_pid_namespace(proc):
         return None
     finder = ContainerFinder(proc)
-    lookups = [finder.find(int(name)) for name in os.listdir(proc) if name.isdigit()]
-    if any(lookup.outcome in FAILED_LOOKUPS for lookup in lookups):
-        return None
-    return frozenset(lookup.workload for lookup in lookups if lookup.outcome == "found")
+    workloads = set()
+    for name in os.listdir(proc):
+        if name.isdigit():
+            lookup = finder.find(int(name))
+            if lookup.outcome in FAILED_LOOKUPS:
+                return None
+            if lookup.outcome == "found":
+                workloads.add(lookup.workload)
+    return frozenset(workloads)
 
 
 def in_host_pid_namespace(proc: str = "/proc") -> bool:
@@ -130,30 +145,28 @@ def in_host_pid_namespace(proc: str = "/proc") -> bool:
 
 
 def require_host_pid_namespace(proc: str) -> None:
-    """Raises SourceError outside the host's PID namespace, where NVML lists no processes and
-    reports no error.
+    """Raises SourceError outside the host's PID namespace.
+
+    NVML lists no processes there, and reports no error.
     """
     if not in_host_pid_namespace(proc):
         raise SourceError(
             "not_host_pid_namespace",
-            "processes on the GPUs are visible in the host's PID namespace only: set hostPID: "
-            "true on the pod,"
-            " or disable the features that need it; all other features work without it",
+            "processes on the GPUs are visible in the host's PID namespace only: "
+            "set hostPID: true on the pod, or disable the features that need it; "
+            "all other features work without it",
         )
 
 
 def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> None:
-    """Raises SourceError if every lookup failed, because this means that podgpu lacks
-    permissions.
-    """
+    """Raises SourceError if every lookup failed, which means that podgpu lacks permissions."""
     outcomes = {lookup.outcome for lookup in lookups.values()} - {"gone"}
     if outcomes and outcomes <= FAILED_LOOKUPS:
         raise SourceError(
             "not_permitted" if "not_permitted" in outcomes else "unreadable",
-            f"{proc}/<pid>/cgroup cannot be read for any process on the GPUs: set "
-            "securityContext.runAsUser: 0,"
-            " and check that neither hidepid on /proc nor an AppArmor or SELinux profile forbids "
-            "it",
+            f"{proc}/<pid>/cgroup cannot be read for any process on the GPUs: "
+            "set securityContext.runAsUser: 0, and check that neither hidepid on /proc "
+            "nor an AppArmor or SELinux profile forbids it",
         )
 
 
@@ -187,30 +200,31 @@ class ProcessOwners:
     _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
     _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
     _last: Mapping[int, ProcessOwner] = field(default_factory=dict)
-    _nameless: frozenset[Workload] = frozenset()
 
     def find(self, pids: Collection[int]) -> Mapping[int, ProcessOwner]:
-        before, self._lookups = self._lookups, self._finder.find_all(pids)
+        before = self._lookups
+        self._lookups = self._finder.find_all(pids)
         owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
-        if any(
-            owner.container and owner.container not in self._nameless for owner in owners.values()
-        ):
-            self._read_identities()  # now, before a short job ends
+        if not _list_containers(owners) <= _list_containers(self._last):
+            # now, before a short job ends
+            self._read_identities()
             owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
-        self._nameless = frozenset(owner.container for owner in owners.values() if owner.container)
         self._last = owners
         return owners
 
     def _find_owner(self, pid: int, lookup_before: ContainerLookup | None) -> ProcessOwner:
-        lookup, before = self._lookups[pid], self._last.get(pid, NOT_IN_POD).workload
-        outcome, workload = lookup.outcome, lookup.workload
+        lookup = self._lookups[pid]
+        outcome = lookup.outcome
+        workload = lookup.workload
+        before = self._last.get(pid, NOT_IN_POD).workload
         if before and (outcome == "gone" or before.container_id == workload.container_id != ""):
-            outcome, workload = (
-                "found",
-                before,
-            )  # the process has just ended, or is in the same container
+            # The process has just ended, or is in the same container.
+            outcome = "found"
+            workload = before
+
         problem: str = outcome if outcome in FAILED_LOOKUPS else ""
-        owner = container = None
+        owner = None
+        container = None
         # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone
         # while they run.
         is_hidden = outcome == "gone" and lookup == lookup_before
@@ -224,48 +238,61 @@ class ProcessOwners:
             except SourceError as e:
                 problem = e.reason
             else:
-                owner, container = (workload, None) if workload.pod else (None, workload)
-                problem = NO_NAME if container and container.uid else ""  # a UID means a pod
+                if workload.pod:
+                    owner = workload
+                else:
+                    container = workload
+                    problem = NO_NAME if workload.uid else ""  # a UID means a pod
         return ProcessOwner(owner, problem, container, lookup.is_mps_server, lookup.command)
 
     def require_permission(self) -> None:
-        """Raises SourceError if the last lookup found the owner of no process. The message says
-        what to change.
+        """Raises SourceError if the last lookup found the owner of no process.
+
+        The message says what to change.
         """
         require_host_pid_namespace(self._finder.proc)
         require_permission(self._lookups, self._finder.proc)
         owners = self._last.values()
-        if any(owner.problem == NO_NAME for owner in owners) and not any(
-            owner.workload for owner in owners
-        ):
+        has_owner = any(owner.workload for owner in owners)
+        if not has_owner and any(owner.problem == NO_NAME for owner in owners):
             raise SourceError(
                 NO_NAME,
-                "podgpu cannot determine the pods of the processes on the GPUs: mount the host's "
-                "/var/log read-only"
-                " (podgpu reads only file names; see --path-varlog), or give podgpu access to the "
-                "API server",
+                "podgpu cannot determine the pods of the processes on the GPUs: "
+                "mount the host's /var/log read-only (podgpu reads only file names; "
+                "see --path-varlog), or give podgpu access to the API server",
             )
+
+
+def _list_containers(owners: Mapping[int, ProcessOwner]) -> set[Workload]:
+    """Returns the containers whose pods are unknown."""
+    return {owner.container for owner in owners.values() if owner.container}
 
 
 # Users
 
 
 def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
-    """Returns the Slurm job and the user of a process. Reads the process's environment if
-    permitted.
+    """Returns the Slurm job and the user of a process.
+
+    Reads the process's environment if permitted.
     """
-    environment, uid = b"", _UID_LINE.search(_read(f"{folder}/status"))
+    environment = b""
+    uid = _UID_LINE.search(_read(f"{folder}/status"))
     with suppress(OSError):
         environment = _read(f"{folder}/environ")
-    job = _SLURM_CGROUP.search(cgroup)
-    variable, job_user = _SLURM_JOB.search(environment), _SLURM_USER.search(environment)
-    number = job[1] if job else variable[1].decode() if variable else ""
+
+    job = ""
+    if in_cgroup := _SLURM_CGROUP.search(cgroup):
+        job = in_cgroup[1]
+    elif variable := _SLURM_JOB.search(environment):
+        job = variable[1].decode()
+
     user = _find_user_name(int(uid[1])) if uid else "unknown"
-    if (
-        job_user and user.isdigit()
-    ):  # only a UID was found: a container does not know the users of the host
+    job_user = _SLURM_USER.search(environment)
+    # If only a UID was found, podgpu is in a container that does not know the users of the host.
+    if job_user and user.isdigit():
         user = job_user[1].decode(errors="replace")
-    return Workload(container_id="" if number else container_id, job=number, user=user)
+    return Workload(container_id="" if job else container_id, job=job, user=user)
 
 
 @lru_cache(maxsize=1024)
@@ -277,13 +304,16 @@ def _find_user_name(uid: int) -> str:
 
 
 def _find_command(folder: str, stat: bytes) -> str:
-    """Returns the program's name. Arguments are cut off, because some programs write them into
-    argv[0].
+    """Returns the program's name.
+
+    Arguments are cut off, because some programs write them into argv[0].
     """
-    words: list[bytes] = []
+    _, _, rest = stat.partition(b"(")
+    name, _, _ = rest.rpartition(b")")
     with suppress(OSError):
-        words = _read(f"{folder}/cmdline").partition(b"\0")[0].split()
-    name = os.path.basename(words[0]) if words else stat.partition(b"(")[2].rpartition(b")")[0]
+        program, _, _ = _read(f"{folder}/cmdline").partition(b"\0")
+        if words := program.split():
+            name = os.path.basename(words[0])
     return name.decode(errors="replace")[:_MAX_COMMAND]
 
 

@@ -1,5 +1,4 @@
-"""Splits the usage of devices among workloads after each reading, and adds up each workload's
-usage.
+"""Splits the usage of devices among workloads, and adds up the usage of each workload.
 
 The shares of the workloads and the unattributed remainder always add up exactly to the value of the
 device.
@@ -25,6 +24,7 @@ from podgpu.model import (
     Holder,
     HolderUsage,
     NamespaceUsage,
+    RunningProcess,
     WaitPart,
     Workload,
     WorkloadKey,
@@ -33,15 +33,12 @@ from podgpu.model import (
 
 K = TypeVar("K")
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
-_SHARE_UNITS = (
-    1_000_000  # shares are integers in millionths of a device; the smallest real shares are 1/100
-)
-_MAX_CLOSED_ACCOUNTS = (
-    1_000  # closed accounts are kept, so that counters continue if a workload returns
-)
-_MAX_NAMESPACES = (
-    5_000  # combinations of namespace and GPU model; the least recently used is evicted
-)
+_SHARE_UNITS = 1_000_000
+"""Shares are integers in millionths of a device. The smallest real shares are 1/100."""
+_MAX_CLOSED_ACCOUNTS = 1_000
+"""Closed accounts are kept, so that counters continue if a workload returns."""
+_MAX_NAMESPACES = 5_000
+"""Combinations of namespace and GPU model. The least recently used is evicted."""
 _NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
 _DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
@@ -61,15 +58,14 @@ class OwnedProcess:
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    only_busy: bool = (
-        False  # True if it has only busy time: it ended since the last reading, or is an MPS server
-    )
+    only_busy: bool = False  # it ended since the last reading, or is an MPS server
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A value of a device, split among workloads. If a workload is not listed, its share is
-    unknown, not 0.
+    """A value of a device, split among workloads.
+
+    If a workload is not listed, its share is unknown, not 0.
     """
 
     total: int | None = None  # None if not reported
@@ -81,11 +77,16 @@ class Division:
 
     @property
     def without_series(self) -> int | None:
-        """The total minus the shares of workloads that have their own metrics. So all metrics add
-        up to the total.
+        """The total minus the shares of workloads that have their own metrics.
+
+        So all metrics add up to the total.
         """
-        labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
-        return None if self.total is None else self.total - labelled
+        rest = self.total
+        if rest is not None:
+            for workload, part in (self.parts or {}).items():
+                if workload.has_labels:
+                    rest -= part
+        return rest
 
     def part(self, workload: Workload) -> int | None:
         return None if self.parts is None else self.parts.get(workload)
@@ -116,20 +117,18 @@ class _WaitSum:
 
 @dataclass(frozen=True, slots=True)
 class OwnedUsage:
-    """The usage of one allocatable device (a whole GPU or a MIG instance), with its holders and
-    owners of processes.
+    """The usage of one device, with its holders and the owners of its processes.
+
+    The device is allocatable: a whole GPU or a MIG instance.
     """
 
     usage: DeviceUsage  # `window_ns` is 0 if the device did not answer
-    holders: Mapping[Workload, float | None] = field(
-        default_factory=dict
-    )  # share of each holder; None if unknown
-    processes: tuple[OwnedProcess, ...] | None = (
-        None  # None if not visible, for example without hostPID
-    )
-    mps_busy_ns: int | None = (
-        None  # busy time of the MPS server; None unless its clients have several owners
-    )
+    holders: Mapping[Workload, float | None] = field(default_factory=dict)
+    """Share of each holder. None if unknown."""
+    processes: tuple[OwnedProcess, ...] | None = None
+    """None if not visible, for example without hostPID."""
+    mps_busy_ns: int | None = None
+    """Busy time of the MPS server. None unless its clients have several owners."""
 
     @property
     def device(self) -> Device:
@@ -142,8 +141,9 @@ class OwnedUsage:
     def measure(
         self, workloads: Iterable[Workload], busy: Division, elapsed_ns: int
     ) -> tuple[DeviceTotals, dict[Workload, HolderUsage]]:
-        """Returns the usage of the device and of the workloads since the last reading. `busy`: see
-        `attribute_busy`.
+        """Returns the usage of the device and of the workloads since the last reading.
+
+        `busy`: result of `attribute_busy`.
         """
         window_ns = self.usage.window_ns
         memory = self.attribute_memory()
@@ -191,61 +191,70 @@ class OwnedUsage:
         ended since the last reading, so it gets the busy time that no running process accounts for.
         """
         usage = self.usage
-        total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
+        total = usage.busy_ns
+        if total is not None:
+            total = min(total, usage.window_ns)
         if self.processes is None:
             return Division(total)
-        if (
-            usage.process_busy_ns is None
-        ):  # busy time is attributed only if one holder owns all processes
+
+        if usage.process_busy_ns is None:
+            # Busy time is attributed only if one holder owns all processes.
             owners = {process.owner for process in self.processes} | self.holders.keys()
-            is_alone = total is not None and len(owners) == len(self.holders) == 1
-            return Division(total, dict.fromkeys(self.holders, total or 0) if is_alone else None)
+            is_alone = len(owners) == len(self.holders) == 1
+            if total is None or not is_alone:
+                return Division(total)
+            return Division(total, dict.fromkeys(self.holders, total))
+
         reported = [(process.owner, process.busy_ns) for process in self.processes]
         parts, others = self._sum_by_owner(reported)
         measured = sum(parts.values()) + others
-        if (
-            measured > usage.window_ns
-        ):  # possible, because samples are inexact and processes can run concurrently
+        # Samples are inexact and processes can run concurrently, so the sum can be too large.
+        if measured > usage.window_ns:
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
         if total is None or measured > total:
             return Division(measured, parts)
+
         all_reported = all(busy is not None for _, busy in reported)
         if ended_owner in parts and all_reported and usage.method == "samples":
             parts[ended_owner] += total - measured
         return Division(total, parts)
 
     def attribute_memory(self) -> Division:
-        """Splits the memory in use. The total is the device's value, or the sum of its processes if
-        that is larger.
+        """Splits the memory in use.
+
+        The total is the device's value, or the sum of its processes if that is larger.
         """
         total = self.usage.memory_used
         if self.processes is None:
             return Division(total)
-        reported = [
-            (process.owner, 0 if process.only_busy else process.memory)
-            for process in self.processes
-        ]
+
+        reported: list[tuple[Owner, int | None]] = []
+        for process in self.processes:
+            reported.append((process.owner, 0 if process.only_busy else process.memory))
         parts, _ = self._sum_by_owner(reported)
-        return Division(None if total is None else max(total, sum(parts.values())), parts)
+        if total is not None:
+            total = max(total, sum(parts.values()))
+        return Division(total, parts)
 
     def count_processes(self) -> Mapping[Workload, int]:
-        """Counts the running processes of each workload. Workloads with an unknown number are
-        omitted.
+        """Counts the running processes of each workload.
+
+        Workloads with an unknown number are omitted.
         """
         if self.processes is None:
             return {}
-        return self._sum_by_owner(
-            [(process.owner, int(not process.only_busy)) for process in self.processes]
-        )[0]
+        running = [(process.owner, int(not process.only_busy)) for process in self.processes]
+        counts, _ = self._sum_by_owner(running)
+        return counts
 
     def compute_idle(self, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
-        """Returns the idle time since the last reading. None if uncertain, or if the workload is
-        not a holder.
+        """Returns the idle time since the last reading.
 
-        The driver takes about six samples per second and attributes each to one process. While
-        another process is busy, a process can run for milliseconds without being sampled, so its
-        idle time is uncertain. Context switches show idle time exactly.
+        It is None if it is uncertain, or if the workload is not a holder. The driver takes about
+        six samples per second and attributes each to one process. While another process is busy, a
+        process can run for milliseconds without being sampled, so its idle time is uncertain.
+        Context switches show idle time exactly.
         """
         part = busy.part(workload)
         if part is None or workload not in self.holders:
@@ -257,10 +266,10 @@ class OwnedUsage:
         return elapsed_ns if is_certain else None
 
     def bound_busy(self, busy: Division) -> dict[Workload, Bounds]:
-        """Returns the minimum and maximum busy time of each workload. The attributed time lies
-        between them.
+        """Returns the minimum and maximum busy time of each workload.
 
-        An MPS client has no minimum. Its maximum is the busy time of the MPS server.
+        The attributed time lies between them. An MPS client has no minimum. Its maximum is the busy
+        time of the MPS server.
         """
         bounds: dict[Workload, Bounds] = {}
         if self.mps_busy_ns is not None:
@@ -277,7 +286,8 @@ class OwnedUsage:
             if self.usage.resident_ns is not None:
                 pids = [pid for pid in self.usage.resident_ns if owners.get(pid) == workload]
                 bounds[workload] = self._bound_by_residency(pids, part, busy.total)
-            elif users == {workload}:  # samples are certain only without other users
+            elif users == {workload}:
+                # Samples are certain only without other users.
                 bounds[workload] = Bounds(part, part)
             elif workload in users:
                 bounds[workload] = Bounds(0, busy.total)
@@ -332,7 +342,7 @@ class OwnedUsage:
         usages = {}
         waited_ns = 0
         for workload, total in sums.items():
-            limit = max(0, window_ns - (busy.part(workload) or 0))
+            limit = window_ns - (busy.part(workload) or 0)
             estimate = min(limit, total.estimate)
             parts = divide_exactly(estimate, runners[workload])
             usages[workload] = HolderUsage(
@@ -346,26 +356,23 @@ class OwnedUsage:
         return Waits(usages, _NO_WAIT, min(waits.pressure_ns, waited_ns, window_ns))
 
     def compute_shares(self) -> dict[Workload | None, int]:
-        """Returns the share of each workload in millionths of the device. The key None has the
-        unallocated share.
+        """Returns the share of each workload in millionths of the device.
 
-        Shares that add up to more than 1 are scaled down. An unknown share counts as 1 for a single
-        holder, and as 0 for one of several holders.
+        The key None has the unallocated share. Shares that add up to more than 1 are scaled down.
+        An unknown share counts as 1 for a single holder, and as 0 for one of several holders.
         """
         default = 1.0 if len(self.holders) == 1 else 0.0
-        weights: dict[Workload | None, int] = {
-            holder: round((default if share is None else share) * _SHARE_UNITS)
-            for holder, share in self.holders.items()
-        }
-        return divide_exactly(
-            _SHARE_UNITS, {**weights, None: max(0, _SHARE_UNITS - sum(weights.values()))}
-        )
+        weights: dict[Workload | None, int] = {}
+        for holder, share in self.holders.items():
+            known = default if share is None else share
+            weights[holder] = round(known * _SHARE_UNITS)
+        weights[None] = max(0, _SHARE_UNITS - sum(weights.values()))
+        return divide_exactly(_SHARE_UNITS, weights)
 
     def _sum_by_owner(
         self, amounts: Sequence[tuple[Owner, int | None]]
     ) -> tuple[dict[Workload, int], int]:
-        """Adds up the amounts of each workload. Returns these sums, and the sum of all other
-        amounts.
+        """Returns the sum of each workload, and the sum of all other amounts.
 
         Omits a workload if one of its amounts is not reported. Also omits holders without processes
         if a process has an unknown owner, because the process may belong to one of them.
@@ -373,10 +380,10 @@ class OwnedUsage:
         workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
         if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
             workloads |= self.holders.keys()
-        workloads -= {
-            owner for owner, amount in amounts if amount is None and isinstance(owner, Workload)
-        }
-        parts, others = dict.fromkeys(sorted(workloads, key=parts_of), 0), 0
+        unreported = {owner for owner, amount in amounts if amount is None}
+
+        parts = dict.fromkeys(sorted(workloads - unreported, key=parts_of), 0)
+        others = 0
         for owner, amount in amounts:
             if isinstance(owner, Workload) and owner in parts:
                 parts[owner] += amount or 0
@@ -390,14 +397,14 @@ class OwnedUsage:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Usage of one workload on one device. An account is open while the workload holds or uses the
-    device.
+    """Usage of one workload on one device.
+
+    An account is open while the workload holds or uses the device.
     """
 
     workload: Workload
-    usage: HolderUsage = field(
-        default_factory=HolderUsage
-    )  # a counter is None until it has its first value
+    usage: HolderUsage = field(default_factory=HolderUsage)
+    """A counter is None until it has its first value."""
     namespace: tuple[str, str, str] | None = None  # key in `Ledger._namespaces`
     is_holder: bool = False
     has_process: bool = False
@@ -411,45 +418,57 @@ class Account:
 
         `is_alone`: no other workload uses the device, so this one does not wait.
         """
-        before, busy_ns, idle_ns = self.usage, window.busy_ns, window.idle_ns
+        before = self.usage
         self.is_mps_client = window.busy_min_ns is None and window.busy_max_ns is not None
+
         sums = _sums(before, window, COUNTERS)
-        if (
-            window.busy_max_ns is None and before.busy_max_ns is not None
-        ):  # without bounds, the busy time is certain
-            low = None if before.busy_min_ns is None else before.busy_min_ns + (busy_ns or 0)
-            sums |= {"busy_min_ns": low, "busy_max_ns": before.busy_max_ns + (busy_ns or 0)}
-        elif (
-            self.is_mps_client and before.busy_max_ns is None
-        ):  # earlier busy time was exact, so it is also the maximum
-            sums["busy_max_ns"] = (window.busy_max_ns or 0) + (before.busy_ns or 0)
+        if window.busy_max_ns is None and before.busy_max_ns is not None:
+            # Without bounds, the busy time is certain.
+            sums["busy_max_ns"] = before.busy_max_ns + (window.busy_ns or 0)
+            if before.busy_min_ns is not None:
+                sums["busy_min_ns"] = before.busy_min_ns + (window.busy_ns or 0)
+        elif self.is_mps_client and before.busy_max_ns is None:
+            # Earlier busy time was exact, so it is also the maximum.
+            sums["busy_max_ns"] = _add(before.busy_ns, window.busy_max_ns)
         if is_alone and window.wait_ns is None and before.wait_ns is not None:
             sums["wait_ratio"] = 0.0
         self.usage = structs.replace(window, **sums, power_ratio=before.power_ratio)
-        may_have_run = busy_ns is not None and (busy_ns > 0 or idle_ns is None)
-        self.idle_streak_ns = 0 if may_have_run else self.idle_streak_ns + (idle_ns or 0)
+
+        if window.busy_ns == 0 and window.idle_ns is not None:
+            self.idle_streak_ns += window.idle_ns
+        elif window.busy_ns is not None:
+            self.idle_streak_ns = 0
 
     def to_holder(self, at: float, unallocated_after_ns: int) -> Holder:
-        """Returns workload and usage. Sets a counter to None if the workload may have run without
-        being counted.
+        """Returns workload and usage.
+
+        Sets a counter to None if the workload may have run without being counted.
         """
-        unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
-        changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(
-            unknown
-        )
+        changes: dict[str, Any] = {}
+        if self.usage.wait_ratio is None:
+            changes |= dict.fromkeys(_WAITS)
+        if not self.is_measured:
+            changes |= dict.fromkeys(_MEASURED + _WAITS)
+        elif self.idle_streak_ns:
+            changes["idle_since"] = at - self.idle_streak_ns / NS
         if self.is_mps_client:
             changes.pop("busy_max_ns", None)
-        usage = structs.replace(
-            self.usage,
-            idle_since=at - self.idle_streak_ns / NS
-            if self.is_measured and self.idle_streak_ns
-            else None,
-            unallocated_since=at - self.unallocated_ns / NS
-            if self.unallocated_ns >= unallocated_after_ns
-            else None,
-            **changes,
-        )
+        if self.unallocated_ns >= unallocated_after_ns:
+            changes["unallocated_since"] = at - self.unallocated_ns / NS
+        usage = structs.replace(self.usage, **changes)
         return Holder(**structs.asdict(self.workload), usage=usage)
+
+
+@dataclass(slots=True)
+class DeviceUse:
+    """The usage of one device.
+
+    In MIG mode, the GPU itself has only energy, and its instances have all other usage.
+    """
+
+    totals: DeviceTotals | None = None  # None for a GPU in MIG mode until its energy is known
+    holders: dict[WorkloadKey, Holder] = field(default_factory=dict)
+    processes: Sequence[RunningProcess] = ()
 
 
 class Ledger:
@@ -458,25 +477,24 @@ class Ledger:
     def __init__(
         self, max_namespaces: int = _MAX_NAMESPACES, unallocated_after: float = 60.0
     ) -> None:
-        """Reports use without an allocation after `unallocated_after` seconds. Shorter use is
-        normal.
+        """`unallocated_after`: seconds after which use without an allocation is reported.
+
+        Shorter use is normal.
         """
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
-        self._accounts: dict[
-            str, dict[WorkloadKey, Account]
-        ] = {}  # accounts of the last reading, by device key
+        # accounts of the last reading, by device key
+        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, DeviceTotals] = {}  # includes removed devices, which may return
         self._have_processes: set[str] = set()  # devices whose processes were visible at least once
         self._listed: set[str] = set()  # keys of the devices and GPUs in the last reading
-        self._namespaces: dict[
-            tuple[str, str, str], NamespaceUsage
-        ] = {}  # by namespace, model, profile; oldest first
-        self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
-        self._windows: dict[
-            str, Counter[Account | None]
-        ] = {}  # weights by GPU UUID, see `_charge_energy`
+        # by namespace, model, profile; oldest first
+        self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}
+        # last known owners (workload key, "host" or "unknown"), by device key and pid
+        self._owners: dict[str, dict[int, WorkloadKey | str]] = {}
+        # weights by GPU UUID, see `_charge_energy`
+        self._windows: dict[str, Counter[Account | None]] = {}
 
     def charge(
         self,
@@ -495,76 +513,72 @@ class Ledger:
         """
         self._remove_missing(usages)
         for uuid, devices in usages.items():
-            busy = [self._charge_time(owned, elapsed_ns) for owned in devices]
+            busy = []
+            for owned in devices:
+                busy.append(self._charge_time(owned, elapsed_ns))
             if uuid in gpus:
                 self._charge_energy(gpus[uuid], devices, busy, elapsed_ns)
-            for owned in devices:
-                for name, account in self._accounts[owned.device.key].items():
-                    is_allocated = (owned.device.key, name) not in unallocated
-                    account.unallocated_ns = (
-                        0 if is_allocated else account.unallocated_ns + elapsed_ns
-                    )
+
+        for key, accounts in self._accounts.items():
+            for name, account in accounts.items():
+                if (key, name) in unallocated:
+                    account.unallocated_ns += elapsed_ns
+                else:
+                    account.unallocated_ns = 0
         self._evict()
 
     def assume_idle(self, seconds: float) -> None:
-        """Counts holders that are idle now as idle for `seconds` longer. The demo needs this,
-        because it has a past.
-        """
-        for account in (each for accounts in self._accounts.values() for each in accounts.values()):
-            if account.idle_streak_ns and account.is_holder:
-                account.idle_streak_ns += round(seconds * NS)
+        """Counts holders that are idle now as idle for `seconds` longer.
 
-    def list_holders(self, at: float) -> dict[str, dict[WorkloadKey, Holder]]:
-        """Returns workloads with their usage, by device key and workload key. `at`: Unix time of
-        the last reading.
+        The demo needs this, because it has a past.
         """
-        return {
-            key: {
-                name: account.to_holder(at, self._unallocated_after_ns)
-                for name, account in sorted(accounts.items())
-            }
-            for key, accounts in self._accounts.items()
-        }
+        for accounts in self._accounts.values():
+            for account in accounts.values():
+                if account.idle_streak_ns and account.is_holder:
+                    account.idle_streak_ns += round(seconds * NS)
 
-    def list_devices(self) -> dict[str, DeviceTotals]:
-        """Returns the usage by device key. In MIG mode, the GPU's entry has only its energy.
+    def list_devices(self, at: float) -> dict[str, DeviceUse]:
+        """Returns the usage by device key. `at`: Unix time of the last reading.
 
         Unattributed busy time and energy are None until the device's processes have been visible.
         """
-        return {
-            key: usage
-            if key in self._have_processes
-            else structs.replace(usage, unattributed_busy_ns=None, unattributed_energy_mj=None)
-            for key, usage in self._devices.items()
-            if key in self._listed
-        }
+        devices = {}
+        for key in sorted(self._listed):
+            use = devices[key] = DeviceUse(self._devices.get(key))
+            if use.totals is not None and key not in self._have_processes:
+                use.totals = structs.replace(
+                    use.totals, unattributed_busy_ns=None, unattributed_energy_mj=None
+                )
+            for name, account in sorted(self._accounts.get(key, {}).items()):
+                use.holders[name] = account.to_holder(at, self._unallocated_after_ns)
+        return devices
 
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
         return tuple(usage for _, usage in sorted(self._namespaces.items()))
 
     def _charge_time(self, owned: OwnedUsage, elapsed_ns: int) -> Division:
         """Adds all usage except energy to the accounts and to the device. Returns the busy time."""
-        key, accounts = owned.device.key, self._update_accounts(owned)
+        key = owned.device.key
+        accounts = self._update_accounts(owned)
         busy = owned.attribute_busy(self._find_ended_owner(owned))
         device, usages = owned.measure(accounts, busy, elapsed_ns)
-        self._devices[key] = structs.replace(
-            device, **_sums(self._devices.get(key), device, _DEVICE_COUNTERS)
-        )
+        sums = _sums(self._devices.get(key), device, _DEVICE_COUNTERS)
+        self._devices[key] = structs.replace(device, **sums)
+
         has_energy = self._devices.get(owned.device.uuid, device).energy_mj is not None
-        owners = None if owned.processes is None else {process.owner for process in owned.processes}
+        is_visible = owned.processes is not None
+        owners = {process.owner for process in owned.processes or ()}
         for workload, usage in usages.items():
             if has_energy and usage.busy_ns is not None:
-                usage = structs.replace(
-                    usage, energy_mj=0
-                )  # until the energy counter is read again
+                # until the energy counter is read again
+                usage = structs.replace(usage, energy_mj=0)
             account = accounts[workload]
-            account.add(usage, is_alone=owners is not None and owners <= {workload})
-            if owners is not None and owned.usage.process_busy_ns is not None:
-                account.is_measured = usage.busy_ns is not None or (
-                    account.is_measured and not account.has_process
-                )
+            account.add(usage, is_alone=is_visible and owners <= {workload})
+            if is_visible and owned.usage.process_busy_ns is not None:
+                was_measured = account.is_measured and not account.has_process
+                account.is_measured = usage.busy_ns is not None or was_measured
             self._charge_namespace(account, usage)
-        if owners is not None:
+        if is_visible:
             self._have_processes.add(key)
         return busy
 
@@ -582,27 +596,29 @@ class Ledger:
         reading also get a share.
         """
         uuid = gpu.device.uuid
+        weight = (gpu.power_mw or 1) * elapsed_ns
         weights = self._windows.setdefault(uuid, Counter())
-        weights.update(
-            divide_exactly((gpu.power_mw or 1) * elapsed_ns, self._weigh(gpu.device, devices, busy))
-        )
+        weights.update(divide_exactly(weight, self._weigh(gpu.device, devices, busy)))
         if any(owned.processes is not None for owned in devices):
             self._have_processes.add(uuid)
         if gpu.energy_mj is None:
             return
+
         self._windows[uuid] = Counter()
-        parts, rest = divide_exactly(gpu.energy_mj, weights), gpu.energy_mj
+        parts = divide_exactly(gpu.energy_mj, weights)
+        rest = gpu.energy_mj
         for account, part in parts.items():
             if account is not None:
-                account.usage = structs.replace(
-                    account.usage, energy_mj=_add(account.usage.energy_mj, part)
-                )
+                energy_mj = _add(account.usage.energy_mj, part)
+                account.usage = structs.replace(account.usage, energy_mj=energy_mj)
                 self._charge_namespace(account, HolderUsage(energy_mj=part))
-                rest -= part if account.workload.has_labels else 0
+                if account.workload.has_labels:
+                    rest -= part
         for owned in devices:
             for account in self._accounts[owned.device.key].values():
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
+
         device = self._devices.get(uuid, DeviceTotals())
         window = DeviceTotals(energy_mj=gpu.energy_mj, unattributed_energy_mj=rest)
         self._devices[uuid] = structs.replace(device, **_sums(device, window, _DEVICE_COUNTERS))
@@ -610,122 +626,127 @@ class Ledger:
     def _weigh(
         self, gpu: Device, devices: Sequence[OwnedUsage], busy: Sequence[Division]
     ) -> Counter[Account | None]:
-        """Returns the weight of each account: busy time × slices. On an idle GPU: allocated share ×
-        slices.
+        """Returns the weight of each account: busy time × slices.
 
-        If no device answered, returns no weights, because the next reading also covers this time.
+        On an idle GPU, the weight is allocated share × slices. If no device answered, returns no
+        weights, because the next reading also covers this time.
         """
-        by_use, by_share = Counter[Account | None](), Counter[Account | None]()
-        answers = [
-            (owned, parts)
-            for owned, parts in zip(devices, busy, strict=True)
-            if owned.usage.window_ns
-        ]
-        for owned, division in answers:
-            accounts, shares, unheld = (
-                self._accounts[owned.device.key],
-                owned.compute_shares(),
-                _SHARE_UNITS,
-            )
+        by_use = Counter[Account | None]()
+        by_share = Counter[Account | None]()
+        for owned, division in zip(devices, busy, strict=True):
+            if not owned.usage.window_ns:
+                continue
+            accounts = self._accounts[owned.device.key]
+            shares = owned.compute_shares()
+            unheld = _SHARE_UNITS
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
+                share = shares.get(workload, 0)
                 by_use[account] += part * owned.slices
-                by_share[account] += shares.get(workload, 0) * owned.slices
-                unheld -= shares.get(workload, 0)
+                by_share[account] += share * owned.slices
+                unheld -= share
             by_share[None] += unheld * owned.slices
             unattributed = division.unattributed
-            by_use[None] += (
-                owned.usage.window_ns if unattributed is None else unattributed
-            ) * owned.slices
-        if answers and gpu.mig_enabled:  # slices that belong to no MIG instance
+            if unattributed is None:
+                unattributed = owned.usage.window_ns
+            by_use[None] += unattributed * owned.slices
+
+        if by_share and gpu.mig_enabled:
+            # slices that belong to no MIG instance
             free = slices_of_gpu(gpu.model) - sum(owned.slices for owned in devices)
             by_share[None] += max(0, free) * _SHARE_UNITS
         return by_use if any(by_use.values()) else by_share
 
     def _charge_namespace(self, account: Account, window: HolderUsage) -> None:
-        if account.namespace is not None:
-            before = self._namespaces.get(account.namespace) or NamespaceUsage(
-                *account.namespace, allocated_ns=0
-            )
-            self._namespaces[account.namespace] = structs.replace(
-                before, **_sums(before, window, _NAMESPACE_COUNTERS)
-            )
+        key = account.namespace
+        if key is not None:
+            before = self._namespaces.get(key) or NamespaceUsage(*key, allocated_ns=0)
+            sums = _sums(before, window, _NAMESPACE_COUNTERS)
+            self._namespaces[key] = structs.replace(before, **sums)
 
     def _find_ended_owner(self, owned: OwnedUsage) -> Workload | None:
-        """Returns the owner of all processes that ended since the last reading. None if they have
-        several owners.
+        """Returns the owner of all processes that ended since the last reading.
+
+        Returns None if they have several owners.
         """
         if owned.processes is None:
             return None
-        before = self._owners.get(owned.device.key, {})
-        now = self._owners[owned.device.key] = {
-            p.pid: p.owner for p in owned.processes if not p.only_busy
-        }
-        ended = {_key(owner) for pid, owner in before.items() if _key(now.get(pid)) != _key(owner)}
-        return next((holder for holder in owned.holders if ended == {holder.key}), None)
+        key = owned.device.key
+        before = self._owners.get(key, {})
+        now: dict[int, WorkloadKey | str] = {}
+        for process in owned.processes:
+            if not process.only_busy:
+                owner = process.owner
+                now[process.pid] = owner.key if isinstance(owner, Workload) else owner
+        self._owners[key] = now
+
+        ended = {owner_key for pid, owner_key in before.items() if now.get(pid) != owner_key}
+        for holder in owned.holders:
+            if ended == {holder.key}:
+                return holder
+        return None
 
     def _update_accounts(self, owned: OwnedUsage) -> Mapping[Workload, Account]:
-        """Opens the accounts of workloads that hold or use the device, and closes all other
-        accounts of the device.
-        """
-        key, accounts = owned.device.key, dict[Workload, Account]()
+        """Opens the accounts of workloads that hold or use the device, and closes all others."""
+        key = owned.device.key
         before = self._accounts.get(key, {})
-        users = {
-            process.owner
-            for process in owned.processes or ()
-            if isinstance(process.owner, Workload)
-        }
+        is_visible = owned.processes is not None
+        owners = {process.owner for process in owned.processes or ()}
+        users = {owner for owner in owners if isinstance(owner, Workload)}
+
+        accounts: dict[Workload, Account] = {}
         for workload in owned.holders.keys() | users:
-            account = accounts[workload] = self._open(owned, workload, before.get(workload.key))
+            account = self._open(owned, workload, before.get(workload.key))
             account.is_holder = workload in owned.holders
-            account.has_process = workload in users or (
-                owned.processes is None and account.has_process
-            )
-        if (
-            owned.processes is None
-        ):  # not visible: assume that workloads without an allocation still run
-            keys = {workload.key for workload in accounts}
-            running = (one for one in before.values() if one.has_process and not one.is_holder)
-            accounts |= {one.workload: one for one in running if one.workload.key not in keys}
-        self._accounts[key] = {workload.key: account for workload, account in accounts.items()}
-        self._closed |= {
-            (key, name): one for name, one in before.items() if name not in self._accounts[key]
-        }
+            if is_visible:
+                account.has_process = workload in users
+            accounts[workload] = account
+        now = {workload.key: account for workload, account in accounts.items()}
+
+        for name, account in before.items():
+            if name in now:
+                continue
+            # Not visible: assume that workloads without an allocation still run.
+            if not is_visible and account.has_process and not account.is_holder:
+                now[name] = accounts[account.workload] = account
+            else:
+                self._closed[key, name] = account
+        self._accounts[key] = now
         return accounts
 
     def _open(self, owned: OwnedUsage, workload: Workload, account: Account | None) -> Account:
-        """Returns the open account, or reopens or creates one. A pod with a new UID gets a new
-        account.
+        """Returns the open account, or reopens or creates one.
+
+        A pod with a new UID gets a new account.
         """
         closed = self._closed.pop((owned.device.key, workload.key), None)
-        if (
-            account is None
-            and closed is not None
-            and workload.uid
-            and closed.workload.uid == workload.uid
-        ):
+        if account is None and closed is not None and workload.uid == closed.workload.uid != "":
             account = closed
         if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
             account = Account(workload)
         elif not workload.uid:
             workload = structs.replace(workload, uid=account.workload.uid)
         account.workload = workload
+
         if workload.namespace:
-            key = account.namespace = workload.namespace, owned.device.model, owned.device.profile
+            key = workload.namespace, owned.device.model, owned.device.profile
+            account.namespace = key
             self._namespaces[key] = self._namespaces.pop(key, NamespaceUsage(*key, allocated_ns=0))
         return account
 
     def _remove_missing(self, usages: Mapping[str, Sequence[OwnedUsage]]) -> None:
-        devices = {owned.device.key for own in usages.values() for owned in own}
-        self._listed = devices | usages.keys()
-        for key in self._accounts.keys() - devices:
-            self._closed |= {
-                (key, name): account for name, account in self._accounts.pop(key).items()
-            }
+        keys: set[str] = set()
+        for devices in usages.values():
+            keys.update(owned.device.key for owned in devices)
+        self._listed = keys | usages.keys()
+
+        # A GPU in MIG mode is listed, but has no accounts.
+        for key in self._accounts.keys() - keys:
+            for name, account in self._accounts.pop(key).items():
+                self._closed[key, name] = account
             self._owners.pop(key, None)
-        self._windows = {
-            uuid: window for uuid, window in self._windows.items() if uuid in self._listed
-        }
+        for uuid in self._windows.keys() - self._listed:
+            del self._windows[uuid]
 
     def _evict(self) -> None:
         for closed in list(self._closed)[:-_MAX_CLOSED_ACCOUNTS]:
@@ -734,17 +755,15 @@ class Ledger:
             del self._namespaces[key]
 
 
-def _key(owner: Owner | None) -> WorkloadKey | str | None:
-    return owner.key if isinstance(owner, Workload) else owner
-
-
 def _sums(before: Document | None, window: Document, counters: Iterable[str]) -> dict[str, Any]:
     """Returns the sums of these counters. A counter is None until its first value."""
     return {name: _add(getattr(before, name, None), getattr(window, name)) for name in counters}
 
 
 def _add(before: int | None, increment: int | None) -> int | None:
-    return before if increment is None else increment if before is None else before + increment
+    if increment is None:
+        return before
+    return increment if before is None else before + increment
 
 
 def _ratio(part: int | None, whole: int) -> float | None:
@@ -768,10 +787,13 @@ def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     off by less than 1.
     """
     whole = sum(weights.values())
+    if not whole:
+        return dict.fromkeys(weights, 0)
     parts: dict[K, int] = {}
-    weight_so_far = divided = 0
+    weight_so_far = 0
+    divided = 0
     for key, weight in weights.items():
         weight_so_far += weight
-        parts[key] = (2 * total * weight_so_far + whole) // (2 * whole) - divided if whole else 0
+        parts[key] = (2 * total * weight_so_far + whole) // (2 * whole) - divided
         divided += parts[key]
     return parts
