@@ -16,7 +16,7 @@ from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import METRICS_HEADERS, body_response, probe_routes
+from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health, probe_routes
 
 if TYPE_CHECKING:
     from podgpu.past.bill import UsageAnswers
@@ -94,10 +94,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
         if node.stale:
             problems.append(f"{node.name}: stale, last read {node.age_seconds or 0:.0f} s ago")
     problems += [outcome.text for outcome in state.outcomes if outcome.error]
-    if not problems:
-        return True, "OK\n"
-    listed = bound_notes(tuple(dict.fromkeys(problems)), _MAX_PROBLEMS)
-    return True, "\n".join(["degraded", *listed, ""])
+    return True, describe_health(bound_notes(tuple(dict.fromkeys(problems)), _MAX_PROBLEMS))
 
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:

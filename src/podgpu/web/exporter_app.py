@@ -22,7 +22,13 @@ from podgpu.past.recorder import HistoryRecorder
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import JSON_HEADERS, limit_concurrency, probe_routes, serve_text
+from podgpu.web.responses import (
+    JSON_HEADERS,
+    describe_health,
+    limit_concurrency,
+    probe_routes,
+    serve_text,
+)
 
 if TYPE_CHECKING:
     from podgpu.past.bill import UsageAnswers
@@ -82,10 +88,7 @@ def is_live(agent: Agent) -> tuple[bool, str]:
     """Fails only if the loop is stuck: a restart would not help against a missing driver."""
     if not agent.is_running:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
-    lines = describe_alerts(agent) + describe_problems(agent)
-    if not lines:
-        return True, "OK\n"
-    return True, "\n".join(["degraded", *lines, ""])
+    return True, describe_health(describe_alerts(agent) + describe_problems(agent))
 
 
 def is_ready(agent: Agent) -> tuple[bool, str]:

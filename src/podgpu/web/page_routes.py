@@ -110,9 +110,9 @@ def page_routes(
     routes = [
         web.get("/", index),
         web.get("/page/{name}", asset),
-        web.get("/api/v1/view", _reject_errors(view)),
-        web.get("/api/v1/gpus/{uuid}", _reject_errors(gpu)),
-        web.get("/api/v1/pods/{namespace}/{pod}", _reject_errors(pod)),
+        _api_route("/api/v1/view", view),
+        _api_route("/api/v1/gpus/{uuid}", gpu),
+        _api_route("/api/v1/pods/{namespace}/{pod}", pod),
     ]
     if history is not None:
         routes += _history_routes(history, latest)
@@ -156,7 +156,9 @@ async def _response(
     return body_response(request, body, {**headers, "ETag": etag})
 
 
-def _reject_errors(handler: Handler) -> Handler:
+def _api_route(path: str, handler: Handler) -> web.RouteDef:
+    """Answers with 400 if the query is invalid, or with 503 if the data cannot be read."""
+
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
@@ -165,7 +167,7 @@ def _reject_errors(handler: Handler) -> Handler:
         except SourceError as error:
             return json_error(503, f"the data cannot be read: {error}", **{"Retry-After": "15"})
 
-    return handle
+    return web.get(path, handle)
 
 
 # History
@@ -198,9 +200,9 @@ def _history_routes(
         return await _json_response(request, answer, missing)
 
     return [
-        web.get("/api/v1/history", _reject_errors(sparklines)),
-        web.get("/api/v1/history/gpus/{uuid}", _reject_errors(gpu)),
-        web.get("/api/v1/history/pods/{namespace}/{pod}", _reject_errors(pod)),
+        _api_route("/api/v1/history", sparklines),
+        _api_route("/api/v1/history/gpus/{uuid}", gpu),
+        _api_route("/api/v1/history/pods/{namespace}/{pod}", pod),
     ]
 
 
@@ -218,11 +220,11 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
             headers = {**_CSV_HEADERS, "Content-Disposition": attachment}
             return await _response(request, partial(encode_range_csv, answer), headers)
 
-        return _reject_errors(handle)
+        return handle
 
     routes = [
-        web.get("/api/v1/range", ordered_by("cost", "podgpu-cost")),
-        web.get("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
+        _api_route("/api/v1/range", ordered_by("cost", "podgpu-cost")),
+        _api_route("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
     ]
     if isinstance(usage, RecordedUsage):
         routes += _job_routes(usage)
@@ -240,8 +242,8 @@ def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
         return await _json_response(request, answer, missing)
 
     return [
-        web.get("/api/v1/events", _reject_errors(events)),
-        web.get("/api/v1/summary/{namespace}/{pod}", _reject_errors(summary)),
+        _api_route("/api/v1/events", events),
+        _api_route("/api/v1/summary/{namespace}/{pod}", summary),
     ]
 
 

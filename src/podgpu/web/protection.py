@@ -188,12 +188,13 @@ class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     burst: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        if parse_duration(self.interval or "0") is None:
+        if self.seconds is None:
             raise ValueError("interval must be a duration, such as 1s, 100ms or 1m30s")
 
     @property
-    def seconds(self) -> float:
-        return parse_duration(self.interval or "0") or 0.0
+    def seconds(self) -> float | None:
+        """The interval. 0 switches the limit off."""
+        return parse_duration(self.interval or "0")
 
 
 class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
