@@ -199,9 +199,8 @@ def test_scrapes_are_limited_until_they_are_sent(node: Node) -> None:
 @pytest.mark.fault(
     "The process runs out of descriptors",
     (
-        "Idle connections are closed for new ones; the log has one line a minute; it recovers "
-        "without "
-        "a restart"
+        "Idle connections are closed for new ones; the log has one line a minute; "
+        "it recovers without a restart"
     ),
 )
 def test_no_descriptors_left(folder: Path) -> None:

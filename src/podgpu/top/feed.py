@@ -328,9 +328,10 @@ class Feed:
         while not self._is_closed:
             self._wake.wait(self.interval)
             self._wake.clear()
+            # After any error, the screen must not show old values as current.
             try:
                 self.read()
-            except Exception as error:  # noqa: BLE001 - the screen must not show old values as current
+            except Exception as error:  # noqa: BLE001
                 assert self.seen is not None
                 text = f"unexpected error, please report it: {type(error).__name__}: {error}"
                 self.seen = replace(self.seen, error=SourceError("bug", text))

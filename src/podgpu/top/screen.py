@@ -497,13 +497,12 @@ def _add_job(text: _Paragraphs, holder: Workload, fetched: FetchedDetails) -> No
 
 def _list_job_facts(job: JobSummary) -> list[str]:
     of_one = " of one GPU" if job.gpus > 1 else ""
-    peak = None if job.peak_memory_bytes is None else int(job.peak_memory_bytes)
     facts = [
         f"ran for {format_duration(job.duration_seconds)}",
         f"{job.gpu_hours:.2f} GPU-hours",
         f"mean {format_percent(job.mean_use)}",
         f"peak {format_percent(job.peak_use)}",
-        f"peak memory{of_one} {format_gib(peak)} GiB",
+        f"peak memory{of_one} {format_gib(job.peak_memory_bytes)} GiB",
     ]
     if job.tensor_active_ratio is not None:
         facts.append(f"tensor cores {format_percent(job.tensor_active_ratio)} now")

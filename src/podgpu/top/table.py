@@ -59,7 +59,7 @@ def format_percent(ratio: float | None) -> str:
     return ABSENT if ratio is None else f"{ratio * 100:.0f}%"
 
 
-def format_gib(size: int | None) -> str:
+def format_gib(size: float | None) -> str:
     if size is None:
         return ABSENT
     gib = size / _GIB
