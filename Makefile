@@ -8,7 +8,7 @@ TESTS := $(BIN)/python -m pytest --ignore tests/release -n $(WORKERS) --dist loa
 # If it is set, every command that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test retest lint check golden bench faults soak attack docs manifests release check-release proto clean
+.PHONY: demo test retest lint lint-js check golden bench faults soak attack docs manifests release check-release proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
@@ -20,10 +20,15 @@ test: .venv/dev
 retest: .venv/dev
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-lint: .venv/dev
+# Without npm, the page's JavaScript is not checked.
+lint: .venv/dev $(if $(shell command -v npm),lint-js)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
+
+# Checks the page's JavaScript with the TypeScript compiler. jsconfig.json has its settings.
+lint-js: .venv/typescript
+	.venv/javascript/node_modules/.bin/tsc -p jsconfig.json
 
 check: lint test
 
@@ -80,6 +85,10 @@ clean:
 	@echo "setting up .venv (once; takes a minute or two)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+.venv/typescript: .venv/run
+	@npm install --silent --no-save --prefix .venv/javascript typescript@5.9.3
 	@touch $@
 
 .venv/release: .venv/run

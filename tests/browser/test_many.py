@@ -89,5 +89,6 @@ def test_pages_of_a_cluster_with_too_many_gpus(tab: Tab) -> None:
             "!document.getElementById('main').innerText.includes('10,000')", "those of one cluster"
         )
         assert "70,000" in tab.text("main")
+        assert "500" in tab.texts(".pods tbody td"), "idle GPUs of a namespace"
         went(tab, "#gpu=GPU-1/3")
         tab.wait_for(f"{requests}.includes('view?gpu=GPU-1&page=1')", "the GPU of a MIG instance")

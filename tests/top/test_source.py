@@ -7,7 +7,7 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.fleet.view import GpuView, View
-from podgpu.top.feed import ClusterSource, ExporterSource
+from podgpu.top.feed import ClusterSource, ExporterSource, Sparklines
 from tests.top.scene import LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, podgpu_server, serving
 
@@ -51,7 +51,7 @@ def test_bad_histories(body: bytes) -> None:
     with podgpu_server(
         {"/api/v1/view": view(node(gpu(0))), "/api/v1/history": msgspec.Raw(body)}
     ) as server:
-        assert ClusterSource(server.address).read().history is None
+        assert ClusterSource(server.address).read().history == Sparklines()
 
 
 def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to_reading() -> None:

@@ -138,6 +138,26 @@ def test_rate_limit_is_checked_before_the_login(node: Node, write: Callable[...,
         assert client.ask("/livez").status == 429, "a changed file must not change the rate limit"
 
 
+def test_rate_limit_saves_no_more_requests_than_the_burst(
+    node: Node, write: Callable[..., Path]
+) -> None:
+    now = [0.0]
+    path = write(rate_limit={"interval": "1s", "burst": 2})
+    with guarded(node, path, clock=lambda: now[0]) as client:
+
+        def ask(times: int) -> list[int]:
+            return [client.ask("/livez").status for _ in range(times)]
+
+        now[0] = 100.0
+        assert ask(3) == [200, 200, 429]
+        now[0] = 100.5
+        assert ask(1) == [429]
+        now[0] = 101.0
+        assert ask(2) == [200, 429], "half a token from 100.5 s is kept"
+        now[0] = 104.0
+        assert ask(3) == [200, 200, 429]
+
+
 class FakeBcrypt:
     def __init__(self, right: bytes) -> None:
         self._right = right

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -96,6 +98,71 @@ def test_many_silent_clients(folder: Path) -> None:
         assert process.log.count("closing those that have been idle longest") == 1
 
 
+def get_status(opened: socket.socket) -> int:
+    """Sends a request over a connection and reads the whole response."""
+    opened.sendall(REQUEST)
+    response = http.client.HTTPResponse(opened)
+    response.begin()
+    response.read()
+    return response.status
+
+
+async def small(_request: web.Request) -> web.Response:
+    return web.Response(text="small")
+
+
+def small_application(_agent: object) -> web.Application:
+    return make_application([web.get("/", small)], None)
+
+
+def test_the_oldest_silent_connection_is_evicted_first(node: Node) -> None:
+    limits = ConnectionLimits(max_connections=3)
+    with running(node.agent, app=small_application, limits=limits) as client, ExitStack() as stack:
+        scraper = stack.enter_context(connect(client))
+        assert get_status(scraper) == 200
+        older, younger = [stack.enter_context(connect(client)) for _ in range(2)]
+
+        stack.enter_context(connect(client))
+        assert is_closed(older)
+        assert get_status(younger) == 200
+        assert get_status(scraper) == 200
+
+
+def test_the_connection_with_the_oldest_request_is_evicted(node: Node) -> None:
+    limits = ConnectionLimits(max_connections=2)
+    with running(node.agent, app=small_application, limits=limits) as client, ExitStack() as stack:
+        first, second = [stack.enter_context(connect(client)) for _ in range(2)]
+        statuses = [get_status(opened) for opened in (first, second, first)]
+        assert statuses == [200, 200, 200]
+
+        new = stack.enter_context(connect(client))
+        assert is_closed(second)
+        assert get_status(first) == 200
+        assert get_status(new) == 200
+
+
+def test_a_connection_is_not_evicted_while_it_is_answered(node: Node) -> None:
+    is_asked = threading.Event()
+    may_answer = threading.Event()
+
+    async def slow(_request: web.Request) -> web.Response:
+        is_asked.set()
+        await asyncio.to_thread(may_answer.wait, PATIENCE)
+        return web.Response(text="slow")
+
+    def app(_agent: object) -> web.Application:
+        return make_application([web.get("/", slow)], None)
+
+    limits = ConnectionLimits(max_connections=1)
+    with running(node.agent, app=app, limits=limits) as client, connect(client) as answered:
+        answered.sendall(REQUEST)
+        assert is_asked.wait(PATIENCE)
+        with connect(client) as rejected:
+            assert is_closed(rejected)
+        may_answer.set()
+        assert answered.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 async def large(_request: web.Request) -> web.Response:
     return web.Response(body=bytes(8 << 20))
 
@@ -132,9 +199,8 @@ def test_scrapes_are_limited_until_they_are_sent(node: Node) -> None:
 @pytest.mark.fault(
     "The process runs out of descriptors",
     (
-        "Idle connections are closed for new ones; the log has one line a minute; it recovers "
-        "without "
-        "a restart"
+        "Idle connections are closed for new ones; the log has one line a minute; "
+        "it recovers without a restart"
     ),
 )
 def test_no_descriptors_left(folder: Path) -> None:

@@ -1,13 +1,11 @@
-"""Reads the view for `top` in the background: from this node's driver, an exporter, or a
-cluster.
-"""
+"""Reads the view for `top` in the background: from this node, an exporter, or a cluster."""
 
 from __future__ import annotations
 
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
@@ -24,12 +22,12 @@ from podgpu.fleet.view import GpuDetails, View, decode_details, decode_view, mak
 from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import has_readings
+from podgpu.model import NodeState, has_readings
 from podgpu.node.agent.agent import Agent
 from podgpu.node.gpu.remote_exporter import UrlExposition
 from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import utilization_byte
-from podgpu.top.lines import Line, Processes, flatten, make_lines
+from podgpu.top.lines import Line, Processes, SlotOfView, flatten, make_lines
 
 _EXPORTER_TIMEOUT = 5.0
 _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
@@ -57,7 +55,7 @@ class FetchedDetails:
 class SourceReading(NamedTuple):
     view: View
     processes: Processes | None = None
-    history: Sparklines | None = None  # None if the source has no history
+    history: Sparklines = Sparklines()  # empty if the source has no history
     fetched: FetchedDetails | None = None  # None if the source has no details
 
 
@@ -78,21 +76,22 @@ class LocalSource:
         else:
             agent.warm_up()
             self._is_warm = True
+
         state = agent.published.state
         failing = [source for source in state.sources if source.up is False]
         if not has_readings(state):
-            why = (
-                "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
-            )
+            messages = [source.message for source in failing[:MOST_NAMED]]
+            why = "; ".join(messages) or "this node has none"
             raise SourceError(
                 "no_gpu",
                 f"no GPU could be read: {why}. To show other machines, use --url or --cluster",
             )
+
+        # The notes replace the errors of the sources, because they also have messages.
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        state = msgspec.structs.replace(
-            state, sources=()
-        )  # the notes already include these errors, with messages
-        now, wall = agent.clock.monotonic(), agent.clock.wall()
+        state = msgspec.structs.replace(state, sources=())
+        now = agent.clock.monotonic()
+        wall = agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
         return SourceReading(view, agent.list_processes() if self.with_processes else {})
 
@@ -108,81 +107,88 @@ class ClusterSource:
     def __init__(
         self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT
     ) -> None:
-        """`server` is the name of the expected server for error messages. Raises UsageError if the
-        URL is invalid.
+        """Raises UsageError if the URL is invalid.
+
+        `server` is the name of the expected server for error messages.
         """
         url = url.rstrip("/").removesuffix("/metrics")
         self._client = HttpClient(url, timeout=timeout)
         self._details_client = HttpClient(url, timeout=_DETAILS_TIMEOUT)
         self._server = server
         self.name = self._client.shown
-        self._history: Sparklines | None = None
+        self._history = Sparklines()
         self._fetched = FetchedDetails()
         self._due_at = float("-inf")
 
     def read(self, selected: str = "") -> SourceReading:
-        """`selected` is the UUID of the GPU whose details are read. Raises SourceError if the view
-        cannot be read.
+        """Raises SourceError if the view cannot be read.
+
+        `selected` is the UUID of the GPU whose details are read.
         """
         body = self._client.get_blocking("api/v1/view")
         try:
             view = decode_view(body)
         except SourceError as error:
-            raise SourceError(
-                error.reason, f"{self.name} {error}: is it the address of {self._server}?"
-            ) from error
+            why = f"{self.name} {error}: is it the address of {self._server}?"
+            raise SourceError(error.reason, why) from error
+
         if time.monotonic() >= self._due_at or selected != self._fetched.uuid:
-            with suppress(
-                SourceError, msgspec.DecodeError, ValueError
-            ):  # not every server has a history
+            # Not every server has a history.
+            with suppress(SourceError, msgspec.DecodeError, ValueError):
                 self._history = self._read_history()
             self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
             self._due_at = time.monotonic() + _DETAILS_SECONDS
         return SourceReading(view, history=self._history, fetched=self._fetched)
 
     def _read_history(self) -> Sparklines:
-        answer = find_decoder(_HistoryAnswer).decode(
-            self._details_client.get_blocking("api/v1/history")
-        )
-        points = {
-            name.partition("/")[::2]: b64decode(text, validate=True)
-            for name, text in answer.devices.items()
-        }
+        body = self._details_client.get_blocking("api/v1/history")
+        answer = find_decoder(_HistoryAnswer).decode(body)
+        points = {}
+        for name, text in answer.devices.items():
+            uuid, _, instance = name.partition("/")
+            points[uuid, instance] = b64decode(text, validate=True)
         return Sparklines(points, answer.step_seconds * _POINTS)
 
     def _fetch_details(self, uuid: str, view: View) -> FetchedDetails:
-        client, details, problem = self._details_client, None, ""
+        client = self._details_client
+        details = None
         try:
             details = decode_details(client.get_blocking(f"api/v1/gpus/{quote(uuid, safe='')}"))
         except SourceError as error:
-            problem = "" if error.reason == "http_404" else str(error)
-        gpus = [gpu for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
-        slots = [slot for gpu in gpus for slot in (gpu, *gpu.instances)]
-        pods = dict.fromkeys(
-            (h.namespace, h.pod)
-            for slot in slots
-            for h in (*slot.holders, *slot.last_holders)
-            if h.pod
-        )
+            if error.reason != "http_404":
+                # The other requests would probably fail too.
+                return FetchedDetails(uuid, error=str(error))
+
         jobs = []
-        for pod in (
-            () if problem else list(pods)[:_MAX_JOBS]
-        ):  # if the first request failed, the others are skipped
-            with suppress(SourceError, msgspec.DecodeError):  # not every server has summaries
-                path = "/".join(quote(name, safe="") for name in pod)
-                jobs.append(
-                    find_decoder(JobSummary).decode(client.get_blocking(f"api/v1/summary/{path}"))
-                )
-        return FetchedDetails(uuid, details, problem, jobs)
+        for namespace, pod in _list_pods(view, uuid)[:_MAX_JOBS]:
+            path = f"api/v1/summary/{quote(namespace, safe='')}/{quote(pod, safe='')}"
+            # Not every server has summaries.
+            with suppress(SourceError, msgspec.DecodeError):
+                jobs.append(find_decoder(JobSummary).decode(client.get_blocking(path)))
+        return FetchedDetails(uuid, details, jobs=jobs)
+
+
+def _list_pods(view: View, uuid: str) -> list[tuple[str, str]]:
+    """Returns the pods that hold or last held the GPU or one of its instances."""
+    slots: list[SlotOfView] = []
+    for node in view.nodes:
+        for gpu in node.gpus:
+            if gpu.uuid == uuid:
+                slots.append(gpu)
+                slots += gpu.instances
+
+    pods = []
+    for slot in slots:
+        holders = [*slot.holders, *slot.last_holders]
+        pods += [(holder.namespace, holder.pod) for holder in holders if holder.pod]
+    return list(dict.fromkeys(pods))
 
 
 class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
 
     def __init__(self, url: str) -> None:
-        """Adds the path /metrics to a URL without a path. Raises UsageError if the URL is
-        invalid.
-        """
+        """Raises UsageError if the URL is invalid. A URL without a path gets the path /metrics."""
         self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
         self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown
@@ -190,31 +196,17 @@ class ExporterSource:
         self._state: ClusterState | None = None
 
     def read(self, selected: str = "") -> SourceReading:
-        """Reads the view of a podgpu exporter. If there is no view or no GPU in it, reads the
-        metrics instead.
+        """Reads the view of a podgpu exporter.
+
+        If there is no view or no GPU in it, reads the metrics instead.
         """
         if self._is_podgpu:
             with suppress(SourceError):
                 reading = self._api.read(selected)
                 if any(node.gpus for node in reading.view.nodes):
                     return reading
-        body = self._metrics.fetch()
-        try:
-            states = node_from_samples(samples_in(body.decode()), urlsplit(self.name).netloc)
-        except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
-            raise SourceError(
-                "malformed", f"cannot parse the metrics of {self.name}: {error}"
-            ) from error
-        if not any(state.devices for state in states):
-            failing = [
-                source.name for state in states for source in state.sources if source.up is False
-            ]
-            reason = (
-                f"the exporter cannot read {few_of(failing)}"
-                if failing
-                else "is it a GPU exporter?"
-            )
-            raise SourceError("no_gpu", f"the metrics of {self.name} contain no GPU: {reason}")
+
+        states = self._read_metrics()
         self._is_podgpu = any(state.producer == "podgpu" for state in states)
         now = time.monotonic()
         readings = tuple(NodeReading(self.name, state, now) for state in states)
@@ -222,6 +214,25 @@ class ExporterSource:
             ClusterReading(readings), self._state, ViewSettings(), now, time.time()
         )
         return SourceReading(make_view(self._state))
+
+    def _read_metrics(self) -> list[NodeState]:
+        """Raises SourceError if the metrics contain no GPU."""
+        body = self._metrics.fetch()
+        try:
+            states = node_from_samples(samples_in(body.decode()), urlsplit(self.name).netloc)
+        except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
+            why = f"cannot parse the metrics of {self.name}: {error}"
+            raise SourceError("malformed", why) from error
+        if any(state.devices for state in states):
+            return states
+
+        failing = []
+        for state in states:
+            failing += [source.name for source in state.sources if source.up is False]
+        reason = "is it a GPU exporter?"
+        if failing:
+            reason = f"the exporter cannot read {few_of(failing)}"
+        raise SourceError("no_gpu", f"the metrics of {self.name} contain no GPU: {reason}")
 
 
 # Readings in the background
@@ -254,8 +265,9 @@ class Seen:
 
 @dataclass
 class Feed:
-    """Reads a source in a thread, so that the screen never waits. Stores recent utilisation for
-    sparklines.
+    """Reads a source in a thread, so that the screen never waits.
+
+    Stores recent utilisation for sparklines.
     """
 
     source: Source
@@ -263,14 +275,14 @@ class Feed:
     seen: Seen | None = None
     _wake: threading.Event = field(default_factory=threading.Event)
     _is_closed: bool = False
-    _points: dict[tuple[str, str], bytes] = field(
-        default_factory=dict
-    )  # all points by UUID and MIG instance
+    # All points by UUID and MIG instance.
+    _points: dict[tuple[str, str], bytes] = field(default_factory=dict)
     _selected: str = ""
 
     def read(self) -> Seen:
-        """Reads the source once. Raises the error if the first reading fails. Later errors are in
-        `seen.error`.
+        """Reads the source once.
+
+        Raises the error if the first reading fails. Later errors are in `seen.error`.
         """
         before = self.seen
         try:
@@ -280,20 +292,28 @@ class Feed:
                 raise
             self.seen = replace(before, error=error)
             return self.seen
+
         wall = view.taken_at or time.time()
-        # A cluster's view changes every 15 s. In between, reuse the lines, because there may be
-        # thousands.
-        is_same = before is not None and not processes and (view, wall) == (before.view, before.now)
-        lines = before.lines if before and is_same else tuple(make_lines(view, wall, processes))
-        slots = {line.row[1:3]: line.utilization for _, line in flatten(lines) if line.is_slot}
-        self._points = {
-            key: (self._points.get(key, b"") + bytes([utilization_byte(ratio)]))[-_POINTS:]
-            for key, ratio in slots.items()
-        }
-        if history is None or not history.points:
+        # A cluster's view changes every 15 s. In between, reuse the lines: there may be thousands.
+        if before and not processes and (view, wall) == (before.view, before.now):
+            lines = before.lines
+        else:
+            lines = tuple(make_lines(view, wall, processes))
+        self._add_points(lines)
+        if not history.points:
             history = Sparklines(self._points, self.interval * _POINTS)
         self.seen = Seen(view, lines, time.monotonic(), wall, history, fetched)
         return self.seen
+
+    def _add_points(self, lines: Iterable[Line]) -> None:
+        """Adds a point for each device. Removes the points of devices that are gone."""
+        points = {}
+        for _, line in flatten(lines):
+            if line.is_slot:
+                key = line.row[1:3]
+                newest = bytes([utilization_byte(line.utilization)])
+                points[key] = (self._points.get(key, b"") + newest)[-_POINTS:]
+        self._points = points
 
     def select(self, uuid: str) -> None:
         """Selects the GPU whose details are read. An empty UUID selects none."""
@@ -308,9 +328,10 @@ class Feed:
         while not self._is_closed:
             self._wake.wait(self.interval)
             self._wake.clear()
+            # After any error, the screen must not show old values as current.
             try:
                 self.read()
-            except Exception as error:  # noqa: BLE001 - the screen must not show old values as current
+            except Exception as error:  # noqa: BLE001
                 assert self.seen is not None
                 text = f"unexpected error, please report it: {type(error).__name__}: {error}"
                 self.seen = replace(self.seen, error=SourceError("bug", text))

@@ -1,7 +1,7 @@
-"""Turns a view into a tree of table lines. Below each GPU are its conditions, MIG instances,
-holders and processes.
+"""Turns a view into a tree of table lines.
 
-A GPU or instance and its holder share one line if there is only one holder.
+Below each GPU are its conditions, MIG instances, holders and processes. A GPU or instance and its
+holder share one line if there is only one holder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
 Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
-"""Identifies a line across readings. Contains node, GPU UUID, MIG instance, and the holder, process
-or condition.
+"""Identifies a line across readings.
+
+Contains node, GPU UUID, MIG instance, and the holder, process or condition.
 """
 SlotOfView = GpuView | InstanceView
 Processes = Mapping[str, Sequence[RunningProcess]]  # processes by the key of their GPU or instance
-_SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
+_SEVERITIES: tuple[Severity, ...] = ("", "warn", "bad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,15 @@ class Line:
     @property
     def number(self) -> str:
         index = "?" if self.gpu.index is None else str(self.gpu.index)
-        return f"{index}/{self.slot.id}" if isinstance(self.slot, InstanceView) else index
+        if isinstance(self.slot, InstanceView):
+            return f"{index}/{self.slot.id}"
+        return index
 
     @property
     def model(self) -> str:
-        return self.slot.profile if isinstance(self.slot, InstanceView) else self.gpu.model
+        if isinstance(self.slot, InstanceView):
+            return self.slot.profile
+        return self.gpu.model
 
     @property
     def is_slot(self) -> bool:
@@ -78,13 +83,15 @@ class Line:
     @property
     def severity(self) -> Severity:
         """The highest severity of this line and all lines below it."""
-        severities = {line.severity for line in self.beneath}
+        severities = [line.severity for line in self.beneath]
         if self.condition is not None:
-            severities.add(severity_of(self.condition))
+            severities.append(severity_of(self.condition))
         if self.is_slot:
-            severities |= {severity_of(condition) for condition in self.slot.conditions}
-            severities.add("bad" if self.slot.absent else "")
-        return next((severity for severity in _SEVERITIES if severity in severities), "")
+            # Lines of shared conditions are shown only once, so they may be missing below this one.
+            severities += [severity_of(condition) for condition in self.slot.conditions]
+            if self.slot.absent:
+                severities.append("bad")
+        return max(severities, key=_SEVERITIES.index, default="")
 
 
 def name_of(workload: Workload) -> str:
@@ -96,6 +103,11 @@ def severity_of(condition: ConditionView) -> Severity:
     return "bad" if spec is None or spec.severity == "broken" else "warn"
 
 
+def seconds_since(start: float | None, now: float) -> float | None:
+    """Returns None if the start is unknown."""
+    return None if start is None else max(0.0, now - start)
+
+
 def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]:
     for line in lines:
         yield depth, line
@@ -104,40 +116,55 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
 
 def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
     """Returns one tree of lines for each GPU. `now` is Unix time by the clock of the source."""
-    return [
-        _make_gpu_line(node, gpu, now, processes or {}) for node in view.nodes for gpu in node.gpus
-    ]
+    lines = []
+    for node in view.nodes:
+        for gpu in node.gpus:
+            lines.append(_make_gpu_line(node, gpu, now, processes or {}))
+    return lines
 
 
 def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processes) -> Line:
-    if node.old or gpu.absent or any(c.condition in BLIND for c in gpu.conditions):
+    is_blind = any(condition.condition in BLIND for condition in gpu.conditions)
+    if node.old or gpu.absent or is_blind:
         gpu = _without_figures(gpu)
+
     line = _make_slot_line(node, gpu, gpu, now, processes)
+    if not gpu.instances:
+        return line
+
     instances = sorted(gpu.instances, key=lambda instance: (len(instance.id), instance.id))
-    inner = tuple(_make_slot_line(node, gpu, instance, now, processes) for instance in instances)
-    if inner and not gpu.holders:
-        held = sum(bool(instance.holders) for instance in instances)
-        remark = f"{held} of {plural(len(inner), 'instance')} held"
-        line = replace(line, remark=remark, processes=_sum(part.processes for part in inner))
-    return replace(line, beneath=(*line.beneath, *inner)) if inner else line
+    inner = [_make_slot_line(node, gpu, slot, now, processes) for slot in instances]
+    line = replace(line, beneath=line.beneath + tuple(inner))
+    if gpu.holders:
+        return line
+
+    held = sum(bool(instance.holders) for instance in instances)
+    remark = f"{held} of {plural(len(inner), 'instance')} held"
+    return replace(line, remark=remark, processes=_sum_processes(inner))
 
 
 def _without_figures(gpu: GpuView) -> GpuView:
-    """Returns a copy without the figures, which are out of date. Keeps identity, conditions and
-    holders.
+    """Returns a copy without the figures, which are out of date.
+
+    Keeps identity, conditions and holders.
     """
     gpu = deepcopy(gpu)
-    for slot in (gpu, *gpu.instances):
-        slot.utilization_ratio = slot.power_watts = slot.temperature_celsius = None
-        slot.memory_used_bytes = slot.memory_total_bytes = None
+    slots: list[SlotOfView] = [gpu]
+    slots += gpu.instances
+    for slot in slots:
+        slot.utilization_ratio = None
+        slot.power_watts = None
+        slot.temperature_celsius = None
+        slot.memory_used_bytes = None
+        slot.memory_total_bytes = None
         slot.holders = [
             HolderView(
-                *parts_of(h),
-                share_ratio=h.share_ratio,
-                owner=h.owner,
-                cost_per_hour=h.cost_per_hour,
+                *parts_of(holder),
+                share_ratio=holder.share_ratio,
+                owner=holder.owner,
+                cost_per_hour=holder.cost_per_hour,
             )
-            for h in slot.holders
+            for holder in slot.holders
         ]
     return gpu
 
@@ -146,39 +173,69 @@ def _make_slot_line(
     node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, processes: Processes
 ) -> Line:
     instance = slot.id if isinstance(slot, InstanceView) else ""
+    running: list[RunningProcess] = []
+    if processes:
+        key = device_key(gpu.uuid, int(instance) if instance else None)
+        running = sorted(processes.get(key, ()), key=lambda process: process.pid)
+    return _SlotLines((node.name, gpu.uuid, instance), gpu, slot, now, running).make_slot()
 
-    def make(kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
-        return Line(kind, (node.name, gpu.uuid, instance, key), gpu, slot, **figures)
 
-    def make_condition(condition: ConditionView) -> Line:
-        age = None if condition.since is None else max(0.0, now - condition.since)
-        return make("condition", condition.condition, condition=condition, age=age)
+@dataclass(frozen=True, slots=True)
+class _SlotLines:
+    """Makes the line of a GPU or MIG instance, and the lines below it except those of instances."""
 
-    def make_process(process: RunningProcess) -> Line:
-        owner = process.owner
-        place = (
-            ", in no known container"
-            if owner is None
-            else ""
-            if owner.key in keys
-            else f", {name_of(owner)}"
+    place: tuple[str, str, str]  # node, GPU UUID, MIG instance
+    gpu: GpuView
+    slot: SlotOfView
+    now: float
+    running: Sequence[RunningProcess]
+
+    @property
+    def holder_keys(self) -> set[WorkloadKey]:
+        return {holder.key for holder in self.slot.holders}
+
+    def make_slot(self) -> Line:
+        slot = self.slot
+        holders = [self._make_holder(holder) for holder in slot.holders]
+        holders = _round_within(holders, slot.utilization_ratio)
+        holders.sort(key=lambda line: line.name)
+
+        beneath = [self._make_condition(condition) for condition in slot.conditions]
+        beneath += holders[0].beneath if len(holders) == 1 else holders
+        for process in self.running:
+            if _owner_key(process) not in self.holder_keys:
+                beneath.append(self._make_process(process))
+
+        line = self._make(
+            "instance" if isinstance(slot, InstanceView) else "gpu",
+            remark=plural(len(holders), "holder") if holders else describe_free(slot),
+            utilization=slot.utilization_ratio,
+            memory=slot.memory_used_bytes,
+            power=slot.power_watts,
+            processes=_sum_processes(holders),
+            beneath=tuple(beneath),
         )
-        return make(
-            "process",
-            f"pid {process.pid}",
-            holder=owner,
-            remark=f"pid {process.pid} {process.command}".rstrip() + place,
-            utilization=process.utilization_ratio,
-            memory=process.memory_used_bytes,
-        )
+        return _merge_holder(line, holders[0]) if len(holders) == 1 else line
 
-    def make_holder(holder: HolderView) -> Line:
-        own = [p for p in running if p.owner is not None and p.owner.key == holder.key]
-        named = (msgspec.structs.replace(process, owner=holder) for process in holder.running)
-        is_guess = (
-            holder.utilization_ratio is None and len(slot.holders) > 1
-        )  # the busy holder may be another one
-        return make(
+    def _make(self, kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
+        return Line(kind, (*self.place, key), self.gpu, self.slot, **figures)
+
+    def _make_condition(self, condition: ConditionView) -> Line:
+        age = seconds_since(condition.since, self.now)
+        return self._make("condition", condition.condition, condition=condition, age=age)
+
+    def _make_holder(self, holder: HolderView) -> Line:
+        processes = [process for process in self.running if _owner_key(process) == holder.key]
+        if not processes:
+            for process in holder.running:
+                processes.append(msgspec.structs.replace(process, owner=holder))
+
+        use = holder.use
+        is_shared = len(self.slot.holders) > 1
+        if use == "used" and is_shared and holder.utilization_ratio is None:
+            use = None  # the busy holder may be another one
+
+        return self._make(
             "holder",
             holder.key,
             holder=holder,
@@ -186,58 +243,67 @@ def _make_slot_line(
             memory=holder.memory_used_bytes,
             power=holder.power_watts,
             processes=holder.processes,
-            use=None if is_guess and holder.use == "used" else holder.use,
-            idle=None if holder.idle_since is None else max(0.0, now - holder.idle_since),
-            beneath=tuple(map(make_process, own or named)),
+            use=use,
+            idle=seconds_since(holder.idle_since, self.now),
+            beneath=tuple(map(self._make_process, processes)),
         )
 
-    key = device_key(gpu.uuid, int(instance) if instance else None) if processes else ""
-    running = sorted(processes.get(key, ()), key=lambda process: process.pid)
-    keys = {holder.key for holder in slot.holders}
-    others = [make_process(p) for p in running if p.owner is None or p.owner.key not in keys]
-    problems = [make_condition(condition) for condition in slot.conditions]
-    holders = _round_within(
-        [make_holder(holder) for holder in slot.holders], slot.utilization_ratio
-    )
-    holders.sort(key=lambda line: line.name)
-    only = holders[0] if len(holders) == 1 else None
+    def _make_process(self, process: RunningProcess) -> Line:
+        owner = process.owner
+        remark = f"pid {process.pid} {process.command}".rstrip()
+        if owner is None:
+            remark += ", in no known container"
+        elif owner.key not in self.holder_keys:
+            remark += f", {name_of(owner)}"
+        return self._make(
+            "process",
+            f"pid {process.pid}",
+            holder=owner,
+            remark=remark,
+            utilization=process.utilization_ratio,
+            memory=process.memory_used_bytes,
+        )
 
-    def own(figure: float | None, name: str) -> float | None:
-        return getattr(only, name, None) if figure is None else figure
 
-    return make(
-        "instance" if instance else "gpu",
-        holder=only.holder if only else None,
-        remark=plural(len(holders), "holder") if holders else describe_free(slot),
-        utilization=own(slot.utilization_ratio, "utilization"),
-        memory=own(slot.memory_used_bytes, "memory"),
-        power=own(slot.power_watts, "power"),
-        processes=_sum(holder.processes for holder in holders),
-        use=only.use if only else None,
-        idle=only.idle if only else None,
-        beneath=(*problems, *(only.beneath if only else holders), *others),
+def _owner_key(process: RunningProcess) -> WorkloadKey | None:
+    return None if process.owner is None else process.owner.key
+
+
+def _merge_holder(line: Line, only: Line) -> Line:
+    """Adds the only holder to the line of its device. The device's own figures are preferred."""
+    return replace(
+        line,
+        holder=only.holder,
+        utilization=only.utilization if line.utilization is None else line.utilization,
+        memory=only.memory if line.memory is None else line.memory,
+        power=only.power if line.power is None else line.power,
+        use=only.use,
+        idle=only.idle,
     )
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
-    """Rounds the utilisation of several holders to whole per cents. Their sum never exceeds the
-    GPU's rounded value.
+    """Rounds the utilisation of several holders to whole per cents.
+
+    Their sum never exceeds the GPU's rounded value.
     """
     if len(holders) < 2 or whole is None:
         return holders
-    exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
-    excess = sum(round(ratio) for _, ratio in exact) - round(100 * whole)
+
+    exact = [(100 * (line.utilization or 0.0), line) for line in holders]
+    excess = sum(round(percent) for percent, _ in exact) - round(100 * whole)
+    # The largest rounding errors come first.
+    exact.sort(key=lambda pair: pair[0] - round(pair[0]))
+
     rounded = []
-    for line, ratio in sorted(
-        exact, key=lambda pair: pair[1] - round(pair[1])
-    ):  # largest rounding error first
-        lower = excess > 0 and round(ratio) > ratio
-        excess -= lower
-        rounded.append(
-            line
-            if line.utilization is None
-            else replace(line, utilization=(round(ratio) - lower) / 100)
-        )
+    for percent, line in exact:
+        shown = round(percent)
+        if excess > 0 and shown > percent:
+            shown -= 1
+            excess -= 1
+        if line.utilization is not None:
+            line = replace(line, utilization=shown / 100)
+        rounded.append(line)
     return rounded
 
 
@@ -248,15 +314,14 @@ def describe_free(slot: SlotOfView) -> str:
     if slot.absent:
         return "missing"
     is_gone = any(condition.condition == NODE_GONE for condition in slot.conditions)
-    return (
-        "holder unknown"
-        if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes)
-        else "-"
-    )
+    if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes):
+        return "holder unknown"
+    return "-"
 
 
-def _sum(numbers: Iterable[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
+def _sum_processes(lines: Iterable[Line]) -> int | None:
+    """Returns None if the number is unknown for all lines."""
+    known = [line.processes for line in lines if line.processes is not None]
     return sum(known) if known else None
 
 
@@ -264,72 +329,86 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Returns the lines that match `wanted`, sorted by severity (broken first), then by `order`
-    (largest first).
+    """Returns the lines that match the text `wanted`.
+
+    Sorts them by severity (broken first), then by `order` (largest first).
     """
-    kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
-    return list(
-        _show_shared_once(
-            sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))
-        )
-    )
+    if wanted:
+        lines = _filter(lines, wanted.casefold())
+    arranged = _sort(lines, order)
+    arranged.sort(key=lambda line: _SEVERITIES.index(line.severity), reverse=True)
+    return list(_show_shared_once(arranged))
 
 
-def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
-    """Shows a condition that affects a whole node only below the first GPU of the node."""
-    shown: set[tuple[str, str]] = set()
+def _filter(lines: Iterable[Line], wanted: str) -> list[Line]:
+    """Keeps matching lines with all lines below them, and the lines above matching lines."""
+    kept = []
     for line in lines:
-        names = {c.condition for c in line.slot.conditions} & {DRIVER_AWAY, NODE_GONE}
-        repeated = {name for name in names if (line.node, name) in shown}
-        shown |= {(line.node, name) for name in names}
-        yield _without_conditions(line, repeated) if repeated else line
-
-
-def _without_conditions(line: Line, names: Container[str]) -> Line:
-    kept = (
-        inner
-        for inner in line.beneath
-        if inner.condition is None or inner.condition.condition not in names
-    )
-    return replace(line, beneath=tuple(_without_conditions(inner, names) for inner in kept))
-
-
-def _match(line: Line, wanted: str) -> Line | None:
-    """Returns a matching line unchanged. Removes non-matching lines below others. Returns None if
-    nothing matches.
-    """
-    if not wanted or wanted in _searchable(line).casefold():
-        return line
-    beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)
-    return replace(line, beneath=beneath) if beneath else None
+        if wanted in _searchable(line).casefold():
+            kept.append(line)
+            continue
+        beneath = _filter(line.beneath, wanted)
+        if beneath:
+            kept.append(replace(line, beneath=tuple(beneath)))
+    return kept
 
 
 def _searchable(line: Line) -> str:
     words = [line.name, line.node, line.model]
-    found = line.slot.conditions if line.is_slot else filter(None, [line.condition])
+    found = line.slot.conditions if line.is_slot else []
+    if line.condition is not None:
+        found = [line.condition]
     for condition in found:
         words += ["broken", condition.condition.replace("_", " "), condition.says]
     return "\n".join(words)
 
 
 def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
+    """Sorts by the largest value of each line and the lines below it. Conditions are first."""
     if order == "gpu":
         return list(lines)
-    inner = [
-        replace(line, beneath=tuple(_sort(line.beneath, order))) if line.beneath else line
-        for line in lines
-    ]
-    return sorted(inner, key=lambda line: (line.kind != "condition", -_largest(line, order)))
+    arranged = []
+    for line in lines:
+        if line.beneath:
+            line = replace(line, beneath=tuple(_sort(line.beneath, order)))
+        arranged.append(line)
+    arranged.sort(key=lambda line: _find_largest(line, order), reverse=True)
+    arranged.sort(key=lambda line: line.kind != "condition")
+    return arranged
 
 
-def _largest(line: Line, order: Order) -> float:
-    """Returns the sort key of a line: the largest value of the line and of all lines below it."""
-    own = {
+def _find_largest(line: Line, order: Order) -> float:
+    figures = {
         "utilisation": line.utilization,
         "memory": line.memory,
         "power": line.power,
         "idle": line.idle,
-    }.get(order)
-    return max(
-        [float("-inf") if own is None else own, *(_largest(inner, order) for inner in line.beneath)]
-    )
+    }
+    values = [_find_largest(inner, order) for inner in line.beneath]
+    own = figures[order]
+    if own is not None:
+        values.append(own)
+    return max(values, default=float("-inf"))
+
+
+def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
+    """Shows a condition that affects a whole node only below the first GPU of the node."""
+    shown: set[tuple[str, str]] = set()
+    for line in lines:
+        repeated = set()
+        for condition in line.slot.conditions:
+            name = condition.condition
+            if name not in (DRIVER_AWAY, NODE_GONE):
+                continue
+            if (line.node, name) in shown:
+                repeated.add(name)
+            shown.add((line.node, name))
+        yield _without_conditions(line, repeated) if repeated else line
+
+
+def _without_conditions(line: Line, names: Container[str]) -> Line:
+    beneath = []
+    for inner in line.beneath:
+        if inner.condition is None or inner.condition.condition not in names:
+            beneath.append(_without_conditions(inner, names))
+    return replace(line, beneath=tuple(beneath))

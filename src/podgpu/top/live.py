@@ -39,15 +39,25 @@ _STYLES = {
 _PARTIAL_KEY = re.compile(rb"\x1b(\[[0-9;?]*[ -/]*|O)?\Z")
 _KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO[A-Za-z]|.", re.DOTALL)
 _NAMES = {
-    **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
-    **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
-    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
-    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"), "end"),
-    **dict.fromkeys(("\r", "\n"), "enter"),
-    **dict.fromkeys(("\x7f", "\x08"), "backspace"),
-    "\x1b": "escape",
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[H": "home",
+    "\x1bOH": "home",
+    "\x1b[1~": "home",
+    "\x1b[7~": "home",
+    "\x1b[F": "end",
+    "\x1bOF": "end",
+    "\x1b[4~": "end",
+    "\x1b[8~": "end",
     "\x1b[5~": "page_up",
     "\x1b[6~": "page_down",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x1b": "escape",
 }
 
 
@@ -63,27 +73,29 @@ def make_text(line: Spans) -> Text:
 
 
 def decode_keys(data: bytes) -> list[str]:
-    """Returns characters and names of special keys, such as `page_up`. Returns unknown escape
-    sequences unchanged.
+    """Returns characters and names of special keys, such as `page_up`.
+
+    Returns unknown escape sequences unchanged.
     """
     return [_NAMES.get(key, key) for key in _KEY.findall(data.decode(errors="replace"))]
 
 
 def show_live(feed: Feed, screen: Screen) -> int:
-    """Shows the table until the user quits. Returns the exit code: 0, or 128 plus the number of the
-    signal.
+    """Shows the table until the user quits.
 
-    Raises SourceError if the first reading fails. Raises StartError if retrying cannot help.
+    Returns the exit code: 0, or 128 plus the number of the signal. Raises SourceError if the first
+    reading fails. Raises StartError if retrying cannot help.
     """
     feed.read()
+    # Replaces characters that the terminal's encoding lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="replace"
-        )  # replaces characters that the terminal's encoding lacks
-    console, keyboard = open_console(), sys.stdin.fileno()
+        sys.stdout.reconfigure(errors="replace")
     signals: list[int] = []
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda number, _frame: signals.append(number))
+
+    console = open_console()
+    keyboard = sys.stdin.fileno()
     feed.start()
     while True:
         with (
@@ -101,16 +113,20 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
     drawn: tuple[object, ...] = ()
     keys: list[str] = []
     while not screen.ended and not signals:
-        seen, size, now = feed.seen or feed.read(), live.console.size, time.monotonic()
+        seen = feed.seen or feed.read()
         if isinstance(seen.error, StartError):
             raise seen.error
+
+        size = live.console.size
+        now = time.monotonic()
         frame = (seen.read_at, seen.error, size, int(now))  # the displayed ages change every second
         if keys or frame != drawn:
             live.update(Group(*map(make_text, screen.draw(seen, size, now))), refresh=True)
             feed.select(screen.detailed_uuid)
             drawn = frame
+
         keys = []
-        if select.select([keyboard], [], [], _POLL_SECONDS)[0]:
+        if _has_input(keyboard):
             with suppress(OSError):
                 keys = decode_keys(_read_keyboard(keyboard))
             if not keys:  # the terminal was closed
@@ -123,13 +139,18 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
     return False
 
 
+def _has_input(keyboard: int) -> bool:
+    """Waits briefly for a key."""
+    readable, _, _ = select.select([keyboard], [], [], _POLL_SECONDS)
+    return bool(readable)
+
+
 def _read_keyboard(keyboard: int) -> bytes:
-    """Reads keys. Waits briefly for the remainder of an escape sequence, which a slow connection
-    may split.
-    """
+    """Reads keys, with the remainder of an escape sequence that a slow connection has split."""
     data = os.read(keyboard, 1024)
-    while _PARTIAL_KEY.search(data) and select.select([keyboard], [], [], _POLL_SECONDS)[0]:
-        if not (rest := os.read(keyboard, 1024)):
+    while _PARTIAL_KEY.search(data) and _has_input(keyboard):
+        rest = os.read(keyboard, 1024)
+        if not rest:
             break
         data += rest
     return data
@@ -137,10 +158,12 @@ def _read_keyboard(keyboard: int) -> bytes:
 
 @contextmanager
 def _read_single_keys(keyboard: int) -> Iterator[None]:
-    """Switches off line buffering and echo. Reads Ctrl-Z as a key, to restore the terminal before
-    suspending.
+    """Switches off line buffering and echo.
+
+    Reads Ctrl-Z as a key, to restore the terminal before suspending.
     """
-    before, mode = termios.tcgetattr(keyboard), termios.tcgetattr(keyboard)
+    before = termios.tcgetattr(keyboard)
+    mode = termios.tcgetattr(keyboard)
     mode[3] &= ~(termios.ECHO | termios.ICANON)
     mode[6][termios.VSUSP] = b"\0"
     try:

@@ -1,12 +1,10 @@
-"""Handles keys and computes the lines of the screen: title, totals, table or details, notes,
-keys.
-"""
+"""Handles keys, and renders the screen: title, totals, table or details, notes, keys."""
 
 from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
@@ -16,9 +14,20 @@ from podgpu.fleet.parts import MPS_REASON
 from podgpu.fleet.readings import duration_text
 from podgpu.fleet.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.model import Workload
+from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import FetchedDetails, Seen
-from podgpu.top.lines import Line, Order, Row, arrange, describe_free, flatten, name_of, severity_of
+from podgpu.top.lines import (
+    Line,
+    Order,
+    Row,
+    arrange,
+    describe_free,
+    flatten,
+    name_of,
+    seconds_since,
+    severity_of,
+)
 from podgpu.top.table import (
     Span,
     Spans,
@@ -54,8 +63,8 @@ _HELP = (
     "Enter      details of the GPU; Enter or Esc closes them",
     "u m p i g  sort by utilisation, memory in use, power, idle time, GPU",
     (
-        "/          show only lines whose holder, node or model contains a text; 'broken' finds "
-        "broken GPUs"
+        "/          show only lines whose holder, node or model contains a text; "
+        "'broken' finds broken GPUs"
     ),
     "Esc        close the details, then clear the filter",
     "h or ?     this help",
@@ -74,15 +83,15 @@ _ORDER_NAMES = {
     "power": "power",
     "idle": "idle time",
 }
-_FIXED_LINES = 3  # title, header and keys
 _MIN_HEIGHT_OF_TOTALS = 8
 _MAX_NOTES = 3
 
 
 @dataclass
 class Screen:
-    """Draws the lines of the terminal. Holds the state that keys change: sort order, filter,
-    cursor, open details.
+    """Draws the lines of the terminal.
+
+    Holds the state that keys change: sort order, filter, cursor, open details.
     """
 
     source: str
@@ -91,9 +100,8 @@ class Screen:
     ended: bool = False
     detailed_uuid: str = ""  # the GPU whose details are shown
     _cursor: int = 0
-    _selected: Row | None = (
-        None  # the row that the cursor follows; None until the user moves the cursor
-    )
+    # The row that the cursor follows; None until the user moves the cursor.
+    _selected: Row | None = None
     _scroll: int = 0
     _details_scroll: int = 0
     _is_detailed: bool = False
@@ -112,9 +120,11 @@ class Screen:
         if self._is_typing:
             self._type(key)
         elif self._is_helping:
-            self._is_helping, self.ended = False, key == "q"
+            self._is_helping = False
+            self.ended = key == "q"
         elif key == "enter" or (key == "escape" and self._is_detailed):
-            self._is_detailed, self._details_scroll = not self._is_detailed, 0
+            self._is_detailed = not self._is_detailed
+            self._details_scroll = 0
         elif key == "escape":
             self._filter("")
         elif key in _SORT_KEYS:
@@ -122,12 +132,12 @@ class Screen:
             self._move_to_top()
         elif key in _STEPS or key in _PAGES or key in ("home", "end"):
             self._move(key)
-        else:
-            self.ended, self._is_typing, self._is_helping = (
-                key in ("q", "Q"),
-                key == "/",
-                key in ("h", "?"),
-            )
+        elif key in ("q", "Q"):
+            self.ended = True
+        elif key == "/":
+            self._is_typing = True
+        elif key in ("h", "?"):
+            self._is_helping = True
 
     def _type(self, key: str) -> None:
         self._is_typing = key not in ("escape", "enter")
@@ -143,69 +153,61 @@ class Screen:
         self._move_to_top()
 
     def _move_to_top(self) -> None:
-        self._cursor, self._selected, self._scroll = 0, None, 0
+        self._cursor = 0
+        self._selected = None
+        self._scroll = 0
 
     def _move(self, key: str) -> None:
-        now, count = (
-            (self._details_scroll, len(self._details))
-            if self._is_detailed
-            else (self._cursor, len(self._rows))
-        )
+        if self._is_detailed:
+            self._details_scroll = self._find_target(key, self._details_scroll, len(self._details))
+        elif self._rows:
+            self._cursor = self._find_target(key, self._cursor, len(self._rows))
+            self._selected = self._rows[self._cursor]
+
+    def _find_target(self, key: str, position: int, count: int) -> int:
+        """Returns the position, of `count`, to which the key moves."""
         if key in _STEPS:
-            target = now + _STEPS[key]
+            target = position + _STEPS[key]
         elif key in _PAGES:
-            target = now + _PAGES[key] * self._height
+            target = position + _PAGES[key] * self._height
         else:
             target = 0 if key == "home" else count
-        target = max(0, min(target, count - 1))
-        if self._is_detailed:
-            self._details_scroll = target
-        else:
-            self._cursor, self._selected = target, self._rows[target] if self._rows else None
+        return _clamp(target, count - 1)
 
-    def _clamp(self) -> None:
+    def _follow_selection(self) -> None:
         """Moves the cursor to the selected row, and scrolls so that the cursor is visible."""
-        rows, height = self._rows, self._height
-        self._cursor = max(0, min(self._cursor, len(rows) - 1))
-        if (
-            self._selected is not None
-            and rows
-            and rows[self._cursor] != self._selected
-            and self._selected in rows
-        ):
-            self._cursor = rows.index(self._selected)
-        lowest, highest = (
-            max(0, self._cursor - height + 1),
-            max(0, min(self._cursor, len(rows) - height)),
-        )
-        self._scroll = min(max(self._scroll, lowest), max(lowest, highest))
-        self._details_scroll = max(0, min(self._details_scroll, len(self._details) - height))
+        rows = self._rows
+        self._cursor = _clamp(self._cursor, len(rows) - 1)
+        selected = self._selected
+        if selected is not None and selected in rows and rows[self._cursor] != selected:
+            self._cursor = rows.index(selected)
+
+        lowest = max(0, self._cursor - self._height + 1)
+        highest = _clamp(self._cursor, len(rows) - self._height)
+        self._scroll = max(lowest, min(self._scroll, highest))
 
     # Drawing
 
     def draw(self, seen: Seen, size: tuple[int, int], now: float) -> list[Spans]:
-        """Returns all lines of the terminal. A line may be longer than the terminal is wide. `now`:
-        monotonic time.
+        """Returns all lines of the terminal.
+
+        A line may be longer than the terminal is wide. `now` is monotonic time.
         """
-        (width, height), view = size, seen.view
+        width, height = size
         table = self._make_table(seen, width)
-        notes = _notes(seen, width, now)
-        totals = (
-            [render_totals(view.totals, view.currency, width)]
-            if height >= _MIN_HEIGHT_OF_TOTALS
-            else []
-        )
-        self._height = max(1, height - _FIXED_LINES - len(totals) - len(notes))
+        notes = _render_notes(seen, width, now)
+        head: list[Spans] = [[(_make_title(seen, self.source, self.order), "title")]]
+        if height >= _MIN_HEIGHT_OF_TOTALS:
+            head.append(render_totals(seen.view.totals, seen.view.currency, width))
+        head.append(table.header())
+
+        self._height = max(1, height - len(head) - len(notes) - 1)
         self._rows = [line.row for _, line in table.lines]
-        self._clamp()
-        line = table.lines[self._cursor][1] if self._is_detailed and table.lines else None
-        self.detailed_uuid = line.gpu.uuid if line else ""
-        self._details = render_details(line, seen, width) if line else []
-        self._clamp()
-        body = self._body(table)
+        self._follow_selection()
+        self._render_details(table, seen, width)
+        body = self._render_body(table)
         blank: list[Spans] = [[]] * (self._height - len(body))
-        title: Spans = [(_title(seen, self.source, self.order), "title")]
-        return [title, *totals, table.header(), *body, *blank, *notes, self._footer(width)]
+        return head + body + blank + notes + [self._render_footer(width)]
 
     def _make_table(self, seen: Seen, width: int) -> Table:
         made_for = (seen.lines, self.order, self.wanted, width)
@@ -217,7 +219,16 @@ class Screen:
         self._table.sparklines = seen.sparklines
         return self._table
 
-    def _body(self, table: Table) -> list[Spans]:
+    def _render_details(self, table: Table, seen: Seen, width: int) -> None:
+        self.detailed_uuid = ""
+        self._details = []
+        if self._is_detailed and table.lines:
+            _, line = table.lines[self._cursor]
+            self.detailed_uuid = line.gpu.uuid
+            self._details = render_details(line, seen, width)
+        self._details_scroll = _clamp(self._details_scroll, len(self._details) - self._height)
+
+    def _render_body(self, table: Table) -> list[Spans]:
         if self._is_helping:
             return [[(line, "")] for line in _HELP[: self._height]]
         if self._details:
@@ -225,59 +236,78 @@ class Screen:
         rows = table.render(self._scroll, self._scroll + self._height)
         if not rows:
             return [[("no line matches the filter", "dim")]]
-        at = self._cursor - self._scroll
-        rows[at] = [
-            (text, "cursor" if style == "bar" else f"cursor {style}".strip())
-            for text, style in rows[at]
-        ]
+
+        marked: Spans = []
+        for text, style in rows[self._cursor - self._scroll]:
+            marked.append((text, "cursor" if style == "bar" else f"cursor {style}".strip()))
+        rows[self._cursor - self._scroll] = marked
         return rows
 
-    def _footer(self, width: int) -> Spans:
+    def _render_footer(self, width: int) -> Spans:
         if self._is_typing:
             return [(f"filter: {self.wanted}_", "title")]
+        keys = _KEYS
+        if self.wanted:
+            keys = printable(f"filter: {self.wanted} (Esc clears)  {_KEYS}")
+        place = ""
         count = len(self._rows)
-        place = f"{min(self._scroll + self._height, count)}/{count}" if count > self._height else ""
-        wanted = f"filter: {self.wanted} (Esc clears)  " if self.wanted else ""
-        return [
-            (fit(printable(wanted + _KEYS), max(0, width - len(place) - 1)) + " " + place, "dim")
-        ]
+        if count > self._height:
+            place = f"{min(self._scroll + self._height, count)}/{count}"
+        return [(f"{fit(keys, width - len(place) - 1)} {place}", "dim")]
 
 
-def _title(seen: Seen, source: str, order: Order) -> str:
-    lines = [line for _, line in flatten(seen.lines)]
-    holders = {line.name for line in lines if line.holder and line.kind != "process"}
-    instances = sum(line.kind == "instance" for line in lines)
-    parts = [plural(len(seen.lines), "GPU"), plural(len(holders), "holder")]
+def _clamp(number: int, highest: int) -> int:
+    return max(0, min(number, highest))
+
+
+def _make_title(seen: Seen, source: str, order: Order) -> str:
+    holders = set()
+    instances = 0
+    for _, line in flatten(seen.lines):
+        if line.kind == "instance":
+            instances += 1
+        if line.holder is not None and line.kind != "process":
+            holders.add(line.name)
+
+    parts = [plural(len(seen.lines), "GPU")]
     if instances:
-        parts.insert(1, plural(instances, "MIG instance"))
-    nodes = sorted({line.node for line in seen.lines if line.node})
-    where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else source
+        parts.append(plural(instances, "MIG instance"))
+    parts.append(plural(len(holders), "holder"))
+
+    nodes = {line.node for line in seen.lines if line.node}
+    if not nodes:
+        where = source
+    elif len(nodes) == 1:
+        where = nodes.pop()
+    else:
+        where = f"{len(nodes)} nodes"
     simulated = "SIMULATED  " if seen.view.simulated else ""
-    return printable(
-        f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}"
-    )
+    title = f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}"
+    return printable(title)
 
 
-def _notes(seen: Seen, width: int, now: float) -> list[Spans]:
-    """Returns the error of the last reading. If it succeeded, returns the notes of the view, most
-    serious first.
+def _render_notes(seen: Seen, width: int, now: float) -> list[Spans]:
+    """Returns the error of the last reading.
+
+    If it succeeded, returns the notes of the view, most serious first.
     """
     if seen.error is not None:
         age = f"; the figures are {format_duration(max(0.0, now - seen.read_at))} old"
-        return [[(fit_start(printable(str(seen.error)), width - len(age)).rstrip() + age, "bad")]]
+        error = fit_start(printable(str(seen.error)), width - len(age)).rstrip()
+        return [[(error + age, "bad")]]
+
     shown_at_gpu = {alert.text for alert in seen.view.alerts if alert.uuid}
-    styles = {
-        alert.text: "bad" if alert.severity == "broken" else "warn" for alert in seen.view.alerts
-    }
-    notes: list[Span] = [
-        (note, styles.get(note, "warn")) for note in seen.notes if note not in shown_at_gpu
-    ]
+    broken = {alert.text for alert in seen.view.alerts if alert.severity == "broken"}
+    notes: list[Span] = []
+    for note in seen.notes:
+        if note not in shown_at_gpu:
+            notes.append((note, "bad" if note in broken else "warn"))
     notes.sort(key=lambda note: note[1] != "bad")
+
     if len(notes) > _MAX_NOTES:
         hidden = len(notes) - _MAX_NOTES + 1
-        notes[_MAX_NOTES - 1 :] = [
-            (f"{hidden} more notes: run podgpu top --once to see them", "dim")
-        ]
+        more = f"{hidden} more notes: run podgpu top --once to see them"
+        notes[_MAX_NOTES - 1 :] = [(more, "dim")]
     return [[(fit_start(printable(text), width), style)] for text, style in notes]
 
 
@@ -285,191 +315,238 @@ def _notes(seen: Seen, width: int, now: float) -> list[Spans]:
 
 _INDENT = "  "
 _MAX_FIELD = 38
+_OUTSIDE_PODS = "processes outside pods"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNITS_NOT_SHOWN = frozenset(
     {"string", "enum", "count", "number", "index", "id", "code", "packed", "bitmask", "binary"}
 )
 
 
+class _Paragraphs:
+    """Collects lines of text that are at most `width` columns wide."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.lines: list[Spans] = []
+
+    def add(self, text: str, style: str = "") -> None:
+        indent = ""
+        if self.width > 20:
+            indent = _INDENT * (2 if text.startswith(_INDENT) else 1)
+        wrapped = textwrap.wrap(printable(text), max(1, self.width), subsequent_indent=indent)
+        self.lines += [[(line, style)] for line in wrapped]
+
+    def add_facts(self, facts: Iterable[str], indent: str = "") -> None:
+        """Puts as many facts on each line as fit. Never breaks a line within a fact."""
+        text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts)
+        wrapped = textwrap.wrap(
+            text,
+            max(1, self.width),
+            initial_indent=indent,
+            subsequent_indent=indent or _INDENT,
+        )
+        self.lines += [[(line.replace(_NO_BREAK, " "), "")] for line in wrapped]
+
+
 def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
     """Renders the details of the GPU or MIG instance to which a line belongs."""
-    slot, fetched = line.slot, seen.fetched or FetchedDetails(line.gpu.uuid)
+    slot = line.slot
+    fetched = seen.fetched or FetchedDetails(line.gpu.uuid)
     is_fetched = fetched.uuid == line.gpu.uuid
     details = fetched.details if is_fetched else None
-    instance = f" {line.model}" if isinstance(slot, InstanceView) else ""
-    node = f"  on {line.node}" if line.node else ""
-    title = f"GPU {line.number}{instance}  {shorten_model(line.gpu.model)}{node}  {line.gpu.uuid}"
-    lines: list[Spans] = [[(printable(title), "title")]]
+
+    text = _Paragraphs(width)
+    text.lines.append([(_make_details_title(line), "title")])
     for condition in slot.conditions:
-        lines += _condition(condition, seen.now, width)
+        _add_condition(text, condition, seen.now)
     if slot.absent and not slot.conditions:
-        lines += _wrap("no longer present", width, "bad")
+        text.add("no longer present", "bad")
     if details is not None:
-        lines += _problems(details, width)
-    lines += _join(_figures(line, seen), width)
-    lines += _sparkline(line, seen, width)
+        _add_problems(text, details)
+    _add_figures(text, line, seen)
+
     for holder in slot.holders:
-        owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
-        lines += _wrap(f"held by {name_of(holder)}{owner}", width, "title")
-        lines += _join(_holder_figures(holder, seen), width, _INDENT)
-        lines += _job(holder, fetched, width)
-    lines += _waits(slot.holders, width)
+        _add_holder(text, holder, seen)
+        _add_job(text, holder, fetched)
+    _add_waits(text, slot.holders)
     for last in slot.last_holders:
-        lines += _wrap(f"last held by {name_of(last)}", width)
-        lines += _job(last, fetched, width)
+        text.add(f"last held by {name_of(last)}")
+        _add_job(text, last, fetched)
     if not slot.holders and not slot.last_holders:
-        lines += _wrap("free" if describe_free(slot) == "-" else describe_free(slot), width)
+        free = describe_free(slot)
+        text.add("free" if free == "-" else free)
+
     if not is_fetched:
-        lines += _wrap("fetching details …", width)
+        text.add("fetching details …")
     elif fetched.error:
-        lines += _wrap(f"details are not available: {fetched.error}", width, "warn")
+        text.add(f"details are not available: {fetched.error}", "warn")
     if details is not None:
-        if details.method:
-            is_known = details.method != "mps"
-            text = (
-                f"usage measured by: {details.method}"
-                if is_known
-                else f"usage by container: {MPS_REASON}"
-            )
-            lines += _wrap(text, width, "dim")
-        lines += _fields(details.fields or (), width)
-    return lines
+        if details.method == "mps":
+            text.add(f"usage by container: {MPS_REASON}", "dim")
+        elif details.method:
+            text.add(f"usage measured by: {details.method}", "dim")
+        _add_fields(text, details.fields or ())
+    return text.lines
 
 
-def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spans]:
-    since = condition.since
-    text = format_condition(condition, None if since is None else max(0.0, now - since))
-    if since is not None:
-        text += f" (since {_format_time(since)})"
-    yield from _wrap(text, width, severity_of(condition))
+def _make_details_title(line: Line) -> str:
+    instance = f" {line.model}" if isinstance(line.slot, InstanceView) else ""
+    node = f"  on {line.node}" if line.node else ""
+    model = shorten_model(line.gpu.model)
+    return printable(f"GPU {line.number}{instance}  {model}{node}  {line.gpu.uuid}")
+
+
+def _add_condition(text: _Paragraphs, condition: ConditionView, now: float) -> None:
+    problem = format_condition(condition, seconds_since(condition.since, now))
+    if condition.since is not None:
+        problem += f" (since {_format_time(condition.since)})"
+    text.add(problem, severity_of(condition))
     if condition.do:
-        yield from _wrap(f"{_INDENT}do: {condition.do}", width)
+        text.add(f"{_INDENT}do: {condition.do}")
 
 
-def _figures(line: Line, seen: Seen) -> list[str]:
-    slot, price = line.slot, line.slot.price_per_hour
-    return [
+def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
+    slot = line.slot
+    used = format_gib(slot.memory_used_bytes)
+    facts = [
         f"utilisation {format_percent(slot.utilization_ratio)}",
-        f"memory {format_gib(slot.memory_used_bytes)} of {format_gib(slot.memory_total_bytes)} GiB",
+        f"memory {used} of {format_gib(slot.memory_total_bytes)} GiB",
         f"power {format_number(slot.power_watts, 'W')}",
         f"temperature {format_number(slot.temperature_celsius, 'C')}",
-        "" if price is None else f"price {format_money(price, seen.view.currency)}/h",
     ]
+    if slot.price_per_hour is not None:
+        facts.append(f"price {format_money(slot.price_per_hour, seen.view.currency)}/h")
+    text.add_facts(facts)
 
-
-def _sparkline(line: Line, seen: Seen, width: int) -> Iterator[Spans]:
     points = seen.sparklines.points.get(line.row[1:3], b"")
     if points.strip(bytes([NO_DATA])):
         label = f"last {duration_text(seen.sparklines.span)} "
-        yield [
-            (label, "dim"),
-            (draw_sparkline(points, min(len(points), max(0, width - len(label)))), "bar"),
-        ]
+        sparkline = draw_sparkline(points, min(len(points), text.width - len(label)))
+        text.lines.append([(label, "dim"), (sparkline, "bar")])
 
 
-def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
-    since, share, cost = holder.idle_since, holder.share_ratio, holder.cost_per_hour
-    idle = format_idle(holder.use, None if since is None else max(0.0, seen.now - since))
-    runner = [
-        f" ({format_percent(r.ratio)} for {r.text or 'processes outside pods'})"
-        for r in holder.waits_for[:1]
-    ]
-    return [
+def _add_holder(text: _Paragraphs, holder: HolderView, seen: Seen) -> None:
+    owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
+    text.add(f"held by {name_of(holder)}{owner}", "title")
+
+    idle = format_idle(holder.use, seconds_since(holder.idle_since, seen.now))
+    facts = [
         f"utilisation {format_percent(holder.utilization_ratio)}",
         f"memory {format_gib(holder.memory_used_bytes)} GiB",
         f"processes {format_number(holder.processes)}",
         idle if idle in ("busy", "idle") else f"idle {idle}",
-        f"waited {format_percent(holder.wait_ratio)}{''.join(runner)}" if holder.wait_ratio else "",
-        "" if share is None else f"share {format_percent(share)}",
-        "" if cost is None else f"costs {format_money(cost, seen.view.currency)}/h",
     ]
+    if holder.wait_ratio:
+        waited = f"waited {format_percent(holder.wait_ratio)}"
+        for runner in holder.waits_for[:1]:
+            waited += f" ({format_percent(runner.ratio)} for {runner.text or _OUTSIDE_PODS})"
+        facts.append(waited)
+    if holder.share_ratio is not None:
+        facts.append(f"share {format_percent(holder.share_ratio)}")
+    if holder.cost_per_hour is not None:
+        facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
+    text.add_facts(facts, _INDENT)
 
 
-def _waits(holders: Iterable[HolderView], width: int) -> Iterator[Spans]:
-    """Yields a table of waiting times on a shared GPU: rows are holders that waited, columns are
-    holders that ran.
-    """
-    waiters = [holder for holder in holders if holder.wait_ratio is not None]
-    if len(waiters) < 2:
+def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
+    """Adds a table of the seconds that holders of a shared GPU waited for each other."""
+    waits = {}
+    for holder in holders:
+        if holder.wait_ratio is not None:
+            waits[holder.text] = {runner.text: runner.seconds for runner in holder.waits_for}
+    if len(waits) < 2:
         return
-    rows = {
-        waiter.text: {run.text: f"{run.seconds:.2f}" for run in waiter.waits_for}
-        for waiter in waiters
-    }
-    names = list(dict.fromkeys([*rows, *(name for runners in rows.values() for name in runners)]))
-    yield from _wrap(
-        "seconds that each holder waited in the last reading; columns: the holder that ran", width
-    )
-    lines = [("", [str(number) for number, _ in enumerate(names, 1)])]
+
+    names = list(waits)
+    for runners in waits.values():
+        names += [name for name in runners if name not in names]
+    text.add("seconds that each holder waited in the last reading; columns: the holder that ran")
+    titles = [""]
+    columns = ["".join(f"{number:>6}" for number, _ in enumerate(names, 1))]
     for number, name in enumerate(names, 1):
-        cells = (
-            [rows[name].get(other, "–" if other == name else "0.00") for other in names]
-            if name in rows
-            else []
-        )
-        lines.append((f"{number:>3} {printable(name or 'processes outside pods')}", cells))
-    start = min(max(cell_len(text) for text, _ in lines), max(20, width - 6 * len(names)))
-    for text, cells in lines:
-        yield [
-            (
-                fit_start(
-                    fit(text, start) + "".join(f"{cell:>6}" for cell in cells), width
-                ).rstrip(),
-                "",
-            )
-        ]
+        titles.append(f"{number:>3} {printable(name or _OUTSIDE_PODS)}")
+        columns.append(_format_waits(name, waits.get(name), names))
+
+    longest = max(cell_len(title) for title in titles)
+    start = min(longest, max(20, text.width - 6 * len(names)))
+    for title, cells in zip(titles, columns, strict=True):
+        row = fit_start(fit(title, start) + cells, text.width)
+        text.lines.append([(row.rstrip(), "")])
 
 
-def _job(holder: Workload, fetched: FetchedDetails, width: int) -> Iterator[Spans]:
-    """Yields the total usage of the holder's pod since the pod started."""
-    pod = (holder.namespace, holder.pod)
+def _format_waits(name: str, seconds: Mapping[str, float] | None, names: Sequence[str]) -> str:
+    """Returns a row of the table. It is empty for a name that ran, but did not wait itself."""
+    if seconds is None:
+        return ""
+    cells = ""
+    for other in names:
+        absent = "–" if other == name else "0.00"
+        cell = f"{seconds[other]:.2f}" if other in seconds else absent
+        cells += f"{cell:>6}"
+    return cells
+
+
+def _add_job(text: _Paragraphs, holder: Workload, fetched: FetchedDetails) -> None:
+    """Adds the total usage of the holder's pod since the pod started."""
     for job in fetched.jobs:
-        if (job.namespace, job.pod) != pod:
-            continue
-        of_one = " of one GPU" if job.gpus > 1 else ""
-        memory = format_gib(None if job.peak_memory_bytes is None else int(job.peak_memory_bytes))
-        facts = [
-            f"ran for {format_duration(job.duration_seconds)}",
-            f"{job.gpu_hours:.2f} GPU-hours",
-            f"mean {format_percent(job.mean_use)}",
-            f"peak {format_percent(job.peak_use)}",
-            f"peak memory{of_one} {memory} GiB",
-            ""
-            if job.tensor_active_ratio is None
-            else f"tensor cores {format_percent(job.tensor_active_ratio)} now",
-            "" if job.energy_kwh is None else f"{job.energy_kwh:.2f} kWh",
-            "" if job.cost is None else format_money(job.cost, job.currency),
-            f"waited {format_duration(job.wait_seconds)}" if job.wait_seconds else "",
-            f"throttled {format_duration(job.throttled_seconds)}" if job.throttled_seconds else "",
-            f"errors {job.errors}" if job.errors else "",
-        ]
-        yield from _join(facts, width, _INDENT)
-        if job.hint:
-            yield from _wrap(f"{_INDENT}{job.hint}", width, "warn")
+        if (job.namespace, job.pod) == (holder.namespace, holder.pod):
+            text.add_facts(_list_job_facts(job), _INDENT)
+            if job.hint:
+                text.add(f"{_INDENT}{job.hint}", "warn")
+
+
+def _list_job_facts(job: JobSummary) -> list[str]:
+    of_one = " of one GPU" if job.gpus > 1 else ""
+    facts = [
+        f"ran for {format_duration(job.duration_seconds)}",
+        f"{job.gpu_hours:.2f} GPU-hours",
+        f"mean {format_percent(job.mean_use)}",
+        f"peak {format_percent(job.peak_use)}",
+        f"peak memory{of_one} {format_gib(job.peak_memory_bytes)} GiB",
+    ]
+    if job.tensor_active_ratio is not None:
+        facts.append(f"tensor cores {format_percent(job.tensor_active_ratio)} now")
+    if job.energy_kwh is not None:
+        facts.append(f"{job.energy_kwh:.2f} kWh")
+    if job.cost is not None:
+        facts.append(format_money(job.cost, job.currency))
+    if job.wait_seconds:
+        facts.append(f"waited {format_duration(job.wait_seconds)}")
+    if job.throttled_seconds:
+        facts.append(f"throttled {format_duration(job.throttled_seconds)}")
+    if job.errors:
+        facts.append(f"errors {job.errors}")
+    return facts
 
 
 # Details from the server
 
 
-def _problems(details: GpuDetails, width: int) -> Iterator[Spans]:
+def _add_problems(text: _Paragraphs, details: GpuDetails) -> None:
     for xid in details.xids or ():
-        when = "" if xid.at is None else f"at {_format_time(xid.at)}"
-        parts = filter(None, [f"XID {xid.xid}", xid.class_ and f"({xid.class_})", when])
-        yield from _wrap(" ".join(parts) + (f": {xid.says}" if xid.says else ""), width, "warn")
+        problem = f"XID {xid.xid}"
+        if xid.class_:
+            problem += f" ({xid.class_})"
+        if xid.at is not None:
+            problem += f" at {_format_time(xid.at)}"
+        if xid.says:
+            problem += f": {xid.says}"
+        text.add(problem, "warn")
     for source in details.sources:
         if not source.ok:
             reason = source.message or source.error or "does not respond"
-            yield from _wrap(f"source {source.source}: {reason}", width, "warn")
+            text.add(f"source {source.source}: {reason}", "warn")
 
 
-def _fields(fields: Iterable[FieldView], width: int) -> Iterator[Spans]:
-    texts = [printable(f"{field.name} {_format_value(field)}") for field in fields]
-    cell = min(max(map(cell_len, texts), default=0), max(_MAX_FIELD, width // 2 - 2))
-    count = max(1, (width + 2) // (cell + 2))
-    for start in range(0, len(texts), count):
-        yield [
-            ("  ".join(fit(text, min(cell, width)) for text in texts[start : start + count]), "")
-        ]
+def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
+    """Adds the fields in as many columns as fit."""
+    cells = [printable(f"{field.name} {_format_value(field)}") for field in fields]
+    longest = max(map(cell_len, cells), default=0)
+    cell = min(longest, max(_MAX_FIELD, text.width // 2 - 2))
+    count = max(1, (text.width + 2) // (cell + 2))
+    for start in range(0, len(cells), count):
+        row = [fit(each, min(cell, text.width)) for each in cells[start : start + count]]
+        text.lines.append([("  ".join(row), "")])
 
 
 def _format_value(field: FieldView) -> str:
@@ -478,34 +555,12 @@ def _format_value(field: FieldView) -> str:
         return "no" if value in ("", "0", "False", 0) else "yes"
     if field.unit == "packed" and "CAPABILITY" in field.name and isinstance(value, int):
         return f"{value >> 16}.{value & 0xFFFF}"
-    text = (
-        f"{value:g}"
-        if isinstance(value, float) and not value.is_integer()
-        else str(value).removesuffix(".0")
-    )
+
+    if isinstance(value, float) and not value.is_integer():
+        text = f"{value:g}"
+    else:
+        text = str(value).removesuffix(".0")
     return text if field.unit in _UNITS_NOT_SHOWN else f"{text} {field.unit}".rstrip()
-
-
-# Lines of text
-
-
-def _wrap(text: str, width: int, style: str = "") -> list[Spans]:
-    indent = _INDENT * (2 if text.startswith(_INDENT) else 1)
-    lines = textwrap.wrap(
-        printable(text), max(1, width), subsequent_indent=indent if width > 20 else ""
-    )
-    return [[(line, style)] for line in lines]
-
-
-def _join(facts: Iterable[str], width: int, indent: str = "") -> list[Spans]:
-    """Puts as many facts on each line as fit. Never breaks a line within a fact. Skips empty
-    facts.
-    """
-    text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts if fact)
-    lines = textwrap.wrap(
-        text, max(1, width), initial_indent=indent, subsequent_indent=indent or _INDENT
-    )
-    return [[(line.replace(_NO_BREAK, " "), "")] for line in lines]
 
 
 def _format_time(at: float) -> str:

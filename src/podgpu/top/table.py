@@ -1,6 +1,4 @@
-"""Formats values, and lays out lines as a table of a given width, with styled cells and a line of
-totals.
-"""
+"""Formats values, and lays out lines as a table with styled cells and a line of totals."""
 
 from __future__ import annotations
 
@@ -37,30 +35,37 @@ def as_text(spans: Spans) -> str:
 
 def draw_sparkline(points: bytes, width: int) -> str:
     """Draws points, newest last. Columns without data are blank."""
-    size = -(-len(points) // width) if width > 0 else 0  # points per column
-    ends = range(len(points), max(0, len(points) - size * width), -size) if size else ()
-    columns = [_draw_level(points[max(0, end - size) : end]) for end in reversed(ends)]
-    return "".join(columns).rjust(width)
+    if not points or width <= 0:
+        return " " * width
+    size = -(-len(points) // width)  # points per column, rounded up
+    columns = ""
+    for end in range(len(points), 0, -size):
+        columns = _draw_level(points[max(0, end - size) : end]) + columns
+    return columns.rjust(width)
 
 
 def _draw_level(points: bytes) -> str:
     known = [point for point in points if point != NO_DATA]
     if not known:
         return " "
+    if not any(known):
+        return _LEVELS[0]
     highest = len(_LEVELS) - 1
-    ratio = sum(known) / len(known) / FULL
-    return _LEVELS[0 if ratio == 0 else max(1, min(highest, round(ratio * highest)))]
+    level = round(sum(known) / len(known) / FULL * highest)
+    return _LEVELS[max(1, min(highest, level))]
 
 
 def format_percent(ratio: float | None) -> str:
     return ABSENT if ratio is None else f"{ratio * 100:.0f}%"
 
 
-def format_gib(size: int | None) -> str:
+def format_gib(size: float | None) -> str:
     if size is None:
         return ABSENT
     gib = size / _GIB
-    return "<0.1" if 0 < gib < _MIN_GIB else f"{gib:.1f}" if gib < 999 else f"{gib:.0f}"
+    if 0 < gib < _MIN_GIB:
+        return "<0.1"
+    return f"{gib:.1f}" if gib < 999 else f"{gib:.0f}"
 
 
 def format_number(value: float | None, unit: str = "") -> str:
@@ -70,7 +75,9 @@ def format_number(value: float | None, unit: str = "") -> str:
 def format_idle(use: Use | None, seconds: float | None) -> str:
     if use == "used":
         return "busy"
-    return format_duration(seconds) if seconds is not None else "idle" if use == "idle" else ABSENT
+    if seconds is not None:
+        return format_duration(seconds)
+    return "idle" if use == "idle" else ABSENT
 
 
 def format_money(amount: float, currency: str) -> str:
@@ -79,14 +86,13 @@ def format_money(amount: float, currency: str) -> str:
 
 def format_duration(seconds: float) -> str:
     whole = int(seconds)
-    for unit, size, smaller, part in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "m", 60),
-        ("m", 60, "s", 1),
-    ):
-        if whole >= size:
-            return f"{whole // size}{unit}{whole % size // part:02d}{smaller}"
-    return f"{whole}s"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def shorten_model(model: str) -> str:
@@ -97,20 +103,23 @@ def shorten_model(model: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters, because names from other systems could contain escape
-    sequences.
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    """Replaces control characters: names from other systems could contain escape sequences."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def fit(text: str, width: int, right: bool = False) -> str:
-    """Pads or truncates to exactly `width` columns. Truncates in the middle, because pod names
-    differ at their ends.
+    """Pads or truncates to exactly `width` columns.
+
+    Truncates in the middle, because pod names differ at their ends.
     """
+    if width <= 0:
+        return ""
     if cell_len(text) > width:
         head = width // 2
-        tail = set_cell_size(text[::-1], max(0, width - head - 1))[::-1]
-        text = set_cell_size(text, head) + _CUT + tail if width > 0 else ""
+        tail = set_cell_size(text[::-1], width - head - 1)[::-1]
+        text = set_cell_size(text, head) + _CUT + tail
     blanks = " " * (width - cell_len(text))
     return blanks + text if right else text + blanks
 
@@ -123,21 +132,22 @@ def fit_start(text: str, width: int) -> str:
 
 
 def fit_holder(workload: Workload, width: int) -> str:
-    """Shortens a long name: removes the container first, then truncates the namespace, then the
-    pod.
+    """Shortens a long name.
+
+    Removes the container first, then truncates the namespace, then the pod.
     """
-    name, pod, namespace = (
-        printable(text) for text in (name_of(workload), workload.pod, workload.namespace)
-    )
-    if cell_len(name) <= width or workload.job or not pod:
+    name = printable(name_of(workload))
+    if cell_len(name) <= width or workload.job or not workload.pod:
         return fit(name, width)
+
+    pod = printable(workload.pod)
+    namespace = printable(workload.namespace)
     room = width - cell_len(pod) - 1
-    if namespace and room > _MIN_NAMESPACE:
-        return fit(
-            f"{namespace if cell_len(namespace) <= room else fit_start(namespace, room)}/{pod}",
-            width,
-        )
-    return fit(pod, width)
+    if not namespace or room <= _MIN_NAMESPACE:
+        return fit(pod, width)
+    if cell_len(namespace) > room:
+        namespace = fit_start(namespace, room)
+    return fit(f"{namespace}/{pod}", width)
 
 
 # Columns
@@ -151,22 +161,22 @@ class Column:
     right: bool = True
     order: Order | None = None
     style: Callable[[Line], str] = lambda _line: ""
-    kinds: tuple[Kind, ...] = (
-        "gpu",
-        "instance",
-        "holder",
-        "process",
-    )  # kinds of lines that have this column
+    # Kinds of lines that have this column.
+    kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")
 
 
-_HOT, _VERY_HOT = 80.0, 90.0
-_IDLE, _LONG_IDLE = 60.0, 600.0
+_HOT = 80.0
+_VERY_HOT = 90.0
+_IDLE = 60.0
+_LONG_IDLE = 600.0
 _SLOTS: tuple[Kind, ...] = ("gpu", "instance")
 _HELD: tuple[Kind, ...] = (*_SLOTS, "holder")
 
 
 def _style_above(value: float | None, warn: float, bad: float) -> str:
-    return "" if value is None or value < warn else "warn" if value < bad else "bad"
+    if value is None or value < warn:
+        return ""
+    return "warn" if value < bad else "bad"
 
 
 def _severity_style(line: Line) -> str:
@@ -174,11 +184,20 @@ def _severity_style(line: Line) -> str:
 
 
 def _memory_text(line: Line) -> str:
-    """Returns memory in use and the total. Lines below a device have blanks for the total, so that
-    figures align.
+    """Returns memory in use and the total.
+
+    Lines below a device have blanks for the total, so that figures align.
     """
     total = f"/{format_gib(line.slot.memory_total_bytes):<4}"
-    return format_gib(line.memory) + (total if line.is_slot else " " * len(total))
+    if not line.is_slot:
+        total = " " * len(total)
+    return format_gib(line.memory) + total
+
+
+def _idle_text(line: Line) -> str:
+    if line.holder is None:
+        return ""
+    return "0s" if line.use == "used" else format_idle(line.use, line.idle)
 
 
 _NODE = Column(
@@ -216,37 +235,39 @@ _TEMPERATURE = Column(
 _PROCESSES = Column("PROC", lambda line: format_number(line.processes), 4, kinds=_HELD)
 _IDLE_TIME = Column(
     "IDLE",
-    lambda line: (
-        "" if not line.holder else "0s" if line.use == "used" else format_idle(line.use, line.idle)
-    ),
+    _idle_text,
     6,
     order="idle",
     style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),
     kinds=_HELD,
 )
 _COLUMNS = (
-    *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
-    *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
-)
-_OPTIONAL = (
-    _PROCESSES,
-    _TEMPERATURE,
-    _POWER,
-    _MEMORY,
-    _HISTORY,
-    _IDLE_TIME,
     _NODE,
-)  # hidden in this order
+    _GPU,
+    _MODEL,
+    _HOLDER,
+    _HISTORY,
+    _UTIL,
+    _MEMORY,
+    _POWER,
+    _TEMPERATURE,
+    _PROCESSES,
+    _IDLE_TIME,
+)
+# Hidden in this order in a narrow terminal.
+_OPTIONAL = (_PROCESSES, _TEMPERATURE, _POWER, _MEMORY, _HISTORY, _IDLE_TIME, _NODE)
 _READABLE_HOLDER = 34
 _NARROW_NODE = 16
 _MAX_HISTORY = 30
 
 
 def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
-    """Returns the width of each visible column. Hides columns until the holder column is
-    readable.
+    """Returns the width of each visible column.
+
+    Hides columns until the holder column is readable.
     """
-    widths, holder = dict(natural), natural[_HOLDER]
+    widths = dict(natural)
+    holder = natural[_HOLDER]
 
     def room() -> int:
         return width - sum(widths.values()) + widths[_HOLDER] - len(widths) + 1
@@ -275,18 +296,19 @@ class Table:
         width: int | None = None,
         sparklines: Sparklines | None = None,
     ) -> None:
-        """Without `width`, nothing is truncated. The node column is shown if there are several
-        nodes.
-        """
+        """Without `width`, nothing is truncated. Several nodes are shown in a column."""
         self.lines = list(flatten(lines))  # each row's depth in the tree, and its line
         self.sparklines = sparklines
         self._order = order
         self._width = width
-        hidden = {_NODE} if len({line.node for _, line in self.lines}) <= 1 else set()
+        self._widths = {column: self._measure(column) for column in _COLUMNS}
+        nodes = {line.node for _, line in self.lines}
+        if len(nodes) <= 1:
+            del self._widths[_NODE]
         if sparklines is None:
-            hidden.add(_HISTORY)
-        natural = {column: self._measure(column) for column in _COLUMNS if column not in hidden}
-        self._widths = natural if width is None else _lay_out(natural, width)
+            del self._widths[_HISTORY]
+        if width is not None:
+            self._widths = _lay_out(self._widths, width)
 
     def _measure(self, column: Column) -> int:
         indent = len(_INDENT) if column is _HOLDER else 0
@@ -300,7 +322,8 @@ class Table:
             if column is _HISTORY and self.sparklines:
                 title = f"LAST {duration_text(self.sparklines.span)}"
             style = "sorted" if column.order == self._order else "header"
-            spans += [(fit(title, width, column.right), style), (" ", "header")]
+            spans.append((fit(title, width, column.right), style))
+            spans.append((" ", "header"))
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
@@ -310,24 +333,29 @@ class Table:
     def _render_row(self, depth: int, line: Line) -> Spans:
         if line.condition is not None:
             text = _INDENT * depth + "! " + printable(format_condition(line.condition, line.age))
-            return [(text if self._width is None else fit_start(text, self._width), line.severity)]
+            if self._width is not None:
+                text = fit_start(text, self._width)
+            return [(text, line.severity)]
+
         base = "dim" if line.kind == "process" else ""
         spans: Spans = []
         for column, width in self._widths.items():
             text = _cell(column, line)
             style = "dim" if text == ABSENT else column.style(line) or base
-            spans += [(self._fit(column, depth, line, text, width), style), (" ", base)]
+            spans.append((self._fit(column, depth, line, text, width), style))
+            spans.append((" ", base))
         return spans[:-1]
 
     def _fit(self, column: Column, depth: int, line: Line, text: str, width: int) -> str:
         if column is _HISTORY and self.sparklines and line.is_slot:
             return draw_sparkline(self.sparklines.points.get(line.row[1:3], b""), width)
-        if column is _HOLDER:
-            indent = (_INDENT * depth)[:width]
-            if line.holder is None or line.kind == "process":
-                return fit(indent + text, width)
-            return indent + fit_holder(line.holder, width - len(indent))
-        return fit(text, width, column.right)
+        if column is not _HOLDER:
+            return fit(text, width, column.right)
+
+        indent = (_INDENT * depth)[:width]
+        if line.holder is None or line.kind == "process":
+            return fit(indent + text, width)
+        return indent + fit_holder(line.holder, width - len(indent))
 
 
 def _cell(column: Column, line: Line) -> str:
@@ -337,21 +365,14 @@ def _cell(column: Column, line: Line) -> str:
 def format_condition(condition: ConditionView, age: float | None) -> str:
     """Returns a text such as `lost for 12m04s: GPU 3 has fallen off the bus`."""
     duration = "" if age is None else f" for {format_duration(age)}"
-    return (
-        f"{condition.condition.replace('_', ' ')}{duration}: "
-        f"{condition.says or condition.condition}"
-    )
+    name = condition.condition.replace("_", " ")
+    return f"{name}{duration}: {condition.says or condition.condition}"
 
 
 # Totals
 
-_OPTIONAL_TOTALS = (
-    "free",
-    "used",
-    "allocated",
-    "unheld",
-    "unknown",
-)  # left out in this order in a narrow terminal
+# Left out in this order in a narrow terminal.
+_OPTIONAL_TOTALS = ("free", "used", "allocated", "unheld", "unknown")
 _GAP = "  "
 
 
@@ -366,15 +387,16 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
         "watts": (_format_watts(totals.power_watts), ""),
     }
-    for name, gpus in (("unknown", totals.unknown), ("unheld", totals.unheld_unknown)):
-        if not gpus:
-            del parts[name]
+    if not totals.unknown:
+        del parts["unknown"]
+    if not totals.unheld_unknown:
+        del parts["unheld"]
     if totals.cost_per_hour is not None:
-        wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
-        parts["cost"] = (
-            f"{format_money(totals.cost_per_hour, currency)}/h{wasted}",
-            "warn" if wasted else "",
-        )
+        cost = f"{format_money(totals.cost_per_hour, currency)}/h"
+        parts["cost"] = (cost, "")
+        if totals.wasted_per_hour:
+            parts["cost"] = (f"{cost}, {totals.wasted_per_hour:.2f} wasted", "warn")
+
     for name in _OPTIONAL_TOTALS:
         if len(_GAP.join(text for text, _ in parts.values())) > width:
             parts.pop(name, None)

@@ -1,3 +1,1 @@
-"""The HTTP servers of podgpu: listeners, TLS, authentication, metrics, probes, web page and JSON
-API.
-"""
+"""The HTTP servers: listeners, TLS, authentication, metrics, probes, web page and JSON API."""

@@ -1,5 +1,6 @@
-"""Runs web applications until a signal or a fatal error. The sockets are bound by podgpu or passed
-by systemd.
+"""Runs web applications until a signal or a fatal error.
+
+The sockets are bound by podgpu or passed by systemd.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
@@ -28,6 +30,8 @@ PROBE_OPTION = "--probe-address"
 SYSTEMD_OPTION = "--web-systemd-socket"
 _BACKLOG = 512
 _UNIX = "unix:"
+_ADDRESS = re.compile(r"(?:\[(?P<ipv6>.*)\]|(?P<host>[^:]*)):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
 _FIRST_DESCRIPTOR = 3
 _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -48,29 +52,23 @@ class Address:
         if self.host.startswith(_UNIX):
             return self.host
         host = self.host or "localhost"
-        return (
-            f"{self.scheme}://[{host}]:{self.port}"
-            if ":" in host
-            else f"{self.scheme}://{host}:{self.port}"
-        )
+        if ":" in host:
+            host = f"[{host}]"
+        return f"{self.scheme}://{host}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
-    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError for other
-    texts.
-    """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    if not colon or not is_port or (":" in host and not bracketed):
+    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > _MAX_PORT:
         raise UsageError(f"{text!r} must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
-    return Address(host, int(port))
+    return Address(match["ipv6"] or match["host"] or "", int(match["port"]))
 
 
 class Service(Protocol):
-    """Background work that runs while the server is up, such as a node's agent or the loop of the
-    cluster view.
+    """Background work that runs while the server is up.
+
+    Examples are a node's agent and the loop of the cluster view.
     """
 
     @property
@@ -89,34 +87,32 @@ class Listener:
     option: str = "-a"
     tls: MakeTlsContext | None = None
     announcement: str = ""  # logged when the listener is up; %s is replaced by its URL
-    sockets: Sequence[
-        socket.socket
-    ] = ()  # bound sockets that replace `address`, for example from systemd
+    # Bound sockets that replace `address`, for example from systemd.
+    sockets: Sequence[socket.socket] = ()
 
 
 def make_listeners(
     main: Listener, probes: list[web.RouteDef], probe_address: Address | None
 ) -> list[Listener]:
-    """If `probe_address` is given, adds a listener for probes. It has no TLS or login: the kubelet
-    cannot log in.
+    """If `probe_address` is given, adds a listener for probes.
+
+    It has no TLS or login: the kubelet cannot log in.
     """
-    if probe_address is None:
-        return [main]
-    text = "serving only probes on %s/livez"
-    return [
-        main,
-        Listener(make_application(probes, None), probe_address, PROBE_OPTION, announcement=text),
-    ]
+    listeners = [main]
+    if probe_address is not None:
+        app = make_application(probes, None)
+        text = "serving only probes on %s/livez"
+        listeners.append(Listener(app, probe_address, PROBE_OPTION, announcement=text))
+    return listeners
 
 
 def make_application(
     handlers: list[web.RouteDef], protection: Protection | None
 ) -> web.Application:
-    app = web.Application(
-        client_max_size=64 * 1024, middlewares=[protection.check_request] if protection else []
-    )
+    app = web.Application(client_max_size=64 * 1024)
     app.add_routes(handlers)
     if protection:
+        app.middlewares.append(protection.check_request)
         app.on_response_prepare.append(protection.add_headers)
     app.on_response_prepare.append(_add_security_headers)
     return app
@@ -128,14 +124,14 @@ async def _add_security_headers(_request: web.Request, response: web.StreamRespo
 
 
 def load_protection(path: str) -> Protection | None:
-    """Reads the web config file. Returns None if the path is empty. Raises UsageError if the file
-    is invalid.
+    """Reads the web config file. Raises UsageError if it is invalid.
+
+    Returns None if the path is empty.
     """
     if not path:
         return None
-    from podgpu.web.protection import (
-        Protection,
-    )  # imports bcrypt and YAML, which are needed only here
+    # Imports bcrypt and YAML, which are needed only here.
+    from podgpu.web.protection import Protection
 
     return Protection(path)
 
@@ -156,23 +152,23 @@ def run(
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
-        for stop_signal in (signal.SIGINT, signal.SIGTERM):
-            _handle_signal(stop_signal, done.set)
-        if release is not None:
-            _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
 
         def reload_all() -> None:
             for service in services:
                 service.reload()
 
+        _handle_signal(signal.SIGINT, done.set)
+        _handle_signal(signal.SIGTERM, done.set)
         _handle_signal(signal.SIGHUP, reload_all)
+        if release is not None:
+            _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
+
         async with AsyncExitStack() as stack:
             for service in services:
                 stack.callback(service.stop)
-            bound = [
-                await stack.enter_async_context(listening(listener, limits))
-                for listener in listeners
-            ]
+            bound = []
+            for listener in listeners:
+                bound.append(await stack.enter_async_context(listening(listener, limits)))
             for listener, address in zip(listeners, bound, strict=True):
                 if listener.announcement:
                     _log.info(listener.announcement, address.url)
@@ -203,8 +199,9 @@ def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> No
 
 
 def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
-    """Returns a signal handler that runs `work` in a thread. Ignores signals that arrive while
-    `work` runs.
+    """Returns a signal handler that runs `work` in a thread.
+
+    Ignores signals that arrive while `work` runs.
     """
     loop = asyncio.get_running_loop()
     running: asyncio.Future[object] | None = None
@@ -219,8 +216,9 @@ def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterator[Address]:
-    """Serves requests while the context is open. Raises StartError if the address cannot be
-    bound.
+    """Serves requests while the context is open.
+
+    Raises StartError if the address cannot be bound.
     """
     sockets = listener.sockets or await bind(listener.address, listener.option)
     server = asyncio.create_task(LimitedServer(listener.app, limits, listener.tls).serve(sockets))
@@ -250,10 +248,10 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
     except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
         why = getattr(e, "strerror", None) or e
         raise StartError(
-            f"cannot listen on {address.host}:{address.port}: {why}; choose another address "
-            "with "
-            f"{option}"
+            f"cannot listen on {address.host}:{address.port}: {why}; "
+            f"choose another address with {option}"
         ) from e
+
     bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
     server.close()
     for listener in bound:
@@ -263,45 +261,39 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
 
 
 def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
-    """Returns the sockets that systemd passed to this process (see sd_listen_fds). Raises
-    UsageError if there are none.
+    """Returns the sockets that systemd passed to this process (see sd_listen_fds).
 
-    Removes the LISTEN_* variables, so that child processes do not use the sockets.
+    Raises UsageError if there are none. Removes the LISTEN_* variables, so that child processes do
+    not use the sockets.
     """
     is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
-    count = environment.pop("LISTEN_FDS", "")
+    listed = environment.pop("LISTEN_FDS", "")
     try:
-        sockets = [
-            socket.socket(fileno=_FIRST_DESCRIPTOR + number)
-            for number in range(int(count) if is_for_us else 0)
-        ]
-        is_listening = all(
-            each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in sockets
-        )
+        count = int(listed) if is_for_us else 0
+        sockets = [socket.socket(fileno=_FIRST_DESCRIPTOR + number) for number in range(count)]
+        listening = [s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for s in sockets]
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={count}): {error}"
+            f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={listed}): {error}"
         ) from error
-    if not sockets or not is_listening:
+    if not sockets or not all(listening):
         raise UsageError(
-            f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. Start podgpu "
-            "through podgpu.socket "
-            "(systemctl enable --now podgpu.socket; it needs ListenStream= and Accept=no), or use "
-            "-a instead"
+            f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. "
+            "Start podgpu through podgpu.socket (systemctl enable --now podgpu.socket; "
+            "it needs ListenStream= and Accept=no), or use -a instead"
         )
-    for each in sockets:
-        each.set_inheritable(False)
-        each.setblocking(False)
+    for opened in sockets:
+        opened.set_inheritable(False)
+        opened.setblocking(False)
     return sockets
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """Returns the address of a bound socket. If `host` is given, it replaces the host in this
-    address.
-    """
+    """Returns the address of a bound socket. `host` replaces the host in this address."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):
         return Address(f"{_UNIX}{name}", 0, scheme)
-    own = "" if name[0] in ("0.0.0.0", "::") else name[0]
-    return Address(own if host is None else host, name[1], scheme)
+    if host is None:
+        host = "" if name[0] in ("0.0.0.0", "::") else name[0]
+    return Address(host, name[1], scheme)

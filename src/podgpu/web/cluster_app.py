@@ -16,7 +16,7 @@ from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import METRICS_HEADERS, body_response, probe_routes
+from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health, probe_routes
 
 if TYPE_CHECKING:
     from podgpu.past.bill import UsageAnswers
@@ -46,41 +46,35 @@ def cluster_application(
         body = await cluster.metrics("nodes") if cluster.is_on_time else NO_METRICS
         return body_response(request, body, METRICS_HEADERS)
 
+    complete_gpu = partial(_complete_gpu, cluster)
     routes = [
         web.get("/metrics", metrics),
         web.get("/metrics/nodes", node_metrics),
-        *cluster_probes(cluster),
         forget_route(partial(forget_in_cluster, cluster), lifecycle),
-        *page_routes(
-            lambda: cluster.published,
-            partial(_complete_gpu, cluster),
-            _LINKS,
-            history,
-            usage,
-            select,
-        ),
     ]
+    routes += cluster_probes(cluster)
+    routes += page_routes(lambda: cluster.published, complete_gpu, _LINKS, history, usage, select)
     return make_application(routes, protection)
 
 
 async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
-    target = next(
-        (node.reading.target for node in cluster.published.state.nodes if node.name == answer.node),
-        "",
-    )
+    target = ""
+    for node in cluster.published.state.nodes:
+        if node.name == answer.node:
+            target = node.reading.target
+            break
+
     try:
         async with asyncio.timeout(_EXPORTER_SECONDS):
             body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
         return add_details(answer, await asyncio.to_thread(decode_details, body))
     except TimeoutError:
-        problem = SourceError(
-            "deadline", f"the exporter did not respond within {_EXPORTER_SECONDS:g} s"
-        )
+        reason = "deadline"
+        message = f"the exporter did not respond within {_EXPORTER_SECONDS:g} s"
     except SourceError as error:
-        problem = error
-    failed = SourceView(
-        source="exporter", ok=False, error=problem.reason, message=str(problem)[:512]
-    )
+        reason = error.reason
+        message = str(error)[:512]
+    failed = SourceView(source="exporter", ok=False, error=reason, message=message)
     return add_details(answer, GpuDetails(sources=[failed]))
 
 
@@ -89,26 +83,24 @@ def cluster_probes(cluster: Cluster) -> list[web.RouteDef]:
 
 
 def _is_live(cluster: Cluster) -> tuple[bool, str]:
-    """Fails only if the loop is stuck, because a restart would not help against unreachable
-    exporters.
-    """
+    """Fails only if the loop is stuck: a restart would not help against unreachable exporters."""
     if not cluster.is_on_time:
         return False, "podgpu no longer reads the nodes: its loop is stuck\n"
+
     state = cluster.published.state
-    alerts = (alert.text for alert in state.alerts)
-    stale = (
-        f"{n.name}: stale, last read {n.age_seconds or 0:.0f} s ago" for n in state.nodes if n.stale
-    )
-    failed = (outcome.text for outcome in state.outcomes if outcome.error)
-    problems = bound_notes(
-        tuple(dict.fromkeys((*alerts, *state.notes, *stale, *failed))), _MAX_PROBLEMS
-    )
-    return True, "\n".join(["degraded", *problems, ""]) if problems else "OK\n"
+    problems = [alert.text for alert in state.alerts]
+    problems += state.notes
+    for node in state.nodes:
+        if node.stale:
+            problems.append(f"{node.name}: stale, last read {node.age_seconds or 0:.0f} s ago")
+    problems += [outcome.text for outcome in state.outcomes if outcome.error]
+    return True, describe_health(bound_notes(tuple(dict.fromkeys(problems)), _MAX_PROBLEMS))
 
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:
-    """Succeeds after the first attempt to read all nodes. If no exporter answered, the page shows
-    the errors.
+    """Succeeds after the first attempt to read all nodes.
+
+    If no exporter answered, the page shows the errors.
     """
     if cluster.is_on_time and cluster.has_results:
         return True, "OK\n"

@@ -23,14 +23,12 @@ _log.addFilter(RepeatFilter())
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    max_connections: int = (
-        256  # per listener; three listeners use at most 768 of the usual 1,024 descriptors
-    )
+    # Per listener. Three listeners use at most 768 of the usual 1,024 descriptors.
+    max_connections: int = 256
     header_seconds: float = 10.0  # for the TLS handshake and the first complete request
     write_seconds: float = 60.0  # for computing and sending a response
-    idle_seconds: float = (
-        180.0  # from a response to the next request; longer than usual scrape intervals
-    )
+    # From a response to the next request; longer than usual scrape intervals.
+    idle_seconds: float = 180.0
 
 
 @dataclass(slots=True, eq=False)
@@ -41,15 +39,15 @@ class _Connection:
     is_answering: bool = False
 
     def close(self) -> None:
+        # This makes asyncio close the socket, even during a TLS handshake.
         with suppress(OSError):
-            self.socket.shutdown(
-                SHUT_RDWR
-            )  # makes asyncio close the socket, even during a TLS handshake
+            self.socket.shutdown(SHUT_RDWR)
 
 
 class LimitedServer:
-    """Replaces `web.SockSite`. If there are too many connections, closes the one that has been idle
-    longest.
+    """Replaces `web.SockSite`.
+
+    If there are too many connections, closes the one that has been idle longest.
     """
 
     def __init__(
@@ -63,10 +61,10 @@ class LimitedServer:
             shutdown_timeout=1.0,
             max_headers=64,
         )
-        self._limits, self._make_tls = limits, make_tls
-        self._connections: dict[
-            web.RequestHandler, _Connection
-        ] = {}  # ordered by the last complete request
+        self._limits = limits
+        self._make_tls = make_tls
+        # Ordered by the last complete request.
+        self._connections: dict[web.RequestHandler, _Connection] = {}
 
     async def serve(self, sockets: Sequence[socket]) -> None:
         """Accepts connections until the task is cancelled. The sockets must be non-blocking."""
@@ -96,14 +94,19 @@ class LimitedServer:
 
     async def _open(self, accepted: socket) -> None:
         self._connections = {
-            key: each for key, each in self._connections.items() if each.socket.fileno() >= 0
+            handler: each
+            for handler, each in self._connections.items()
+            if each.socket.fileno() >= 0
         }
         if len(self._connections) >= self._limits.max_connections:
             _log.warning("too many connections: closing those that have been idle longest")
             if not self._evict():
-                return accepted.close()
+                accepted.close()
+                return
+
         assert self._runner.server is not None
-        handler, timeout = self._runner.server(), self._limits.header_seconds
+        handler = self._runner.server()
+        timeout = self._limits.header_seconds
         self._connections[handler] = _Connection(accepted, monotonic() + timeout)
         with suppress(Exception):  # a failed handshake must not stop the server
             tls = self._make_tls() if self._make_tls is not None else None
@@ -112,22 +115,27 @@ class LimitedServer:
             )
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection, preferably one without any request. Returns False if
-        none is idle.
+        """Closes the longest idle connection, preferably one without any request.
+
+        Returns False if none is idle.
         """
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
-        if idle:
-            longest = min(idle, key=lambda handler: self._connections[handler].has_requests)
-            self._connections.pop(longest).close()
-        return bool(idle)
+        if not idle:
+            return False
+        silent = [handler for handler in idle if not self._connections[handler].has_requests]
+        longest = silent[0] if silent else idle[0]
+        self._connections.pop(longest).close()
+        return True
 
     @web.middleware
     async def _track_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if (connection := self._connections.pop(request.protocol, None)) is None:
+        connection = self._connections.pop(request.protocol, None)
+        if connection is None:
             raise web.HTTPServiceUnavailable  # the connection was evicted while the request arrived
         self._connections[request.protocol] = connection
         connection.deadline = monotonic() + self._limits.write_seconds
-        connection.has_requests = connection.is_answering = True
+        connection.has_requests = True
+        connection.is_answering = True
         try:
             return await send_response(request, await handler(request))
         finally:

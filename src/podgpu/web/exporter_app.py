@@ -1,6 +1,4 @@
-"""The web server of `podgpu exporter`: metrics, JSON API, web page, probes, and gpu-manager's
-metrics.
-"""
+"""The web server of `podgpu exporter`: metrics, JSON API, page, probes, gpu-manager's metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +23,13 @@ from podgpu.past.store import GpuSample
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
-from podgpu.web.responses import JSON_HEADERS, limit_concurrency, probe_routes, serve_text
+from podgpu.web.responses import (
+    JSON_HEADERS,
+    describe_health,
+    limit_concurrency,
+    probe_routes,
+    serve_text,
+)
 
 if TYPE_CHECKING:
     from podgpu.past.bill import UsageAnswers
@@ -42,36 +46,36 @@ def application(
     usage: UsageAnswers | None = None,
     scrapes: int = 16,
 ) -> web.Application:
-    """`lifecycle` enables POST /-/release and /-/forget. `scrapes` limits concurrent requests for
+    """Returns the application of an exporter.
+
+    `lifecycle` enables POST /-/release and /-/forget. `scrapes` limits concurrent requests for
     /metrics.
     """
-    has_gpu_manager = agent.settings.policy.gpu_manager
-    links = ["metrics", *(["metric"] if has_gpu_manager else []), "health", "ready"]
 
     async def complete_gpu(answer: GpuResponse) -> GpuResponse:
         uuid = answer.gpu.uuid
         return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
 
+    links = ["metrics", "health", "ready"]
     routes = [
         web.get("/metrics", limit_concurrency(scrapes, serve_text(agent, "fresh", "stale"))),
-        *([web.get("/metric", serve_text(agent, "gpu_manager", None))] if has_gpu_manager else []),
-        *node_probes(agent),
         release_route(agent, lifecycle),
         forget_route(partial(forget_on_node, agent), lifecycle),
         web.get("/api/v1/node", serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
-        *page_routes(node_page(agent, prices), complete_gpu, links, history, usage),
     ]
+    if agent.settings.policy.gpu_manager:
+        links.insert(1, "metric")
+        routes.append(web.get("/metric", serve_text(agent, "gpu_manager", None)))
+    routes += node_probes(agent)
+    routes += page_routes(node_page(agent, prices), complete_gpu, links, history, usage)
     return make_application(routes, protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    """Serves gpu-manager's metrics on /metric, which gpu-manager uses, and on /metrics, Prometheus'
-    default.
-    """
-    return make_application(
-        [web.get(path, serve_text(agent, "gpu_manager", None)) for path in ("/metric", "/metrics")],
-        protection,
-    )
+    """Serves gpu-manager's metrics on its path /metric, and on /metrics, Prometheus' default."""
+    handler = serve_text(agent, "gpu_manager", None)
+    routes = [web.get("/metric", handler), web.get("/metrics", handler)]
+    return make_application(routes, protection)
 
 
 def node_probes(agent: Agent) -> list[web.RouteDef]:
@@ -82,23 +86,20 @@ def node_probes(agent: Agent) -> list[web.RouteDef]:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """Fails only if the loop is stuck, because a restart would not help against a missing
-    driver.
-    """
+    """Fails only if the loop is stuck: a restart would not help against a missing driver."""
     if not agent.is_running:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
-    lines = [*describe_alerts(agent), *describe_problems(agent)]
-    return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
+    return True, describe_health(describe_alerts(agent) + describe_problems(agent))
 
 
 def is_ready(agent: Agent) -> tuple[bool, str]:
     published = agent.published
     if not agent.is_fresh(published):
         return False, "the readings are too old to be served\n"
-    if not has_readings(published.state):
-        lines = [*describe_alerts(agent), *describe_problems(agent)]
-        return False, "\n".join(["no GPU has been read", *lines, ""])
-    return True, "OK\n"
+    if has_readings(published.state):
+        return True, "OK\n"
+    lines = describe_alerts(agent) + describe_problems(agent)
+    return False, "\n".join(["no GPU has been read", *lines, ""])
 
 
 def describe_alerts(agent: Agent) -> list[str]:
@@ -109,18 +110,18 @@ def describe_alerts(agent: Agent) -> list[str]:
 def describe_problems(agent: Agent) -> list[str]:
     """Returns one line per problem, such as a source that fails."""
     state = agent.published.state
-    lines = [
-        f"{source.name}: {source.error}: {source.message}"
-        for source in state.sources
-        if source.up is False
-    ]
+    lines = []
+    for source in state.sources:
+        if source.up is False:
+            lines.append(f"{source.name}: {source.error}: {source.message}")
     has_answer = any(source.up is not None for source in state.sources)
     if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
         lines.append(
-            f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: run "
-            "`podgpu doctor`"
+            f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: "
+            "run `podgpu doctor`"
         )
-    return [*lines, *agent.other_warnings()]
+    lines += agent.other_warnings()
+    return lines
 
 
 # The page: the state, history and waste of this node
@@ -153,13 +154,10 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
     @lru_cache(maxsize=1)
     def make(published: Published, fresh: bool) -> PublishedState:
         notes = describe_problems(agent)
-        if not fresh:
-            age = (
-                "the readings are too old to be shown"
-                if published.state.taken_at
-                else "there are no readings yet"
-            )
-            notes = [age, *notes]
+        if not fresh and published.state.taken_at:
+            notes.insert(0, "the readings are too old to be shown")
+        elif not fresh:
+            notes.insert(0, "there are no readings yet")
         return PublishedState(build_state(agent, prices, notes))
 
     return lambda: make(agent.published, agent.is_fresh(agent.published))
@@ -168,8 +166,9 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
 def node_recorder(
     agent: Agent, directory: str = "", prices: ReadPrices = no_prices
 ) -> HistoryRecorder:
-    """Creates the recorder that stores this node's history. Raises UsageError if `directory` is not
-    a directory.
+    """Creates the recorder that stores this node's history.
+
+    Raises UsageError if `directory` is not a directory.
     """
 
     previous: ClusterState | None = None

@@ -31,8 +31,7 @@ Forget = Callable[[str], tuple[int, str]]
 def explain_refusal(request: web.Request, action: str) -> str:
     """Returns why the request is rejected, or an empty string if it is allowed.
 
-    A request is allowed if it comes from this machine, without a proxy, and its header confirms
-    `action`.
+    It must come from this machine, without a proxy, and its header must confirm `action`.
     """
     is_proxied = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
     if request.remote not in _LOOPBACK or is_proxied:
@@ -47,17 +46,13 @@ def explain_refusal(request: web.Request, action: str) -> str:
 def _operator_route(
     path: str, action: str, allowed: bool, handle: Callable[[web.Request], tuple[int, str]]
 ) -> web.RouteDef:
-    """Handles requests in a thread, one at a time, so that a hanging driver blocks at most one
-    thread.
-    """
+    """Handles requests in a thread, one at a time: a hanging driver blocks at most one thread."""
     lock = asyncio.Lock()
 
     async def check_and_handle(request: web.Request) -> web.Response:
-        why = (
-            explain_refusal(request, action)
-            if allowed
-            else "disabled by --web-enable-lifecycle=false"
-        )
+        why = "disabled by --web-enable-lifecycle=false"
+        if allowed:
+            why = explain_refusal(request, action)
         if why:
             return web.Response(status=403, text=f"{why}\n")
         async with lock:
@@ -68,9 +63,7 @@ def _operator_route(
 
 
 def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
-    """POST /-/release: closes podgpu's driver handles for some time, so that the driver can be
-    unloaded.
-    """
+    """POST /-/release: closes the driver for some time, so that it can be unloaded."""
 
     def release(request: web.Request) -> tuple[int, str]:
         text = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
@@ -79,10 +72,8 @@ def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
         except ValueError:
             seconds = -1.0
         if not 0 < seconds <= _MAX_RELEASE_SECONDS:
-            return (
-                400,
-                f"seconds={text!r}: must be a number above 0, at most {_MAX_RELEASE_SECONDS:.0f}",
-            )
+            highest = f"{_MAX_RELEASE_SECONDS:.0f}"
+            return 400, f"seconds={text!r}: must be a number above 0, at most {highest}"
         if not agent.release(seconds):
             return 409, "the driver cannot be released, because a call into it has not returned"
         return 200, f"driver released for {seconds:g} s"
@@ -108,7 +99,9 @@ def forget_on_node(agent: Agent, uuid: str) -> tuple[int, str]:
         return 404, f"this node has no GPU {uuid} and has never had one"
     if removed == "nothing":
         return 409, f"{uuid} is present and has no XIDs: nothing to remove"
-    return 200, f"removed {uuid}" if removed == "gpu" else f"removed the XIDs of {uuid}"
+    if removed == "gpu":
+        return 200, f"removed {uuid}"
+    return 200, f"removed the XIDs of {uuid}"
 
 
 def forget_in_cluster(cluster: Cluster, uuid: str) -> tuple[int, str]:
@@ -118,7 +111,6 @@ def forget_in_cluster(cluster: Cluster, uuid: str) -> tuple[int, str]:
     if result == "present":
         return 409, f"{uuid} and its node are both present: nothing to remove"
     return 200, (
-        f"{uuid} is removed from this page until it reappears. To remove it from its exporter, "
-        "run `podgpu forget`"
-        " on its node."
+        f"{uuid} is removed from this page until it reappears. "
+        "To remove it from its exporter, run `podgpu forget` on its node."
     )

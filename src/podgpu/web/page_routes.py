@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
-Select = Callable[[GpuQuery], Awaitable[PublishedState]]  # reads the GPUs that match the query
-_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+Select = Callable[[GpuQuery], Awaitable[PublishedState]]
+"""Reads the GPUs that match the query."""
+_HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
+_CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
+_ASSET_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 
 
@@ -42,35 +46,35 @@ def page_routes(
     usage: UsageAnswers | None = None,
     select: Select | None = None,
 ) -> list[web.RouteDef]:
-    """Returns the routes of the page and the API. Add them last: they answer all other `/api` paths
-    with 404.
+    """Returns the routes of the page and the API.
 
-    `latest` is called in a thread. `links` are other paths of the server, shown at the bottom of
-    the page. In a large cluster, `latest` has only totals. Then `select` reads the GPUs that match
-    a query.
+    Add them last: they answer all other `/api` paths with 404. `latest` is called in a thread.
+    `links` are other paths of the server, shown at the bottom of the page. In a large cluster,
+    `latest` has only totals. Then `select` reads the GPUs that match a query.
     """
-    types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+    assets = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
 
     async def index(request: web.Request) -> web.Response:
         has_events = usage is None or isinstance(usage, RecordedUsage)
-        return await _response(
-            request, lambda: _read_index(links, has_events), "text/html; charset=utf-8"
-        )
+        return await _response(request, partial(_read_index, links, has_events), _HTML_HEADERS)
 
     async def asset(request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in types:
+        file = assets.get(request.match_info["name"])
+        if file is None:
             raise web.HTTPNotFound()
-        return await _response(request, (_FOLDER / name).read_bytes, types[name])
+        headers = {**PAGE_HEADERS, "Content-Type": _ASSET_TYPES[file.suffix]}
+        return await _response(request, file.read_bytes, headers)
 
     async def find(query: GpuQuery | None) -> PublishedState:
         if query is not None and query.at is not None:
             return await find_past(query, query.at)
+
         published = await asyncio.to_thread(latest)
-        has_all_nodes = published.state.fleet is None  # the page then selects GPUs itself
-        return (
-            published if query is None or select is None or has_all_nodes else await select(query)
-        )
+        # If the state has all nodes, the page selects GPUs itself.
+        has_all_nodes = published.state.fleet is None
+        if query is None or select is None or has_all_nodes:
+            return published
+        return await select(query)
 
     async def find_past(query: GpuQuery, at: float) -> PublishedState:
         """Answers `at=`: from SQLite, which has all nodes, or with --prometheus from Prometheus."""
@@ -87,32 +91,35 @@ def page_routes(
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
 
     async def pod(request: web.Request) -> web.Response:
-        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        namespace, name = _parse_pod(request)
         cluster = request.query.get("cluster")
         published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
         answer = await asyncio.to_thread(
             lambda: make_pod(published.state, published.view, namespace, name, cluster)
         )
-        return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
+        return await _json_response(request, answer, f"pod {namespace}/{name} holds no GPU")
 
     async def gpu(request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
         published = await find(GpuQuery(gpu=uuid))
         answer = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
-        if answer is None:
-            return json_error(404, f"GPU {uuid[:64]!r} does not exist")
-        return await _json_response(request, await complete_gpu(answer))
+        if answer is not None:
+            answer = await complete_gpu(answer)
+        return await _json_response(request, answer, f"GPU {uuid[:64]!r} does not exist")
 
-    return [
+    routes = [
         web.get("/", index),
         web.get("/page/{name}", asset),
-        web.get("/api/v1/view", _reject_errors(view)),
-        web.get("/api/v1/gpus/{uuid}", _reject_errors(gpu)),
-        web.get("/api/v1/pods/{namespace}/{pod}", _reject_errors(pod)),
-        *([] if history is None else _history_routes(history, latest)),
-        *([] if usage is None else _usage_routes(usage)),
-        web.get("/api/{rest:.*}", _unknown_path),
+        _api_route("/api/v1/view", view),
+        _api_route("/api/v1/gpus/{uuid}", gpu),
+        _api_route("/api/v1/pods/{namespace}/{pod}", pod),
     ]
+    if history is not None:
+        routes += _history_routes(history, latest)
+    if usage is not None:
+        routes += _usage_routes(usage)
+    routes.append(web.get("/api/{rest:.*}", _unknown_path))
+    return routes
 
 
 def _read_index(links: Sequence[str], has_events: bool) -> bytes:
@@ -123,39 +130,35 @@ def _read_index(links: Sequence[str], has_events: bool) -> bytes:
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
+def _parse_pod(request: web.Request) -> tuple[str, str]:
+    return request.match_info["namespace"], request.match_info["pod"]
+
+
 async def _json_response(
-    request: web.Request, answer: msgspec.Struct | JsonObject | str
+    request: web.Request, answer: msgspec.Struct | JsonObject | None, missing: str = ""
 ) -> web.Response:
-    """Encodes the answer. If `answer` is a string, returns it as the error message of a 404."""
-    if isinstance(answer, str):
-        return json_error(404, answer)
-    return await _response(
-        request, lambda: msgspec.json.encode(answer), JSON_HEADERS["Content-Type"]
-    )
+    """Encodes the answer. If it is None, the response is a 404 with the message `missing`."""
+    if answer is None:
+        return json_error(404, missing)
+    return await _response(request, partial(msgspec.json.encode, answer), JSON_HEADERS)
 
 
 async def _response(
-    request: web.Request,
-    make: Callable[[], bytes],
-    content_type: str,
-    headers: Mapping[str, str] | None = None,
+    request: web.Request, make: Callable[[], bytes], headers: Mapping[str, str]
 ) -> web.Response:
+    """Calls `make` in a thread and sends its result. `headers` must contain the Content-Type."""
+
     def compress() -> tuple[Body, str]:
         content = make()
         return Body(content), etag_of(content)
 
     body, etag = await asyncio.to_thread(compress)
-    return body_response(
-        request,
-        body,
-        {**PAGE_HEADERS, "Content-Type": content_type, **(headers or {}), "ETag": etag},
-    )
+    return body_response(request, body, {**headers, "ETag": etag})
 
 
-# History
+def _api_route(path: str, handler: Handler) -> web.RouteDef:
+    """Answers with 400 if the query is invalid, or with 503 if the data cannot be read."""
 
-
-def _reject_errors(handler: Handler) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
@@ -164,35 +167,42 @@ def _reject_errors(handler: Handler) -> Handler:
         except SourceError as error:
             return json_error(503, f"the data cannot be read: {error}", **{"Retry-After": "15"})
 
-    return handle
+    return web.get(path, handle)
+
+
+# History
 
 
 def _history_routes(
     history: HistorySource, latest: Callable[[], PublishedState]
 ) -> list[web.RouteDef]:
     async def sparklines(request: web.Request) -> web.StreamResponse:
-        has_few = (await asyncio.to_thread(latest)).state.fleet is None
-        return await _json_response(
-            request, await history.sparklines() if has_few else "too many GPUs for sparklines"
-        )
+        published = await asyncio.to_thread(latest)
+        if published.state.fleet is not None:
+            return json_error(404, "too many GPUs for sparklines")
+        return await _json_response(request, await history.sparklines())
 
     async def gpu(request: web.Request) -> web.StreamResponse:
-        uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
+        uuid = request.match_info["uuid"]
+        instance = request.query.get("instance", "")
         answer = await history.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
-        name = f"{uuid[:64]}{'/' if instance else ''}{instance[:16]}"
-        return await _json_response(request, answer or f"there is no history of GPU {name}")
+
+        name = uuid[:64]
+        if instance:
+            name += f"/{instance[:16]}"
+        return await _json_response(request, answer, f"there is no history of GPU {name}")
 
     async def pod(request: web.Request) -> web.StreamResponse:
-        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        namespace, name = _parse_pod(request)
         seconds = parse_range(request.query.get("range", "1h"))
         answer = await history.pod(namespace, name, seconds, request.query.get("cluster"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
-        return await _json_response(request, answer or missing)
+        return await _json_response(request, answer, missing)
 
     return [
-        web.get("/api/v1/history", _reject_errors(sparklines)),
-        web.get("/api/v1/history/gpus/{uuid}", _reject_errors(gpu)),
-        web.get("/api/v1/history/pods/{namespace}/{pod}", _reject_errors(pod)),
+        _api_route("/api/v1/history", sparklines),
+        _api_route("/api/v1/history/gpus/{uuid}", gpu),
+        _api_route("/api/v1/history/pods/{namespace}/{pod}", pod),
     ]
 
 
@@ -204,21 +214,21 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
             answer = await usage.range(query)
             if not query.is_csv:
                 return await _json_response(request, answer)
-            attachment = (
-                f'attachment; filename="{file_name}{"-SIMULATED" if answer.simulated else ""}.csv"'
-            )
-            headers = {"Content-Disposition": attachment}
-            return await _response(
-                request, lambda: encode_range_csv(answer), "text/csv; charset=utf-8", headers
-            )
 
-        return _reject_errors(handle)
+            suffix = "-SIMULATED" if answer.simulated else ""
+            attachment = f'attachment; filename="{file_name}{suffix}.csv"'
+            headers = {**_CSV_HEADERS, "Content-Disposition": attachment}
+            return await _response(request, partial(encode_range_csv, answer), headers)
 
-    return [
-        web.get("/api/v1/range", ordered_by("cost", "podgpu-cost")),
-        web.get("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
-        *(_job_routes(usage) if isinstance(usage, RecordedUsage) else []),
+        return handle
+
+    routes = [
+        _api_route("/api/v1/range", ordered_by("cost", "podgpu-cost")),
+        _api_route("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
     ]
+    if isinstance(usage, RecordedUsage):
+        routes += _job_routes(usage)
+    return routes
 
 
 def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
@@ -226,22 +236,21 @@ def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
         return await _json_response(request, await jobs.events(parse_events_query(request.query)))
 
     async def summary(request: web.Request) -> web.StreamResponse:
-        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        namespace, name = _parse_pod(request)
         answer = await jobs.summary(namespace, name)
-        return await _json_response(
-            request, answer or f"there is no record that pod {namespace}/{name} held a GPU"
-        )
+        missing = f"there is no record that pod {namespace}/{name} held a GPU"
+        return await _json_response(request, answer, missing)
 
     return [
-        web.get("/api/v1/events", _reject_errors(events)),
-        web.get("/api/v1/summary/{namespace}/{pod}", _reject_errors(summary)),
+        _api_route("/api/v1/events", events),
+        _api_route("/api/v1/summary/{namespace}/{pod}", summary),
     ]
 
 
 async def _unknown_path(request: web.Request) -> web.Response:
     if request.path.startswith(("/api/v1/events", "/api/v1/summary/")):
-        return json_error(
-            404,
-            "podgpu records no events and no summaries with --prometheus; use the alerts instead",
+        message = (
+            "podgpu records no events and no summaries with --prometheus; use the alerts instead"
         )
+        return json_error(404, message)
     return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")

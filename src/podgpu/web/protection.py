@@ -1,8 +1,7 @@
-"""Parses the web config file and applies it: TLS, rate limit, headers and basic auth. It is
-reloaded when it changes.
+"""Parses the web config file and applies it: TLS, rate limit, headers and basic auth.
 
-The file has the format of Prometheus' exporter-toolkit. Settings that podgpu does not support are
-errors. The exception is http2, which is accepted and ignored.
+The file has the format of Prometheus' exporter-toolkit, and is reloaded when it changes. Settings
+that podgpu does not support are errors. The exception is http2, which is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import bcrypt
 import msgspec
@@ -29,9 +28,8 @@ from podgpu.files import ReadOnChange
 from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 _MAX_CONFIG_BYTES = 256 * 1024
-_MAX_BCRYPT_BYTES = (
-    72  # longer passwords are truncated, as in Go, because Python's bcrypt rejects them
-)
+# Longer passwords are truncated, as in Go, because Python's bcrypt rejects them.
+_MAX_BCRYPT_BYTES = 72
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -46,14 +44,13 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""Policies for client certificates. Two of Go's policies are missing, because they accept
-unverified certificates.
+"""Policies for client certificates.
+
+Two of Go's policies are missing, because they accept unverified certificates.
 """
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Names of TLS 1.3 ciphers. They are accepted but ignored, because TLS 1.3 ciphers cannot be
-selected.
-"""
+"""Accepted but ignored, because TLS 1.3 ciphers cannot be selected."""
 CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
@@ -79,6 +76,12 @@ CURVES = {
 }
 
 
+class Pems(NamedTuple):
+    certificate: bytes
+    key: bytes
+    client_authorities: bytes
+
+
 class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     cert_file: str | None = None
     key_file: str | None = None
@@ -92,9 +95,8 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_version: str | None = None
     cipher_suites: list[str] | None = None
     prefer_server_cipher_suites: bool | None = None
-    curve_preferences: list[str] | None = (
-        None  # Python can set only one curve, so a longer list is ignored
-    )
+    # Python can set only one curve, so a longer list is ignored.
+    curve_preferences: list[str] | None = None
 
     def __post_init__(self) -> None:
         _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
@@ -109,40 +111,40 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ValueError(
                 "max_version is below min_version, or cipher_suites has no cipher for max_version"
             )
-        if self.is_enabled and not ((self.cert_file or self.cert) and (self.key_file or self.key)):
+        has_pair = (self.cert_file or self.cert) and (self.key_file or self.key)
+        if self.is_enabled and not has_pair:
             raise ValueError("needs a certificate (cert_file or cert) and a key (key_file or key)")
-        if self.verify_mode is ssl.CERT_NONE and (
-            self.client_ca_file or self.client_ca or self.client_allowed_sans
-        ):
+        checks_clients = self.client_ca_file or self.client_ca or self.client_allowed_sans
+        if checks_clients and self.verify_mode is ssl.CERT_NONE:
             raise ValueError(
                 "client_ca and client_allowed_sans have no effect without client_auth_type"
             )
 
     @property
     def is_enabled(self) -> bool:
-        pems = (
+        settings = (
             self.cert_file,
             self.key_file,
             self.client_ca_file,
             self.cert,
             self.key,
             self.client_ca,
+            self.client_auth_type,
         )
-        return any(pems) or bool(self.client_auth_type)
+        return any(settings)
 
-    def read_pems(self, path: str) -> tuple[bytes, bytes, bytes]:
-        """Reads certificate, key and client CAs. Paths are relative to the web config file
-        `path`.
-        """
+    def read_pems(self, path: str) -> Pems:
+        """Reads the files. Their paths are relative to the web config file `path`."""
         folder = os.path.dirname(os.path.abspath(path))
-        pairs = (
-            (self.cert_file, self.cert),
-            (self.key_file, self.key),
-            (self.client_ca_file, self.client_ca),
+
+        def read(file: str | None, text: str | None) -> bytes:
+            return Pem(os.path.join(folder, file) if file else "", text or "").read()
+
+        return Pems(
+            read(self.cert_file, self.cert),
+            read(self.key_file, self.key),
+            read(self.client_ca_file, self.client_ca),
         )
-        pems = (Pem(os.path.join(folder, file) if file else "", text or "") for file, text in pairs)
-        certificate, key, authorities = (pem.read() for pem in pems)
-        return certificate, key, authorities
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
@@ -155,11 +157,13 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def versions(self) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
-        """Minimum and maximum version. As in Go, TLS 1.2 is disabled if `cipher_suites` has no
-        cipher for it.
+        """Minimum and maximum version.
+
+        As in Go, TLS 1.2 is disabled if `cipher_suites` has no cipher for it.
         """
-        has_no_tls12 = bool(self.cipher_suites) and not self.ciphers
-        lowest = "TLS13" if has_no_tls12 else self.min_version or "TLS12"
+        lowest = self.min_version or "TLS12"
+        if self.cipher_suites and not self.ciphers:
+            lowest = "TLS13"
         return VERSIONS[lowest], VERSIONS[self.max_version or "TLS13"]
 
 
@@ -170,8 +174,9 @@ class HttpConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def __post_init__(self) -> None:
         for name, value in (self.headers or {}).items():
             _check_name("headers", name, _HEADERS)
-            if _HEADERS[name] and value not in _HEADERS[name]:
-                raise ValueError(f"headers: {name} must be {' or '.join(_HEADERS[name])}")
+            allowed = _HEADERS[name]
+            if allowed and value not in allowed:
+                raise ValueError(f"headers: {name} must be {' or '.join(allowed)}")
             if not value.isprintable():
                 raise ValueError(
                     f"headers: {name} has a character that is not allowed, such as a line break"
@@ -183,12 +188,13 @@ class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     burst: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        if parse_duration(self.interval or "0") is None:
+        if self.seconds is None:
             raise ValueError("interval must be a duration, such as 1s, 100ms or 1m30s")
 
     @property
-    def seconds(self) -> float:
-        return parse_duration(self.interval or "0") or 0.0
+    def seconds(self) -> float | None:
+        """The interval. 0 switches the limit off."""
+        return parse_duration(self.interval or "0")
 
 
 class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -200,21 +206,23 @@ class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def __post_init__(self) -> None:
         for name, value in self.users.items():
             if not _BCRYPT_HASH.fullmatch(value):
-                advice = "create one with htpasswd -nBC 10 USER"
                 raise ValueError(
                     f"basic_auth_users: the password of {name[:60]!r} is not a bcrypt hash "
-                    f"({advice})"
+                    "(create one with htpasswd -nBC 10 USER)"
                 )
 
     @property
     def tls(self) -> TlsConfig | None:
         """The TLS section, or None for plain HTTP."""
         section = self.tls_server_config
-        return section if section is not None and section.is_enabled else None
+        if section is None or not section.is_enabled:
+            return None
+        return section
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return (self.http_server_config and self.http_server_config.headers) or {}
+        section = self.http_server_config or HttpConfig()
+        return section.headers or {}
 
     @property
     def users(self) -> Mapping[str, str]:
@@ -250,16 +258,15 @@ class Protection:
         file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
         self._config = LastValid(lambda: file.read(path), "the previous settings stay in effect")
         config = self._config.get()
+        self._bucket: TokenBucket | None = None
         rate = config.rate_limit
-        self._bucket = (
-            TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
-        )
+        if rate is not None and rate.seconds:
+            self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock)
         self.make_tls: MakeTlsContext | None = None
         """Builds the TLS context. None if TLS is off. Turning TLS on or off requires a restart."""
         if config.tls is not None:
-            self.make_tls = LastValid(
-                self._load_context, "the previous certificate stays in effect"
-            ).get
+            context = LastValid(self._load_context, "the previous certificate stays in effect")
+            self.make_tls = context.get
 
     def _load_context(self) -> ssl.SSLContext:
         config = self._config.get().tls
@@ -267,28 +274,24 @@ class Protection:
             raise UsageError(
                 f"{self._path} no longer enables TLS, but turning TLS off requires a restart"
             )
-        return self._contexts.get((config, self._path, *config.read_pems(self._path)))
+        return self._contexts.get((config, self._path, config.read_pems(self._path)))
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
+        # As in Go, a header that a handler has set is kept.
         for name, value in self._config.get().headers.items():
-            response.headers.setdefault(
-                name, value
-            )  # as in Go, a header that a handler has set is kept
+            response.headers.setdefault(name, value)
 
     @web.middleware
     async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         config = self._config.get()
         if self._bucket is not None and not self._bucket.take():
             return web.Response(status=429, text="Too Many Requests\n")
-        allowed = config.tls.client_allowed_sans if config.tls is not None else None
-        if allowed and _client_names(request).isdisjoint(allowed):
-            return web.Response(
-                status=403, text="the client certificate has none of the allowed names\n"
-            )
+        if config.tls is not None and not _has_allowed_name(request, config.tls):
+            text = "the client certificate has none of the allowed names\n"
+            return web.Response(status=403, text=text)
         if config.users and not await self._has_valid_login(request, config.users):
-            return web.Response(
-                status=401, text="Unauthorized\n", headers={"WWW-Authenticate": "Basic"}
-            )
+            headers = {"WWW-Authenticate": "Basic"}
+            return web.Response(status=401, text="Unauthorized\n", headers=headers)
         return await handler(request)
 
     async def _has_valid_login(self, request: web.Request, users: Mapping[str, str]) -> bool:
@@ -313,7 +316,8 @@ class TokenBucket:
 
     def take(self) -> bool:
         now = self._clock()
-        self._tokens = min(self._tokens + (now - self._updated_at) / self._interval, self._burst)
+        regained = (now - self._updated_at) / self._interval
+        self._tokens = min(self._tokens + regained, self._burst)
         self._updated_at = now
         if self._tokens < 1:
             return False
@@ -322,9 +326,7 @@ class TokenBucket:
 
 
 class LoginChecker:
-    """Checks one password at a time, in a thread, and caches valid logins. Failed logins are not
-    cached.
-    """
+    """Checks one password at a time, in a thread. Caches valid logins, but not failed ones."""
 
     def __init__(self, compare: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._compare = compare
@@ -333,23 +335,19 @@ class LoginChecker:
         self._lock = asyncio.Lock()
 
     async def is_valid(self, users: Mapping[str, str], user: str, password: bytes) -> bool:
-        hashed = users.get(user)
-        # Unknown users are compared with a dummy hash, so that the timing does not reveal which
-        # users exist.
-        against = (
-            hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}"
-        ).encode()
+        hashed = users.get(user) or _make_dummy_hash(users.values())
         # The cache key contains the hash, so that a changed password takes effect immediately.
-        login = hashlib.blake2b(repr((user, against, password)).encode(), key=self._salt).digest()
+        key = repr((user, hashed, password)).encode()
+        login = hashlib.blake2b(key, key=self._salt).digest()
         if login in self._right:
             return True
+
         async with self._lock:
-            is_right = (
-                await asyncio.to_thread(self._is_equal, password, against) and hashed is not None
-            )
-        if is_right:
-            self._right.add(login)
-        return is_right
+            is_right = await asyncio.to_thread(self._is_equal, password, hashed.encode())
+        if not is_right or user not in users:
+            return False
+        self._right.add(login)
+        return True
 
     def _is_equal(self, password: bytes, hashed: bytes) -> bool:
         try:
@@ -358,15 +356,21 @@ class LoginChecker:
             return False
 
 
+def _make_dummy_hash(hashes: Iterable[str]) -> str:
+    """Returns a hash for unknown users, so that the timing does not reveal which users exist."""
+    cost = max(value[4:6] for value in hashes)
+    return f"$2b${cost}${'.' * 53}"
+
+
 # TLS
 
 
-def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) -> ssl.SSLContext:
+def make_server_context(material: tuple[TlsConfig, str, Pems]) -> ssl.SSLContext:
     """Builds the TLS context of a server. Raises UsageError or SourceError if this fails.
 
-    `material`: TLS settings, path of the web config file, certificate, key, client CAs.
+    `material`: TLS settings, path of the web config file, certificates and key.
     """
-    config, path, certificate, key, authorities = material
+    config, path, pems = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.minimum_version, context.maximum_version = config.versions
@@ -376,42 +380,41 @@ def make_server_context(material: tuple[TlsConfig, str, bytes, bytes, bytes]) ->
         if config.curve_preferences and len(config.curve_preferences) == 1:
             context.set_ecdh_curve(CURVES[config.curve_preferences[0]])
     except (ssl.SSLError, ValueError) as error:
-        text = (
-            "tls_server_config: this OpenSSL supports none of cipher_suites, or not the curve in "
-            "curve_preferences"
-        )
-        raise UsageError(text) from error
-    load_pair(
-        context,
-        certificate,
-        key,
-        f"{path}: {config.cert_file or 'cert'} and {config.key_file or 'key'}",
-    )
+        raise UsageError(
+            "tls_server_config: this OpenSSL supports none of cipher_suites, "
+            "or not the curve in curve_preferences"
+        ) from error
+
+    names = f"{path}: {config.cert_file or 'cert'} and {config.key_file or 'key'}"
+    load_pair(context, pems.certificate, pems.key, names)
+
     context.verify_mode = config.verify_mode
-    context.verify_flags |= (
-        ssl.VERIFY_X509_PARTIAL_CHAIN
-    )  # as in Go, an intermediate CA is sufficient
-    if config.verify_mode is not ssl.CERT_NONE and not authorities:
-        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go, uses the system's CAs
-    elif authorities:
-        load_authorities(context, authorities, f"{path}: {config.client_ca_file or 'client_ca'}")
+    # As in Go, an intermediate CA is sufficient, and the system's CAs are the default.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if pems.client_authorities:
+        name = f"{path}: {config.client_ca_file or 'client_ca'}"
+        load_authorities(context, pems.client_authorities, name)
+    elif config.verify_mode is not ssl.CERT_NONE:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     return context
 
 
-def _client_names(request: web.Request) -> frozenset[str]:
-    transport = request.transport
-    return (
-        subject_names(transport.get_extra_info("peercert") or {})
-        if transport is not None
-        else frozenset()
-    )
+def _has_allowed_name(request: web.Request, config: TlsConfig) -> bool:
+    if not config.client_allowed_sans:
+        return True
+    if request.transport is None:
+        return False
+    certificate = request.transport.get_extra_info("peercert") or {}
+    return not subject_names(certificate).isdisjoint(config.client_allowed_sans)
 
 
-def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """Returns the subject alternative names. Shortens IPv6 addresses, because OpenSSL writes ::1 as
-    0:0:0:0:0:0:0:1.
+def subject_names(certificate: dict[str, Any]) -> set[str]:
+    """Returns the subject alternative names.
+
+    Shortens IPv6 addresses, because OpenSSL writes ::1 as 0:0:0:0:0:0:0:1.
     """
-    return frozenset(
-        str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
-        for kind, value in certificate.get("subjectAltName", ())
-    )
+    names = set()
+    for kind, value in certificate.get("subjectAltName", ()):
+        is_address = kind == "IP Address"
+        names.add(str(ipaddress.ip_address(value.strip())) if is_address else value)
+    return names

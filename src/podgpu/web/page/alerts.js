@@ -2,7 +2,7 @@
 
 import { conditionTitle, goneText } from "./conditions.js";
 import { gpuHash, nodeHash } from "./criteria.js";
-import { byId, coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { byId, coded, h, place, setAttribute, setClass, setText } from "./dom.js";
 import { count, duration, localTimes, plural } from "./format.js";
 
 const FEW = 2;

@@ -5,6 +5,8 @@ import { plain } from "./dom.js";
 const PATIENCE_MS = 20_000;
 const AGAIN_SECONDS = 15; // time until a retry after a failure
 
+/** @typedef {{ state: string, data?: any, message?: string }} Answer */
+
 export class Question {
   // `onAnswer` is called when there is new data.
   constructor(onAnswer) {
@@ -17,6 +19,7 @@ export class Question {
     this.leaving?.abort();
     this.leaving = undefined;
     this.url = undefined;
+    /** @type {Answer} */
     this.answer = { state: "waiting" };
     this.askedAt = -Infinity;
   }

@@ -45,7 +45,7 @@ export function conditionsOf(device) {
     says: condition.says ?? "",
     do: condition.do ?? "",
   }));
-  return found.sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
+  return found.sort((a, b) => Number(GRAVE.has(b.name)) - Number(GRAVE.has(a.name)));
 }
 
 // Returns the conditions of a GPU and its instances, without duplicates.
@@ -56,7 +56,7 @@ export function gathered(lists) {
     const key = `${condition.name}\n${condition.says}`;
     if (!found.has(key)) found.set(key, condition);
   }
-  return [...found.values()].sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
+  return [...found.values()].sort((a, b) => Number(GRAVE.has(b.name)) - Number(GRAVE.has(a.name)));
 }
 
 // Text for a node whose exporter does not respond.

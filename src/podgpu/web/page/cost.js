@@ -17,7 +17,9 @@ const RANGES = ["1h", "24h", "7d", "30d"];
 const MONTH = "This month";
 const TEAM_LABELS = ["team", "cost_center", "project"]; // labels to group by if nothing else is chosen
 const DAY_SECONDS = 86_400;
+/** @type {import("./ask.js").Answer} */
 const FUTURE = { state: "missing", message: "This range is in the future." };
+/** @type {import("./ask.js").Answer} */
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
 const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
 const EXAMPLE_PRICES = "The prices are examples: set yours with --prices FILE";

@@ -28,9 +28,9 @@ export const SHOWS = [
 ];
 export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 const RANGE_HOURS = [1, 6, 24, 168, 720];
-export const NAMES = ["q", "cluster", "ns", "node", "model", "state", "sort", "show"];
+export const NAMES = /** @type {const} */ (["q", "cluster", "ns", "node", "model", "state", "sort", "show"]);
 const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
-const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost", "page"];
+const OTHERS = /** @type {const} */ (["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost", "page"]);
 const PAGE_SIZE = 20; // nodes per page, if the server does not list all nodes
 const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
 
@@ -42,13 +42,20 @@ export function pastTime() {
   return time;
 }
 
+/**
+ * All that an address can select; an empty text is the default.
+ * @typedef {Record<(typeof NAMES)[number] | (typeof OTHERS)[number], string>} Criteria
+ */
+
 export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {})) given.set(name, value);
   time = given.get("at") ?? "";
-  return Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
+  const criteria = Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
+  return /** @type {Criteria} */ (criteria);
 }
 
+/** @param {Partial<Criteria>} criteria */
 export function writeHash(criteria, at = time) {
   const given = new URLSearchParams(at ? { at } : {});
   for (const name of [...OTHERS, ...NAMES]) {
@@ -79,7 +86,7 @@ export function pagePath(criteria) {
   if (criteria.pod) given.cluster = cluster;
   else if (!gpu) for (const name of [...FILTERS, "sort"]) given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
   const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
-  query.set("page", gpu || criteria.pod ? 1 : pageOf(criteria));
+  query.set("page", gpu || criteria.pod ? "1" : String(pageOf(criteria)));
   return `api/v1/view?${query}`;
 }
 

@@ -139,7 +139,7 @@ function roundWithin(holders, whole) {
   for (const holder of shown.sort((a, b) => rounding(b) - rounding(a))) {
     const lower = excess > 0 && rounding(holder) > 0;
     if (lower) excess -= 1;
-    holder.utilization = (Math.round(holder.utilization * 100) - lower) / 100;
+    holder.utilization = (Math.round(holder.utilization * 100) - Number(lower)) / 100;
   }
 }
 

@@ -58,6 +58,7 @@ export function coded(text) {
   return plain(text).split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }
 
+/** @returns {any} an element of index.html; the compiler does not know its type */
 export function byId(id) {
   return document.getElementById(id);
 }

@@ -3,6 +3,7 @@
 import { h, plain } from "./dom.js";
 import { duration, energy, memory, moment, UNKNOWN } from "./format.js";
 
+/** @type {[string, RegExp][]} */
 const GROUPS = [
   ["Errors", /XID|PCIE_REPLAY/],
   ["ECC and memory health", /ECC|RETIRED|REMAP|SRAM|THRESHOLD_SRM/],
@@ -69,7 +70,7 @@ function shortName(name) {
 }
 
 // Returns [title, text] for each field of `group` that the server has.
-export function groupFacts(fields, group, isWanted = () => true) {
+export function groupFacts(fields, group, isWanted = (_field) => true) {
   const known = new Map(fields.filter((field) => typeof field?.name === "string").map((field) => [shortName(field.name), field]));
   return Object.entries(group)
     .filter(([name]) => known.has(name) && isWanted(known.get(name)))
@@ -82,7 +83,7 @@ export function isProblem({ value }) {
 
 // Sections, in the order that is most useful for troubleshooting.
 export function fieldSections(fields) {
-  const groups = new Map([...GROUPS.map(([name]) => [name, []]), [REST, []]]);
+  const groups = new Map([...GROUPS.map(([name]) => name), REST].map((name) => [name, []]));
   for (const field of fields) {
     if (typeof field?.name === "string") groups.get(groupOf(field.name)).push(field);
   }

@@ -137,7 +137,7 @@ export class GpuView {
   showHistory(device, uuid, instance, criteria) {
     const range = RANGES.includes(criteria.range) ? criteria.range : pastRange(this.context.clock());
     this.timeline.showRange(range, criteria);
-    this.timeline.cluster = device?.cluster; // used in the links to pods
+    this.timeline.cluster = device?.cluster;
     this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
@@ -146,6 +146,7 @@ export class GpuView {
     else this.timeline.showNone(noneText(state, message, NO_HISTORY));
   }
 
+  /** @param {import("./ask.js").Answer} answer */
   showKnown({ state, data, message }) {
     showText(this.about, state === "ready" ? "" : noneText(state, message, NO_FIELDS));
     if (data === this.drawn) return;

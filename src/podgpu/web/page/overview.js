@@ -41,7 +41,7 @@ export class Overview {
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
     place(byId("legend"), this.legend.map((entry) => entry.element));
     this.alerts = new Alerts();
-    this.health = "";
+    this.health = { level: "", words: "", isOld: false };
   }
 
   show(picture, counted, devices) {
@@ -141,9 +141,10 @@ function stateText(feed) {
 function healthOf(devices, alerts, totals) {
   const grave = alerts.severity === "broken" || devices.some((device) => device.severity === "broken");
   const level = grave ? "broken" : "warning";
-  if (totals.broken) return { level, words: `${count(totals.broken)} broken` };
-  if (alerts.number) return { level, words: plural(alerts.number, grave ? "alert" : "warning") };
-  return totals.old ? { level, words: `${count(totals.old)} old`, isOld: true } : { level: "", words: "" };
+  if (totals.broken) return { level, words: `${count(totals.broken)} broken`, isOld: false };
+  if (alerts.number) return { level, words: plural(alerts.number, grave ? "alert" : "warning"), isOld: false };
+  if (totals.old) return { level, words: `${count(totals.old)} old`, isOld: true };
+  return { level: "", words: "", isOld: false };
 }
 
 class Total {

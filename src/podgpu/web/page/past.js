@@ -7,6 +7,7 @@ import { aroundQuery, EventRows } from "./events.js";
 import { duration, localTimes, moment, UNKNOWN } from "./format.js";
 import { showText } from "./rows.js";
 
+/** @type {[number, string][]} */
 const AGES = [
   [900, "15 minutes ago"],
   [3600, "1 hour ago"],
@@ -59,8 +60,7 @@ export class Past {
     const mean = picture?.step_seconds ? `Values are means over ${duration(picture.step_seconds)}.` : "";
     setText(byId("past-about"), view === "cost" && picture ? "The table has its own time range." : mean);
     setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
-    for (const [id, step] of [["past-earlier", -300], ["past-later", 300]]) {
-      const next = at + step;
+    for (const [id, next] of Object.entries({ "past-earlier": at - 300, "past-later": at + 300 })) {
       byId(id).hidden = !(next > 0 && next < this.now());
       setAttribute(byId(id), "href", writeHash(criteria, String(next)));
     }

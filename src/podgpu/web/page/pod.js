@@ -43,7 +43,8 @@ export class PodView {
     const { cluster } = criteria;
     const [namespace, pod] = splitPath(path);
     if (path !== this.path || cluster !== this.cluster) this.tiles = new Map();
-    [this.path, this.cluster] = [path, cluster];
+    this.path = path;
+    this.cluster = cluster;
     setText(this.namespace, plain([cluster, namespace].filter(Boolean).join("/")));
     setText(this.name, plain(pod));
     const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;

@@ -77,7 +77,7 @@ function namespaceRow({ namespace, cluster = "", allocated_gpus: gpus, idle_gpus
   const row = new HolderRow(`${cluster}/${namespace}`, namespace, { namespace, cluster }, "namespace");
   row.cost.add(cost);
   row.wasted.add(wasted);
-  return Object.assign(row, { gpus, idleGpus: idle });
+  return Object.assign(row, { gpus, idleGpus: idle, isKnown: true });
 }
 
 function nameOf(holder, by) {
@@ -98,7 +98,11 @@ class HolderRow {
     this.pods = new Set();
     this.gpus = this.idleGpus = 0;
     this.busy = new Mean();
-    [this.used, this.cost, this.wasted, this.waited] = [new Sum(), new Sum(), new Sum(), new Sum()];
+    this.used = new Sum();
+    this.cost = new Sum();
+    this.wasted = new Sum();
+    this.waited = new Sum();
+    this.isKnown = false; // whether the use of any of its GPUs is known
     this.idleSince = 0;
   }
 
@@ -107,7 +111,7 @@ class HolderRow {
     this.pods.add(holder.name);
     this.gpus += holder.amount;
     if (holder.use === "idle") this.idleGpus += holder.amount;
-    this.isKnown ||= holder.use !== "unknown"; // whether the use of any of its GPUs is known
+    this.isKnown ||= holder.use !== "unknown";
     if (!device.old) this.busy.add(ownUtilization(device, holder), holder.amount);
     if (!device.old) this.used.add(ownMemory(device, holder));
     this.waited.add(holder.waited);

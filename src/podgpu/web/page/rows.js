@@ -17,7 +17,7 @@ export class Rows {
 
   // `chosen`: in the view of a pod, that pod. `cost`: the currency, if costs are shown.
   // `isFull`: also shows the utilisation of a sole holder, which a tile already shows above the row.
-  show(device, { chosen, now, cost, isFull }) {
+  show(device, { chosen = undefined, now, cost, isFull = false }) {
     const rows = rowsOf(device, chosen);
     while (this.list.length < rows.length) this.list.push(new Row());
     this.list.length = rows.length;

@@ -109,7 +109,7 @@ function ordered(rows, by, isUp) {
   return rows
     .map((row) => [by.value(row), row])
     .sort(([a], [b]) => {
-      if (!isKnown(a) || !isKnown(b)) return isKnown(b) - isKnown(a);
+      if (!isKnown(a) || !isKnown(b)) return Number(isKnown(b)) - Number(isKnown(a));
       return sign * (by.write ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
     })
     .map(([, row]) => row);

@@ -27,6 +27,7 @@ export class Timeline {
   constructor(hashOf, ranges = RANGES) {
     this.hashOf = hashOf;
     this.ranges = ranges;
+    this.cluster = undefined; // used in the links to pods
     this.ways = ranges.map((range) => h("a", {}, range));
     this.about = h("p", { class: "about", role: "status" });
     this.charts = Object.fromEntries(Object.entries(KINDS).map(([name, [...kind]]) => [name, new Chart(...kind)]));

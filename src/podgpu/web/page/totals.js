@@ -19,7 +19,7 @@ export function totalsOf(devices, priced) {
     for (const use of USES) totals[use] += device.amounts[use];
     totals.broken += device.broken;
     totals.gone += device.gone;
-    totals.old += device.old && !device.gone; // GPUs of nodes that do not respond count as broken instead
+    totals.old += Number(device.old && !device.gone); // GPUs of nodes that do not respond count as broken instead
     const rest = device.gone ? "freeGone" : device.mayWork ? "freeBusy" : device.broken ? "freeBroken" : undefined;
     if (rest) totals[rest] += device.amounts.free;
     if (!device.old) power.add(device.power);
