@@ -5,6 +5,7 @@ cluster`.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
@@ -22,8 +23,10 @@ from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_rang
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
 _UNKNOWN = "–"
-_EXAMPLE_PRICES = "The prices are examples: set yours with `podgpu cluster --prices FILE`"
+_EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
 _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
+_MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
 _COLUMNS = (
     *(
         "GPU-hours",
@@ -149,15 +152,17 @@ def _number(amount: float | None) -> str:
 
 
 def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
-    lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
+    lines = [f"# {title}", "", *(f"- {_escape_markdown(note)}" for note in notes)]
     for heading, header, rows in tables:
-        lines += ["", f"## {heading}", "", *([] if rows else ["None."])]
+        lines += ["", f"## {_escape_markdown(heading)}", "", *([] if rows else ["None."])]
         for row in (header, ["---"] * len(header), *rows) if rows else ():
-            cells = (
-                " ".join(cell.replace("\\", "\\\\").replace("|", "\\|").split()) for cell in row
-            )
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join(map(_escape_markdown, row))} |")
     return "\n".join(lines) + "\n"
+
+
+def _escape_markdown(text: str) -> str:
+    """Makes any text one line that is shown as it is: tenants choose the names in a report."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
