@@ -15,6 +15,7 @@ import yaml
 
 from podgpu.errors import UsageError
 from podgpu.tools.migrate.query_rewriter import (
+    Edit,
     PromqlError,
     RewriteResult,
     apply_edits,
@@ -42,7 +43,7 @@ def _report_old_names(text: str, problem: str) -> RewriteResult | None:
 def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
     changes = sorted(changes, key=lambda change: change.start)
     return RewriteResult(
-        apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
+        apply_edits(text, [Edit(change.start, change.end, change.text) for change in changes]),
         tuple(
             f"{change.place}: {message}"
             for change in changes
