@@ -139,7 +139,8 @@ def _check_api_certificate(options: Mapping[str, Any]) -> None:
             ignored = "--api-cert-file, --api-key-file and --api-service"
             raise UsageError(f"{ignored} have no effect if {API_OPTION} is none")
         return
-    if any(files) if service else not all(files):
+    has_certificate = not any(files) if service else all(files)
+    if not has_certificate:
         raise UsageError(
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, "
             "or --api-service NAMESPACE/NAME for podgpu's own certificate"

@@ -117,7 +117,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
 
         targets: list[str] = []
         make_collector = partial(
-            ScrapeCollector, lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)
+            ScrapeCollector, lambda: targets, CLUSTER, read_owners=partial(find_owners, nodes)
         )
         cluster = Cluster(make_collector, CLUSTER, read)
         recorder = cluster_recorder(cluster)

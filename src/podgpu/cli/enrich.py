@@ -116,8 +116,8 @@ def _run_once(enricher: Enricher) -> None:
     if sources and not any(source.up for source in sources):
         reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
         raise StartError(
-            "the file was written without pod labels, because no source of pod labels could be "
-            f"read: {reasons}"
+            "the file was written without pod labels, "
+            f"because no source of pod labels could be read: {reasons}"
         )
 
 

@@ -63,7 +63,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     prices = read_prices(options["prices"])
     # The exporter must answer probes soon, so it waits only briefly for the API server. With --once
     # it waits longer.
-    with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
+    sync_seconds = SYNC_SECONDS if once else SOON_SECONDS
+    with closing(ApiAccess(options["kubeconfig"], sync_seconds)) as api:
         agent = build_exporter_agent(options, api)
         for sentence in list_ignored_options(ctx, options["config"]):
             _log.warning("%s", sentence)

@@ -124,7 +124,8 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]
 
 
 def _parse_seconds(unit: str, text: str) -> float:
-    seconds = parse_duration(f"{text}{unit}" if _PLAIN_NUMBER.fullmatch(text) else text)
+    has_unit = _PLAIN_NUMBER.fullmatch(text) is None
+    seconds = parse_duration(text if has_unit else f"{text}{unit}")
     if seconds is None:
         raise UsageError(f"{text!r} is not a duration such as 5s, 500ms or 1m30s")
     if not 0.1 <= seconds <= 86_400:
@@ -184,7 +185,9 @@ def naming_option(option: str) -> Iterator[None]:
     try:
         yield
     except UsageError as e:
-        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
+        if str(e).startswith("--"):
+            raise
+        raise UsageError(f"{option} {e}") from e
 
 
 Example = tuple[str, str]  # command line, description

@@ -36,7 +36,6 @@ _COLUMNS = (
     "Use of what it holds",
     "Energy, kWh",
 )
-_COST_COLUMNS = ("Cost", "Wasted")
 _MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
 
@@ -127,9 +126,9 @@ def _explain_length(seconds: float, asked: float) -> list[str]:
 
 
 def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> list[_Table]:
-    columns = list(_COLUMNS)
-    for column in _COST_COLUMNS:
-        columns.append(f"{column} {answer.currency}".rstrip())
+    cost = f"Cost {answer.currency}".rstrip()
+    wasted = f"Wasted {answer.currency}".rstrip()
+    columns = [*_COLUMNS, cost, wasted]
 
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
     rows = [[describe_row(row, nameless), *_make_cells(row)] for row in answer.rows]

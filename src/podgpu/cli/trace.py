@@ -255,7 +255,8 @@ class Recording:
                 container = identities.complete(container)
             process = f"{lookup.command or 'process'} {pid}"
             is_known = container.uid or container.container_id
-            self._tracks[pid] = Track(container.text if is_known else process, process)
+            name = container.text if is_known else process
+            self._tracks[pid] = Track(name, process)
 
 
 def _name_engine(device: Device) -> str:
