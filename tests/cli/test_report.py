@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import html
 import re
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from podgpu.cli.main import run
 from podgpu.fleet.prices import Price, Prices
@@ -27,7 +29,8 @@ from tests.net import free_port
 from tests.web.server import running
 
 PRICES = Prices("EUR", {"*": Price(100.0)}, "example")
-HOSTILE = "a|b<script>"
+HOSTILE = "a|b\\<img src=x onerror=alert(1)>`c` *d* _e_ ~~f~~ &lt; www.evil m@evil"
+LINK = "[click](http://evil)"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def url() -> Iterator[str]:
     time = Time()
     cluster = Cluster(Script, ViewSettings(), lambda: (PRICES, ()), time.clock)
     recorder = cluster_recorder(cluster)
-    owners = {("ml", "idle"): WorkloadOwner("Deployment", "notebook")}
+    owners = {("ml", "idle"): WorkloadOwner("Deployment", LINK)}
     labels = {"ml/busy": {"team": "nlp"}, "ml/idle": {"team": HOSTILE}}
     for _ in range(97):
         busy = gpu(0, holder("busy", utilization_ratio=0.5), busy=0.5)
@@ -62,13 +65,9 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
         "the total includes unallocated GPUs"
     )
     assert "| nlp | 0.40 | 0.40 | 0.20 | 0.00 | – | 50% | – | 40.00 | 0.00 |" in out
-    assert "| a\\|b<script> | 0.40 | 0.40 |" in out
     assert "| unallocated | 0.80 | 0.00 |" in out
     owners = out[out.index("## Most idle owners") :]
-    assert (
-        "| ml/Deployment/notebook | 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |"
-        in owners
-    )
+    assert "| 0.40 | 0.40 | 0.00 | 0.40 | – | 0% | – | 40.00 | 40.00 |" in owners
     assert "ml/busy" not in owners
     assert "- The report covers 28m instead of 1d: there are no older records" in out
     assert "GPU-3" in out[out.index("## Broken GPUs now") :]
@@ -77,6 +76,19 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, (
         "the title has the time range"
     )
+
+
+def test_names_are_text_in_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tenants choose the names of pods, owners and labels, so names must not become markup."""
+    assert run(["report", "--url", url, "--range", "24h", "--by", "label:team"]) == 0
+    out = capsys.readouterr().out
+    page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(out)
+    cells = [html.unescape(cell) for cell in re.findall("<td>(.*)</td>", page)]
+    assert HOSTILE in cells
+    assert f"ml/Deployment/{LINK}" in cells
+    tags = set(re.findall(r"<(\w+)", page))
+    assert tags == {"h1", "h2", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"}
+    assert not re.search(r"http://|www\.|m@", out), "GitHub makes bare addresses links"
 
 
 def test_this_month() -> None:
@@ -101,8 +113,8 @@ def test_this_month() -> None:
 def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--url", url, "--by", "label:team", "--format", "html"]) == 0
     page = capsys.readouterr().out
-    assert "<td>a|b&lt;script&gt;</td>" in page
-    assert "<script>" not in page
+    assert f"<td>{html.escape(HOSTILE)}</td>" in page
+    assert "<img" not in page
     assert run(["report", "--url", url, "--by", "namespace", "--format", "csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [(row["x_Namespace"], row["BilledCost"]) for row in rows] == [

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cli.trace import EngineTrace, Recording, make_trace
+from podgpu.cli.trace import EngineTrace, Recording, Track, make_trace
 from podgpu.errors import StartError
 from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.labs.simulate.simulated_driver import RoundRobinLog
@@ -124,8 +124,8 @@ def test_a_recorded_log_becomes_a_valid_trace() -> None:
     for end in range(first + SECOND, last, SECOND):
         engine.add(timeline.take_window(end), [], busy_share=0.74)
     seconds = (last - first) // SECOND
-    names = {pid: (str(pid), "load") for pid in pids}
-    sums = check(make_trace([engine], first, names, {}), seconds)
+    tracks = {pid: Track(str(pid), "load") for pid in pids}
+    sums = check(make_trace([engine], first, tracks, {}), seconds)
     for load, percent in {"684": 27.4, "685": 24.5, "686": 12.4}.items():
         assert 100 * sums[load]["wait"] / seconds == pytest.approx(percent, abs=6)
         assert sums[load]["run (cut)"] > 0

@@ -18,7 +18,7 @@ WRONG_AMOUNTS = ("-1", ".nan", "free", "[1]", "0x10", "true")
 GOOD = f"""
 currency: EUR
 models:
-  "{H100}": {{gpu_hour: 2.5, kwh: 0.30}}
+  "{H100}": {{gpu_hour: 2.5}}
   "*": {{gpu_hour: 1}}
 """
 
@@ -26,7 +26,7 @@ models:
 def test_the_documented_file() -> None:
     prices = parse_prices(GOOD.encode(), "p.yml")
     assert prices.currency == "EUR"
-    assert prices.of(H100).gpu_hour == 2.5, "kwh has no effect"
+    assert prices.of(H100).gpu_hour == 2.5
     assert prices.of("NVIDIA A30") == Price(1.0)
 
 
@@ -40,7 +40,11 @@ def test_the_documented_file() -> None:
             (f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "gpu_hour")
             for wrong in WRONG_AMOUNTS
         ),
-        ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
+        (
+            "currency: EUR\nmodels: {a: {kwh: 1}}",
+            "models[...]: object contains unknown field `kwh`",
+        ),
+        ("currency: EUR\nmodels: {a: {gpu_hour: 1}", "not YAML"),
         (f"{GOOD}nodes: [{{labels: {{}}, factor: 1}}]", "nodes[0].labels: "),
         (f"{GOOD}nodes: [{{labels: {{spot: true}}, factor: 1}}]", "nodes[0].labels"),
         (f"{GOOD}nodes: [{{labels: {{a: b}}, factor: -1}}]", "nodes[0].factor: "),

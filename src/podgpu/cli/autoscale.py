@@ -53,15 +53,10 @@ _log = logging.getLogger("podgpu")
         "serve KEDA on this machine, with metrics read from the exporters",
     ),
     (
-        (
-            "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service "
-            "podgpu/podgpu-autoscale"
-        ),
-        (
-            "serve the custom metrics API of the Service podgpu-autoscale, with a certificate "
-            "created "
-            "by podgpu"
-        ),
+        "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 "
+        "--api-service podgpu/podgpu-autoscale",
+        "serve the custom metrics API of the Service podgpu-autoscale, "
+        "with a certificate created by podgpu",
     ),
 )
 @click.pass_context
@@ -86,20 +81,15 @@ def _make_server(
     options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack
 ) -> AutoscaleServer:
     make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-    keda_address, api_address = options["keda_address"], options["api_address"]
+    keda_address = options["keda_address"]
+    api_address = options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
-    if api_address is None and any(
-        options[name] for name in ("api_cert_file", "api_key_file", "api_service")
-    ):
-        raise UsageError(
-            "--api-cert-file, --api-key-file and --api-service have no effect if "
-            f"{API_OPTION} is "
-            "none"
-        )
-    keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
-    if api_address is not None:
-        _check_api_certificate(options)
+    keda_tls = None
+    if keda_address is not None:
+        keda_tls = _make_keda_tls(options, keda_address)
+    _check_api_certificate(options)
+
     config = load_config(options["kubeconfig"])
     pods = PodWatcher(config)
     stack.callback(pods.informer.close)
@@ -112,8 +102,10 @@ def _make_server(
         selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
         watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
         stack.callback(watcher.close)
-        certificate, key = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
-        if service := options["api_service"]:
+        certificate = Pem(file=options["api_cert_file"])
+        key = Pem(file=options["api_key_file"])
+        service = options["api_service"]
+        if service:
             namespace, _, name = service.partition("/")
             own, certificate, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
             updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
@@ -123,8 +115,9 @@ def _make_server(
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
-    """Returns the TLS credentials, or None for plain gRPC. Plain gRPC is allowed only on a loopback
-    address.
+    """Returns the TLS credentials, or None for plain gRPC.
+
+    Plain gRPC is allowed only on a loopback address.
     """
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
@@ -132,23 +125,25 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of "
-            "--keda-cert-file, "
-            "--keda-key-file and --keda-client-ca-file. Without certificates, use "
-            f"127.0.0.1:{address.port} or none"
+            "--keda-cert-file, --keda-key-file and --keda-client-ca-file. "
+            f"Without certificates, use 127.0.0.1:{address.port} or none"
         )
     return None
 
 
 def _check_api_certificate(options: Mapping[str, Any]) -> None:
-    files, service = (
-        [options[name] for name in ("api_cert_file", "api_key_file")],
-        options["api_service"],
-    )
-    if any(files) if service else not all(files):
+    files = [options["api_cert_file"], options["api_key_file"]]
+    service = options["api_service"]
+    if options["api_address"] is None:
+        if any(files) or service:
+            ignored = "--api-cert-file, --api-key-file and --api-service"
+            raise UsageError(f"{ignored} have no effect if {API_OPTION} is none")
+        return
+    has_certificate = not any(files) if service else all(files)
+    if not has_certificate:
         raise UsageError(
-            f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or "
-            "--api-service "
-            "NAMESPACE/NAME for podgpu's own certificate"
+            f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, "
+            "or --api-service NAMESPACE/NAME for podgpu's own certificate"
         )
     if service and not re.fullmatch("[^/]+/[^/]+", service):
         raise UsageError(f"--api-service {service!r}: must be NAMESPACE/NAME of the Service")
@@ -163,9 +158,8 @@ class AutoscaleServer:
     cluster: Cluster
     scaler: ExternalScaler | None = None
     api: MetricsApi | None = None
-    updater: CaBundleUpdater | None = (
-        None  # None if the certificate of the metrics API comes from files
-    )
+    # None if the certificate of the metrics API comes from files.
+    updater: CaBundleUpdater | None = None
 
     def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
         routes = [metrics_route(self.families), *probe_routes(self._check_live, self._check_ready)]
@@ -174,7 +168,8 @@ class AutoscaleServer:
         text = "serving probes and podgpu's own metrics on %s/metrics"
         listeners = [Listener(plain, probe_address, PROBE_OPTION, announcement=text)]
         if self.api is not None and api_address is not None:
-            text, app = "serving the custom metrics API on %s", self.api.application()
+            app = self.api.application()
+            text = "serving the custom metrics API on %s"
             listeners.append(Listener(app, api_address, API_OPTION, self.api.tls, text))
         return listeners
 
@@ -200,20 +195,20 @@ class AutoscaleServer:
         return True, "OK\n"
 
     def families(self) -> list[Family]:
-        calls = sorted(
-            call
-            for part in (self.api, self.scaler)
-            if part is not None
-            for call in part.calls.items()
-        )
+        calls: list[tuple[tuple[str, str], int]] = []
+        if self.api is not None:
+            calls += self.api.calls.items()
+        if self.scaler is not None:
+            calls += self.scaler.calls.items()
+        requests = []
+        for (api, code), count in sorted(calls):
+            requests.append(Sample(Labels((("api", api), ("code", code))), float(count)))
         samples = {
             "podgpu_autoscale_build_info": [Sample(VERSIONS, 1.0)],
-            "podgpu_autoscale_requests_total": [
-                Sample(Labels((("api", api), ("code", code))), float(count))
-                for (api, code), count in calls
-            ],
+            "podgpu_autoscale_requests_total": requests,
         }
-        with suppress(Refusal):  # there is no snapshot yet
+        # Refusal: there is no snapshot yet.
+        with suppress(Refusal):
             snapshot = self.store.snapshot()
             values = {
                 "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
@@ -221,5 +216,6 @@ class AutoscaleServer:
                 "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
                 "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
             }
-            samples |= {name: [Sample(NO_LABELS, float(value))] for name, value in values.items()}
+            for name, value in values.items():
+                samples[name] = [Sample(NO_LABELS, float(value))]
         return make_families("autoscale", samples)

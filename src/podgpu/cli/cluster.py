@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -38,9 +38,8 @@ _SYNC_SECONDS = 10.0
 _INTERVALS_FRESH = 3
 _DROP_AFTER = 300.0
 _SCRAPE_TIMEOUT = 5.0
-_MAX_GPUS = (
-    12_500  # for more GPUs, --prometheus reads only totals; queries for each GPU take too long
-)
+_MAX_GPUS = 12_500
+"""For more GPUs, --prometheus reads only totals, because queries for each GPU take too long."""
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
@@ -90,34 +89,28 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             history = recorder = cluster_recorder(cluster, options["history_dir"])
             usage = RecordedUsage(recorder, lambda: cluster.published.state)
             where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
-            _log.info(
-                "history of up to %d GPUs is stored in %s; for more, use --prometheus",
-                MAX_GPUS,
-                where,
-            )
+            text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
+            _log.info(text, MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
         app = cluster_application(
             cluster, protection, history, usage, options["web_enable_lifecycle"], select
         )
-        tls, text = (
-            protection.make_tls if protection else None,
-            "listening on %s/metrics; the page is at /",
-        )
+        tls = protection.make_tls if protection else None
+        text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
 def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
-    """Builds the settings of the cluster view. Raises UsageError if options contradict each
-    other.
+    """Builds the settings of the cluster view.
+
+    Raises UsageError if options contradict each other.
     """
     _check_backend(ctx, options)
-    stale_after = (
-        options["stale_after"]
-        if is_set(ctx, "stale_after")
-        else _INTERVALS_FRESH * options["interval"]
-    )
+    stale_after = options["stale_after"]
+    if not is_set(ctx, "stale_after"):
+        stale_after = _INTERVALS_FRESH * options["interval"]
     settings = ViewSettings(
         interval=options["interval"],
         stale_after=stale_after,
@@ -131,18 +124,16 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
 
 
 def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raises UsageError if not exactly one backend is chosen, or if a flag belongs to another
-    backend.
+    """Raises UsageError if not exactly one backend is chosen, or if a flag belongs to another one.
 
     Environment variables of other backends are ignored, because they may be meant for another
     command.
     """
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        problem = (
-            f"{flags} cannot be combined" if chosen else f"podgpu {ctx.command.name} needs a source"
-        )
+        problem = f"podgpu {ctx.command.name} needs a source"
+        if chosen:
+            problem = f"{' and '.join(map(_flag_of, chosen))} cannot be combined"
         raise UsageError(
             f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or "
             "--discover-kubernetes SELECTOR"
@@ -150,11 +141,18 @@ def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
     for name in options:
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
-        flag = f"--{name.replace('_', '-')}"
-        if chosen == ["prometheus"] and (name.startswith("exporter_") or name == "history_dir"):
-            raise UsageError(f"{flag} is used only with --scrape or --discover-kubernetes")
-        if chosen != ["prometheus"] and (name.startswith("prometheus_") or name == "match"):
-            raise UsageError(f"{flag} is used only with --prometheus")
+        for_prometheus = name.startswith("prometheus_") or name == "match"
+        for_scraping = name.startswith("exporter_") or name == "history_dir"
+        if for_scraping and chosen == ["prometheus"]:
+            raise UsageError(
+                f"{_flag_of(name)} is used only with --scrape or --discover-kubernetes"
+            )
+        if for_prometheus and chosen != ["prometheus"]:
+            raise UsageError(f"{_flag_of(name)} is used only with --prometheus")
+
+
+def _flag_of(parameter: str) -> str:
+    return f"--{parameter.replace('_', '-')}"
 
 
 def choose_collector(
@@ -166,11 +164,11 @@ def choose_collector(
     """Returns a function that creates the collector of the chosen backend."""
     owners = None
     if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
-        owners = ApiMap(
-            load_config(options["kubeconfig"]), PODS_PATH, parse_owner, "owners of pods"
-        )
+        config = load_config(options["kubeconfig"])
+        owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
         stack.callback(owners.close)
     read_owners = owners.read if owners else dict
+
     if options["prometheus"]:
         make = partial(
             PrometheusCollector,
@@ -182,22 +180,26 @@ def choose_collector(
         with naming_option("--prometheus"):
             make()  # checks the options now; the cluster loop creates its own collector later
         return make
-    access = Access.from_options(options, "exporter")
+
     labels = None
     if options.get("prices") and _uses_api(options):
-        with suppress(
-            NoApi
-        ):  # for example a pod without a token; a note then says which prices are unknown
-            labels = ApiMap(
-                load_config(options["kubeconfig"]), NODES_PATH, parse_node_labels, "labels of nodes"
-            )
+        # There is no API for example in a pod without a token; a note then says which prices are
+        # unknown.
+        with suppress(NoApi):
+            config = load_config(options["kubeconfig"])
+            labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes")
             stack.callback(labels.close)
-    # With --owners auto, the page does not show that owners cannot be read.
-    shown = [one for one in (owners if options["owners"] == "api" else None, labels) if one]
 
-    def notes() -> Sequence[str]:
-        return [note for one in shown for note in one.notes()]
+    def notes() -> list[str]:
+        # With --owners auto, the page does not show that owners cannot be read.
+        texts: list[str] = []
+        if owners and options["owners"] == "api":
+            texts += owners.notes()
+        if labels:
+            texts += labels.notes()
+        return texts
 
+    access = Access.from_options(options, "exporter")
     make_scraper = partial(
         ScrapeCollector,
         settings=settings,
@@ -211,18 +213,20 @@ def choose_collector(
         with naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls, read_notes=notes)
+
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
     stack.callback(targets.close)
 
     def discover_and_make() -> Collector:
-        """Waits for the API server. Called in the thread of the cluster loop, so that probes are
-        answered meanwhile.
+        """Waits for the API server.
+
+        Called in the thread of the cluster loop, so that probes are answered meanwhile.
         """
         if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
-        return make_scraper(targets.urls, read_notes=lambda: (*targets.notes(), *notes()))
+        return make_scraper(targets.urls, read_notes=lambda: [*targets.notes(), *notes()])
 
     return discover_and_make
 
@@ -240,21 +244,18 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
 
 
 def _uses_api(options: Mapping[str, Any]) -> bool:
-    """Returns True if an API server is configured. Ignores ~/.kube/config, which may belong to
-    another cluster.
+    """Returns True if an API server is configured.
+
+    Ignores ~/.kube/config, which may belong to another cluster.
     """
-    return bool(
-        options["discover_kubernetes"]
-        or options["kubeconfig"]
-        or "KUBERNETES_SERVICE_HOST" in os.environ
-    )
+    if options["discover_kubernetes"] or options["kubeconfig"]:
+        return True
+    return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(filter(None, map(str.strip, text.split(","))))
     if not names:
-        raise UsageError(
-            "--node-label is empty: give at least one label, for example "
-            "Hostname,hostname,node,instance"
-        )
+        example = "Hostname,hostname,node,instance"
+        raise UsageError(f"--node-label is empty: give at least one label, for example {example}")
     return names

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.model import Workload, WorkloadOwner
+from podgpu.model import PodLabels, Workload, WorkloadOwner
 from podgpu.node.agent.agent import Agent, Settings
 from podgpu.node.holders.identity import IdentityReader
 from podgpu.node.holders.kubelet import KubeletAllocation
@@ -53,11 +53,8 @@ from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import application, build_state, node_recorder
 
-OTHER_GPUS = (
-    "6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb",
-    "4xH200",
-    "2xRTX4090",
-)  # of all nodes but the first
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")
+"""GPUs of all nodes but the first."""
 _PLAIN = 3  # index of the node without Kubernetes
 CLUSTER = ViewSettings(
     interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0
@@ -101,69 +98,60 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     """
     configure_logging("text", debug=False)
     log = logging.getLogger("podgpu")
-    log.setLevel(
-        logging.ERROR
-    )  # simulated GPUs without some values would fill the screen before the addresses
-    # The other nodes use the ports after the cluster view's, so that Prometheus can scrape them.
-    others = [
-        Address(address.host, address.port and address.port + 2 + number)
-        for number in range(len(OTHER_GPUS))
-    ]
+    # Simulated GPUs without some values would fill the screen before the addresses.
+    log.setLevel(logging.ERROR)
     read = read_prices(prices)
     with ExitStack() as stack:
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
             node = stack.enter_context(make_node(number, spec, Clock()))
             nodes.append(node)
-            what = (
-                f"{len(node.kubelet.pods)} pods"
-                if node.kubelet.pods
-                else "a node without Kubernetes"
-            )
-            click.echo(f"SIMULATED {node.name}: {spec}, {what}")
+            pods = len(node.kubelet.pods)
+            content = f"{pods} pods" if pods else "a node without Kubernetes"
+            click.echo(f"SIMULATED {node.name}: {spec}, {content}")
+
         exporters = [make_exporter(node, read) for node in nodes]
         # In parallel, because each exporter waits a second between its first two readings.
         with ThreadPoolExecutor(len(exporters)) as pool:
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
+
         targets: list[str] = []
-        cluster = Cluster(
-            lambda: ScrapeCollector(
-                lambda: targets, CLUSTER, read_owners=lambda: find_owners(nodes)
-            ),
-            CLUSTER,
-            read,
+        make_collector = partial(
+            ScrapeCollector, lambda: targets, CLUSTER, read_owners=partial(find_owners, nodes)
         )
+        cluster = Cluster(make_collector, CLUSTER, read)
         recorder = cluster_recorder(cluster)
         write_past(exporters, recorder, read()[0], time.time())
         for exporter in exporters:
             exporter.agent.read_telemetry()  # the last values may be too old by now
         usage = RecordedUsage(recorder, lambda: cluster.published.state)
         app = cluster_application(cluster, history=recorder, usage=usage)
-        listeners = [
-            *(
-                Listener(each.application, where)
-                for each, where in zip(exporters, [address, *others], strict=True)
-            ),
-            Listener(app, cluster_address, "--cluster-address"),
-        ]
+
+        services: list[Service] = []
+        listeners = []
+        for number, exporter in enumerate(exporters):
+            services += [exporter.agent, exporter.recorder]
+            where = address
+            if number:
+                # After the port of the cluster view, so that Prometheus can scrape the node.
+                where = Address(address.host, address.port and address.port + 1 + number)
+            listeners.append(Listener(exporter.application, where))
+        services += [cluster, recorder]
+        listeners.append(Listener(app, cluster_address, "--cluster-address"))
+
         script = [] if calm else make_script(nodes)
-        services: list[Service] = [
-            part for each in exporters for part in (each.agent, each.recorder)
-        ]
         stopping = threading.Event()
         stack.callback(stopping.set)
 
         def on_listening(bound: Sequence[Address]) -> None:
-            targets.extend(
-                f"http://{where.host or _LOOPBACK}:{where.port}/metrics" for where in bound[:-1]
-            )
+            for where in bound[:-1]:
+                targets.append(f"http://{where.host or _LOOPBACK}:{where.port}/metrics")
             _print_overview(nodes, bound, script)
             log.setLevel(logging.NOTSET)
-            threading.Thread(
-                target=perform, args=(script, stopping), name="demo", daemon=True
-            ).start()
+            arguments = (script, stopping)
+            threading.Thread(target=perform, args=arguments, name="demo", daemon=True).start()
 
-        run([*services, cluster, recorder], listeners, on_listening)
+        run(services, listeners, on_listening)
     click.echo("demo ended")
 
 
@@ -178,11 +166,9 @@ def _print_overview(
 ) -> None:
     *addresses, cluster = bound
     click.echo("All values come from a simulated driver.\n")
-    for name, where in (
-        ("the cluster", cluster),
-        *zip((node.name for node in nodes), addresses, strict=True),
-    ):
-        click.echo(f"  {name:13}  {where.url}/          a page; {where.url}/metrics")
+    _print_address("the cluster", cluster)
+    for node, address in zip(nodes, addresses, strict=True):
+        _print_address(node.name, address)
     podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
     click.echo(f"  a terminal     {podgpu} top --cluster {cluster.url}\n")
     if script:
@@ -192,6 +178,10 @@ def _print_overview(
     click.echo("Ctrl-C ends the demo.")
 
 
+def _print_address(name: str, address: Address) -> None:
+    click.echo(f"  {name:13}  {address.url}/          a page; {address.url}/metrics")
+
+
 class Act(NamedTuple):
     at: float  # seconds since the start of the cycle
     message: str
@@ -199,55 +189,46 @@ class Act(NamedTuple):
 
 
 def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
-    """Returns the events of the nodes with Kubernetes. Between 30 and 90 seconds, all faults are
-    present.
+    """Returns the events of the nodes with Kubernetes.
+
+    Between 30 and 90 seconds, all faults are present.
     """
-    first, lost, last, *_ = nodes
+    first, second, third, *_ = nodes
     ill = min(6, len(first.driver.gpus) - 1)
-    job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
+    job = [tenant for tenant in third.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
 
     def end_job() -> None:
-        last.remove_pod(job[0].namespace, job[0].pod)
+        third.remove_pod(job[0].namespace, job[0].pod)
 
     def begin_next_job() -> None:
         name = f"{_JOB}-{next(numbers)}"
         job[:] = [replace(tenant, pod=name) for tenant in job]
-        last.add_tenants(*job)
+        third.add_tenants(*job)
 
+    raise_xid = partial(first.driver.raise_xid, ill, _XID)
+    reset = partial(first.reset, ill)
+    lose = partial(second.driver.lose, _LOST_GPU)
+    recover = partial(second.driver.recover, _LOST_GPU)
+    stop_answers = partial(setattr, third, "answers", False)
+    start_answers = partial(setattr, third, "answers", True)
     return [
-        Act(10.0, f"{last.name}: a training job ends", end_job),
-        Act(
-            15.0,
-            f"{first.name}: GPU {ill} reports XID {_XID}",
-            lambda: first.driver.raise_xid(ill, _XID),
-        ),
-        Act(
-            20.0,
-            f"{lost.name}: GPU {_LOST_GPU} falls off the bus",
-            lambda: lost.driver.lose(_LOST_GPU),
-        ),
-        Act(
-            30.0,
-            f"{last.name}: the exporter stops answering",
-            lambda: setattr(last, "answers", False),
-        ),
-        Act(
-            90.0, f"{last.name}: the exporter answers again", lambda: setattr(last, "answers", True)
-        ),
-        Act(95.0, f"{last.name}: the next training job begins", begin_next_job),
-        Act(
-            105.0,
-            f"{lost.name}: GPU {_LOST_GPU} answers again",
-            lambda: lost.driver.recover(_LOST_GPU),
-        ),
-        Act(115.0, f"{first.name}: GPU {ill} is reset", lambda: first.reset(ill)),
+        Act(10.0, f"{third.name}: a training job ends", end_job),
+        Act(15.0, f"{first.name}: GPU {ill} reports XID {_XID}", raise_xid),
+        Act(20.0, f"{second.name}: GPU {_LOST_GPU} falls off the bus", lose),
+        Act(30.0, f"{third.name}: the exporter stops answering", stop_answers),
+        Act(90.0, f"{third.name}: the exporter answers again", start_answers),
+        Act(95.0, f"{third.name}: the next training job begins", begin_next_job),
+        Act(105.0, f"{second.name}: GPU {_LOST_GPU} answers again", recover),
+        Act(115.0, f"{first.name}: GPU {ill} is reset", reset),
     ]
 
 
 def schedule(script: Sequence[Act]) -> Iterator[tuple[float, Act]]:
     """Yields each event with its time since the start, cycle after cycle."""
-    for cycle in itertools.count() if script else ():
+    if not script:
+        return
+    for cycle in itertools.count():
         for act in script:
             yield cycle * CYCLE_SECONDS + act.at, act
 
@@ -271,23 +252,17 @@ class DemoExporter(NamedTuple):
 
 def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
+    sources = [] if node.is_plain else [KubeletAllocation(node.kubelet.socket)]
+    policy = Policy(counters=shipped_counters("dcp") or (), hostname=node.name)
     ledger = Ledger()
     agent = Agent(
         read_simulated(node.driver, {"usage_from": "exact"}, node.clock),
-        HolderSources(
-            [] if node.is_plain else [KubeletAllocation(node.kubelet.socket)], names.read
-        ),
-        Settings(
-            interval=1.0,
-            allocation_interval=1.0,
-            policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
-        ),
+        HolderSources(sources, names.read),
+        Settings(interval=1.0, allocation_interval=1.0, policy=policy),
         node.clock,
         containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
         ledger=ledger,
-        pod_labels=lambda: {
-            (t.namespace, t.pod): (("team", team_of(t.namespace)),) for t in node.tenants if t.pod
-        },
+        pod_labels=partial(_label_pods, node),
     )
     recorder = node_recorder(agent, prices=prices)
     usage = RecordedUsage(recorder, lambda: build_state(agent, prices))
@@ -305,6 +280,14 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     return DemoExporter(node, agent, ledger, recorder, app)
 
 
+def _label_pods(node: DemoNode) -> PodLabels:
+    labels: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+    for tenant in node.tenants:
+        if tenant.pod:
+            labels[tenant.namespace, tenant.pod] = (("team", team_of(tenant.namespace)),)
+    return labels
+
+
 # Owners and teams. In a real cluster, these are read from the API server.
 
 
@@ -313,8 +296,13 @@ def team_of(namespace: str) -> str:
 
 
 def find_owners(nodes: Sequence[DemoNode]) -> dict[tuple[str, str], WorkloadOwner]:
-    tenants = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
-    return {pod: owner for pod in tenants if (owner := _owner_of(pod[1])) is not None}
+    owners: dict[tuple[str, str], WorkloadOwner] = {}
+    for node in nodes:
+        for tenant in node.tenants:
+            owner = _owner_of(tenant.pod)
+            if owner is not None:
+                owners[tenant.namespace, tenant.pod] = owner
+    return owners
 
 
 def _owner_of(pod: str) -> WorkloadOwner | None:

@@ -36,9 +36,8 @@ from podgpu.workers import Workers
 
 _DEADLINE = 5.0
 _CONFIGMAP = (
-    "check that it exists (kubectl get configmap), and that podgpu's service account may list and "
-    "watch configmaps in"
-    " that namespace"
+    "check that it exists (kubectl get configmap), "
+    "and that podgpu's service account may list and watch configmaps in that namespace"
 )
 
 
@@ -57,15 +56,13 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options = resolve_options(ctx, options)
     load_protection(options["web_config_file"])
+    options["check_kubernetes"] = options["kubernetes"] or not kubernetes_is_set
     ignored = list_ignored_options(ctx, options["config"])
+    findings = [note("options", text) for text in ignored]
     with quiet_logs(options["debug"]):
-        findings = [
-            *(note("options", text) for text in ignored),
-            *examine_node(
-                {**options, "check_kubernetes": options["kubernetes"] or not kubernetes_is_set}
-            ),
-        ]
-    print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
+        findings += examine_node(options)
+    text = as_json(findings) if options["json"] else as_text(findings, wants_colour())
+    print_out(text + "\n")
     return 1 if _count(findings, Level.WRONG) else 0
 
 
@@ -76,52 +73,53 @@ def examine_node(
     pause: Callable[[float], object] = time.sleep,
     dev: str = "/dev",
 ) -> list[Finding]:
-    """Checks this node with the options of the exporter. Errors that would stop the exporter become
-    findings.
+    """Checks this node with the options of the exporter.
+
+    Errors that would stop the exporter become findings.
     """
     counters = choose_counters(options)[0]
     collection_of_fields(counters, options["config"].collections)
     LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
+    proc = options["path_proc"]
+    usage_from = options["usage_from"]
     with ExitStack() as stack:
         workers = Workers()
         stack.callback(workers.close)
         api = ApiAccess(options["kubeconfig"])
         stack.callback(api.close)
         stack.callback(workers.run, {"release": lambda: telemetry.release(deadline / 2)}, deadline)
+
         counters, findings = _read_configmap(options, api, counters)
         sources, source_findings = _make_sources(options, api, telemetry, deadline)
         readings = checks.read_gpus(telemetry, counters, workers, deadline, pause)
         findings += source_findings
-        findings += checks.check_gpus(
-            readings, telemetry, counters, options["path_proc"], options["path_sysfs"]
-        )
+        findings += checks.check_gpus(readings, telemetry, counters, proc, options["path_sysfs"])
         if readings.is_complete:
             try:
                 selection.check(readings.devices)
             except UsageError as error:
                 findings.append(wrong("devices", str(error)))
-        findings += checks.check_privileges(options["path_proc"], options["usage_from"] == "exact")
+
+        findings += checks.check_privileges(proc, usage_from == "exact")
         if telemetry.name == "nvml":
             findings += checks.check_device_files(dev)
-        if telemetry.name != checks.SIMULATED and options["usage_from"] != "none":
-            findings.append(checks.check_pid_namespace(options["path_proc"]))
-        whole = [
-            device
-            for device in readings.devices
-            if not device.is_instance and device not in readings.failures
-        ]
-        if options["usage_from"] != "none" and whole:
-            findings += checks.check_usage(
-                telemetry, whole, options["usage_from"], workers, deadline
-            )
+        if telemetry.name != checks.SIMULATED and usage_from != "none":
+            findings.append(checks.check_pid_namespace(proc))
+        gpus = [device for device in readings.devices if not device.is_instance]
+        readable = [gpu for gpu in gpus if gpu not in readings.failures]
+        if usage_from != "none" and readable:
+            findings += checks.check_usage(telemetry, readable, usage_from, workers, deadline)
+
         findings += checks.check_watches(api.feeds, deadline)
-        identities, required = make_identities(options, api), options["kubernetes"]
+        identities = make_identities(options, api)
+        required = options["kubernetes"]
         findings += checks.check_holders(
             sources, readings, selection, identities, required, api, workers, deadline
         )
-        return [*findings, checks.check_host_name(options["no_hostname"])]
+        findings.append(checks.check_host_name(options["no_hostname"]))
+        return findings
 
 
 def _read_configmap(
@@ -158,14 +156,12 @@ def _make_sources(
         with reporting("pod labels", "kubernetes-enable-pod-labels"):
             api.pods()
     with reporting("allocation", f"allocation {options['allocation']}"):
-        sources = make_allocations(
-            {**options, "kubernetes": options["check_kubernetes"]}, api, telemetry
-        )
+        checked = {**options, "kubernetes": options["check_kubernetes"]}
+        sources = make_allocations(checked, api, telemetry)
     for source in sources:
         if isinstance(source, KubeletAllocation):
-            source.deadline = (
-                0.8 * deadline
-            )  # ends before the worker's deadline, because its error message is clearer
+            # Ends before the worker's deadline, because its error message is clearer.
+            source.deadline = 0.8 * deadline
             if options["kubernetes_enable_dra"] and source.claims is None:
                 with reporting("DRA", "kubernetes-enable-dra"):
                     api.check()
@@ -176,11 +172,8 @@ def _count(findings: Sequence[Finding], level: Level) -> int:
     return sum(finding.level is level for finding in findings)
 
 
-_STYLES = {
-    Level.OK: ("ok", "32"),
-    Level.NOTE: ("note", "33"),
-    Level.WRONG: ("WRONG", "1;31"),
-}  # word and colour
+_STYLES = {Level.OK: ("ok", "32"), Level.NOTE: ("note", "33"), Level.WRONG: ("WRONG", "1;31")}
+"""Level -> word and colour."""
 
 
 def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
@@ -189,19 +182,28 @@ def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
     lines: list[str] = []
     for finding in findings:
         word, code = _STYLES[finding.level]
-        start = f"\x1b[{code}m{word:<5}\x1b[0m" if colour else f"{word:<5}"
+        start = f"{word:<5}"
+        if colour:
+            start = f"\x1b[{code}m{start}\x1b[0m"
         lines.append(f"{start} {finding.subject:<{width}}  {one_line(finding.text)}")
         if finding.advice:
-            lines.append(f"{' ' * (width + 8)}→ {one_line(finding.advice)}")
-    problems, notes = _count(findings, Level.WRONG), _count(findings, Level.NOTE)
-    summary = (
-        plural(problems, "problem") if problems else "no problems" if notes else "no problems found"
-    )
-    return "\n".join([*lines, "", f"{summary}, {plural(notes, 'note')}" if notes else summary])
+            lines.append(f"{'':{width + 8}}→ {one_line(finding.advice)}")
+
+    problems = _count(findings, Level.WRONG)
+    notes = _count(findings, Level.NOTE)
+    summary = plural(problems, "problem") if problems else "no problems"
+    if notes:
+        summary += f", {plural(notes, 'note')}"
+    elif not problems:
+        summary += " found"
+    lines += ["", summary]
+    return "\n".join(lines)
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    counts = {"wrong": _count(findings, Level.WRONG), "notes": _count(findings, Level.NOTE)}
-    return json.dumps(
-        {**counts, "findings": [asdict(f) for f in findings]}, indent=2, ensure_ascii=False
-    )
+    report = {
+        "wrong": _count(findings, Level.WRONG),
+        "notes": _count(findings, Level.NOTE),
+        "findings": [asdict(finding) for finding in findings],
+    }
+    return json.dumps(report, indent=2, ensure_ascii=False)

@@ -1,5 +1,6 @@
-"""`podgpu enrich`: adds pod labels to an existing dcgm-exporter's metrics, for node_exporter's
-textfile collector.
+"""`podgpu enrich`: adds pod labels to an existing dcgm-exporter's metrics.
+
+The result is a file for node_exporter's textfile collector.
 """
 
 from __future__ import annotations
@@ -57,26 +58,32 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
         _check_paths(source.path, str(textfile.path))
-    default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
+    interval = options["interval"]
+    if is_set(ctx, "stale_after"):
+        stale_after = options["stale_after"]
+    else:
+        stale_after = None if options["once"] else _INTERVALS_KEPT * interval
+    policy = Policy(
+        old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]
+    )
     with closing(ApiAccess(options["kubeconfig"])) as api, closing(Workers()) as workers:
         driver = open_telemetry("nvml", options)
         errors = ErrorCounts()
         reader = AllocationReader(make_holders(options, api, driver), workers, errors, Clock())
-        fetch = partial(_fetch, source, workers)
         enricher = Enricher(
-            fetch,
+            partial(_fetch, source, workers),
             reader.read,
             textfile,
             errors,
-            Policy(
-                old_namespace=options["use_old_namespace"],
-                pod_uid=options["kubernetes_enable_pod_uid"],
-            ),
-            stale_after=options["stale_after"] if is_set(ctx, "stale_after") else default,
+            policy,
+            stale_after=stale_after,
             device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
             companion=CompanionDriver(driver),
         )
-        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
+        if options["once"]:
+            _run_once(enricher)
+        else:
+            _run(enricher, interval)
 
 
 def _fetch(source: ExpositionSource, workers: Workers) -> Sequence[ParsedFamily]:
@@ -93,9 +100,9 @@ def _check_paths(source: str, out: str) -> None:
         raise UsageError(
             f"--in and --out are the same file, {out}: podgpu would read its own output"
         )
-    if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(
-        os.path.dirname(out)
-    ):
+    source_folder = os.path.realpath(os.path.dirname(source))
+    out_folder = os.path.realpath(os.path.dirname(out))
+    if source.endswith(".prom") and source_folder == out_folder:
         _log.warning(
             "--in and --out are in the same directory: node_exporter will export every metric twice"
         )
@@ -109,8 +116,8 @@ def _run_once(enricher: Enricher) -> None:
     if sources and not any(source.up for source in sources):
         reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
         raise StartError(
-            "the file was written without pod labels, because no source of pod labels could be "
-            f"read: {reasons}"
+            "the file was written without pod labels, "
+            f"because no source of pod labels could be read: {reasons}"
         )
 
 
@@ -119,7 +126,8 @@ def _run(enricher: Enricher, interval: float) -> None:
     stopping = stop_on_signal()
     due = time.monotonic()
     while not stopping.is_set():
-        with suppress(SourceError, OutputError):  # already logged; the next update tries again
+        # The error is already logged; the next update tries again.
+        with suppress(SourceError, OutputError):
             enricher.update_file()
         due = max(due + interval, time.monotonic())
         stopping.wait(due - time.monotonic())

@@ -1,5 +1,6 @@
-"""`podgpu exporter`: serves the GPUs of one node on /metrics. Accepts dcgm-exporter's YAML
-configuration file.
+"""`podgpu exporter`: serves the GPUs of one node on /metrics.
+
+Accepts dcgm-exporter's YAML configuration file.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     prices = read_prices(options["prices"])
     # The exporter must answer probes soon, so it waits only briefly for the API server. With --once
     # it waits longer.
-    with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
+    sync_seconds = SYNC_SECONDS if once else SOON_SECONDS
+    with closing(ApiAccess(options["kubeconfig"], sync_seconds)) as api:
         agent = build_exporter_agent(options, api)
         for sentence in list_ignored_options(ctx, options["config"]):
             _log.warning("%s", sentence)
@@ -79,14 +81,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             RecordedUsage(recorder, lambda: build_state(agent, prices)),
             options["max_concurrent_scrapes"],
         )
-        tls, text = protection.make_tls if protection else None, "listening on %s/metrics"
+        tls = protection.make_tls if protection else None
+        text = "listening on %s/metrics"
         main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
         listeners = make_listeners(main, node_probes(agent), options["probe_address"])
-        if (address := options["gpu_manager_address"]) is not None:
-            text, app = (
-                "serving only gpu-manager's metrics on %s/metric",
-                gpu_manager_application(agent, protection),
-            )
+        address = options["gpu_manager_address"]
+        if address is not None:
+            app = gpu_manager_application(agent, protection)
+            text = "serving only gpu-manager's metrics on %s/metric"
             listeners.append(Listener(app, address, "--gpu-manager-address", tls, text))
         limits = ConnectionLimits(
             header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]
@@ -100,17 +102,16 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options. Raises UsageError if options contradict each
-    other.
+    """Merges the configuration file into the options.
 
-    Adds `host_engine`: the parsed address of -r, or None.
+    Adds `host_engine`: the parsed address of -r, or None. Raises UsageError if options contradict
+    each other.
     """
     options = merge_config_file(ctx, options)
     engine = None
     if options["remote_hostengine_info"]:
-        from podgpu.node.gpu.dcgm.connection import (
-            parse_address,
-        )  # imports the DCGM client, which is optional
+        # Imports the DCGM client, which is optional.
+        from podgpu.node.gpu.dcgm.connection import parse_address
 
         engine = parse_address(options["remote_hostengine_info"])
     parse_selection(options["switch_devices"], "-s")
@@ -127,15 +128,13 @@ def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
 
     Omits options that are set to their default values.
     """
-    ignored = (
-        option
-        for option in EXPORTER_OPTIONS
-        if not option.works and str(ctx.params[option.parameter]).lower() != option.default.lower()
-    )
-    return [
-        *(f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored),
-        *config.ignored,
-    ]
+    warnings = []
+    for option in EXPORTER_OPTIONS:
+        value = str(ctx.params[option.parameter])
+        if not option.works and value.lower() != option.default.lower():
+            warnings.append(f"--{option.flag} ({option.env}) has no effect: {option.help}")
+    warnings += config.ignored
+    return warnings
 
 
 def _print_once(agent: Agent) -> None:
@@ -145,10 +144,8 @@ def _print_once(agent: Agent) -> None:
         print_out(published.fresh.plain)
         if not has_readings(published.state):
             failed = [source.message for source in published.state.sources if source.up is False]
-            raise StartError(
-                "no GPU could be read: "
-                + ("; ".join(failed[:MOST_NAMED]) or "this node has no GPU")
-            )
+            reasons = "; ".join(failed[:MOST_NAMED]) or "this node has no GPU"
+            raise StartError(f"no GPU could be read: {reasons}")
     finally:
         agent.stop()
 
@@ -159,30 +156,28 @@ def _print_once(agent: Agent) -> None:
 class ConfigFile(NamedTuple):
     options: Mapping[str, Any] = {}  # option -> value; None if the file does not set the option
     counters: tuple[CounterSpec, ...] | None = None  # None if the file lists no counters
-    collections: tuple[
-        Collection, ...
-    ] = ()  # without the collection ['*'], whose interval is an option
+    # Without the collection ['*'], whose interval is an option.
+    collections: tuple[Collection, ...] = ()
     ignored: tuple[str, ...] = ()  # warnings about entries without effect
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options with the values of the configuration file. Adds `config`, the parsed
-    file.
+    """Returns the options with the values of the configuration file.
+
+    Adds `config`, the parsed file.
     """
     path = options["config_file"]
     try:
         config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
     except SourceError as e:
         raise UsageError(f"--config-file {e}") from e
-    given = {name for name in config.options if is_set(ctx, name)}
-    if "collectors" in given or options["configmap_data"] != "none":
+    from_file: dict[str, Any] = {}
+    for name, value in config.options.items():
+        if value is not None and not is_set(ctx, name):
+            from_file[name] = value
+    if is_set(ctx, "collectors") or options["configmap_data"] != "none":
         config = config._replace(counters=None)
-        given.add("collectors")
-    from_file = {
-        name: value
-        for name, value in config.options.items()
-        if value is not None and name not in given
-    }
+        from_file.pop("collectors", None)
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
     return {**options, **from_file, "config": config}
 
@@ -232,42 +227,35 @@ class _Config(_ConfigSection):
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
     """Parses the configuration file. Raises UsageError if an entry is invalid."""
     config = decode_yaml(content, path, _Config)
-    metrics, server = config.metrics or _Metrics(), config.server or _Server()
+    metrics = config.metrics or _Metrics()
+    server = config.server or _Server()
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
     interval, collections = _read_collections(config, path)
-    ignored = (
-        f"{path}: sources has no effect: podgpu uses the newest sample, and always detects added "
-        "and removed GPUs"
-    )
-    return ConfigFile(
-        {
-            "collectors": metrics.file or None,
-            "collect_interval": interval,
-            "max_concurrent_scrapes": server.max_concurrent_scrapes,
-            "enable_exporter_metrics": metrics.enable_exporter_metrics,
-        },
-        _read_fields(metrics.fields, path) if metrics.fields else None,
-        collections,
-        (ignored,) if config.sources else (),
-    )
+    options = {
+        "collectors": metrics.file or None,
+        "collect_interval": interval,
+        "max_concurrent_scrapes": server.max_concurrent_scrapes,
+        "enable_exporter_metrics": metrics.enable_exporter_metrics,
+    }
+    counters = _read_fields(metrics.fields, path) if metrics.fields else None
+    ignored: tuple[str, ...] = ()
+    if config.sources:
+        reason = "podgpu uses the newest sample, and always detects added and removed GPUs"
+        ignored = (f"{path}: sources has no effect: {reason}",)
+    return ConfigFile(options, counters, collections, ignored)
 
 
 def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
-    """Returns the interval of the collection that includes ['*'] (all fields), and the other
-    collections.
-    """
+    """Returns the interval of the collection of all fields (['*']), and the other collections."""
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):
         place = f"{path}: collections[{number}]"
         seconds = parse_duration(row.every)
         if seconds is None or not 0.1 <= seconds <= 86_400:
-            raise UsageError(
-                f"{place}.every: {row.every[:80]!a} is not a duration from 100ms to 24h, such "
-                "as "
-                "1m30s"
-            )
+            problem = f"{row.every[:80]!a} is not a duration from 100ms to 24h, such as 1m30s"
+            raise UsageError(f"{place}.every: {problem}")
         if row.metrics.include != _ALL_FIELDS:
             collections.append(Collection(row.name, seconds, tuple(row.metrics.include), place))
         elif interval is not None:
@@ -278,8 +266,9 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:
-    """Returns the counters. If two rows have the same field, the first row is used, as in a counter
-    file.
+    """Returns the counters.
+
+    If two rows have the same field, the first row is used, as in a counter file.
     """
     first: dict[int, CounterSpec] = {}
     for number, row in enumerate(fields):

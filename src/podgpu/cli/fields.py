@@ -21,23 +21,17 @@ def command(pattern: str) -> None:
     podgpu reads the field, and its name and unit in dcgm-exporter 4.9. TEXT filters by name, also
     by the names of dcgm-exporter 1.x and 4.9.
     """
-    rows = [
-        (
-            str(field.id),
-            field.name,
-            field.unit,
-            "own value" if field.per_instance else "",
-            _describe_source(field),
-            _describe_successor(field),
-        )
-        for field in fields().values()
-        if any(pattern.lower() in name.lower() for name in field.names)
-    ]
-    if not rows:
+    table = [("id", "name", "unit", "mig", "from", "in 4.9")]
+    for field in fields().values():
+        if any(pattern.lower() in name.lower() for name in field.names):
+            own = "own value" if field.per_instance else ""
+            source = _describe_source(field)
+            successor = _describe_successor(field)
+            table.append((str(field.id), field.name, field.unit, own, source, successor))
+    if len(table) == 1:
         raise UsageError(
             f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields"
         )
-    table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

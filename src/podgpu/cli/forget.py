@@ -1,6 +1,4 @@
-"""`podgpu forget`: removes a lost GPU from the page and the metrics, or clears the XIDs of a
-repaired GPU.
-"""
+"""`podgpu forget`: removes a lost GPU from the page, or clears the XIDs of a repaired GPU."""
 
 from __future__ import annotations
 
@@ -35,9 +33,8 @@ def command(uuid: str, url: str) -> None:
     response = asyncio.run(_post(client))
     text = response.body.decode(errors="replace").strip()
     if response.status != 200:
-        raise SourceError(
-            f"http_{response.status}", text or f"{client.shown} answers {response.status}"
-        )
+        text = text or f"{client.shown} answers {response.status}"
+        raise SourceError(f"http_{response.status}", text)
     click.echo(text)
 
 

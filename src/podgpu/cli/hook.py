@@ -35,15 +35,14 @@ def command(**options: Any) -> None:
     Connects to the runtime's NRI socket, or uses the runtime's connection if the runtime started
     the hook (NRI_PLUGIN_SOCKET). Changes containers only if --inject is given.
     """
-    path, descriptor = options["podlist"], os.environ.get("NRI_PLUGIN_SOCKET", "")
+    path = options["podlist"]
     if os.path.ismount(path):
-        raise UsageError(
-            f"--podlist {path} is a mount point and cannot be replaced: mount its directory"
-        )
+        problem = "is a mount point and cannot be replaced: mount its directory"
+        raise UsageError(f"--podlist {path} {problem}")
+    descriptor = os.environ.get("NRI_PLUGIN_SOCKET", "")
     if descriptor and not descriptor.isdecimal():
-        raise UsageError(
-            f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection"
-        )
+        problem = "must be the number of an open connection"
+        raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: {problem}")
     file = AtomicFile(os.path.abspath(path), option="--podlist")
     hook = Hook(
         file,
@@ -70,21 +69,19 @@ def _run_with_port(hook: Hook, address: Address) -> None:
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:
             return False, "the runtime has not reported its containers yet\n"
-        return (
-            (True, "OK\n")
-            if hook.writer.is_up_to_date
-            else (False, "podlist.json is not up to date\n")
-        )
+        if not hook.writer.is_up_to_date:
+            return False, "podlist.json is not up to date\n"
+        return True, "OK\n"
 
-    app = make_application(
-        [metrics_route(hook.families), *probe_routes(lambda: (True, "OK\n"), ready)], None
-    )
+    routes = [metrics_route(hook.families), *probe_routes(lambda: (True, "OK\n"), ready)]
+    app = make_application(routes, None)
     run([hook], [Listener(app, address, announcement="the hook's own metrics are at %s/metrics")])
 
 
 def _run_without_port(hook: Hook) -> None:
-    """Runs without the web server. The hook then starts three times as fast; a runtime waits only 5
-    s for a plugin.
+    """Runs without the web server.
+
+    The hook then starts three times as fast; a runtime waits only 5 s for a plugin.
     """
     stopping = stop_on_signal()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

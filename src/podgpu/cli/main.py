@@ -42,9 +42,8 @@ _EXAMPLES = (
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
     ("podgpu top", "on a GPU node: show which pods use the GPUs"),
 )
-_CREDENTIALS = re.compile(
-    r"[^\s'\"()]*:[^\s'\"()]*@"
-)  # matches the login in a URL, so that messages can omit it
+_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
+"""Matches the login in a URL, so that messages can omit it."""
 
 
 class _Commands(click.Group):
@@ -63,11 +62,10 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = "".join(
-                f" Did you mean '{command}'?"
-                for command in get_close_matches(args[0], COMMANDS, n=1)
-            )
-            ctx.fail(f"No such command '{args[0]}'.{near}")
+            text = f"No such command '{args[0]}'."
+            for command in get_close_matches(args[0], COMMANDS, n=1):
+                text += f" Did you mean '{command}'?"
+            ctx.fail(text)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,11 +79,9 @@ class _Commands(click.Group):
 
 def _read_commit() -> str:
     """Returns the commit for --version. Only packages from `make release` contain it."""
+    file = resources.files("podgpu") / "commit.txt"
     try:
-        return (
-            "commit "
-            f"{(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
-        )
+        return f"commit {file.read_text(encoding='utf-8').strip()}"
     except FileNotFoundError:
         return "built from a source tree"
 
@@ -99,30 +95,27 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # only the exporter handles it; it must not end other commands
+    # Only the exporter handles it; it must not end other commands.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a second signal must not end the process before it has flushed
+    # A second signal must not end the process before it has flushed.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(
-        code
-    )  # skips Python's cleanup, which can abort while threads are still in driver calls
+    # Skips Python's cleanup, which can abort while threads are still in driver calls.
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Returns the exit code: 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong
-    usage.
+    """Returns the exit code.
+
+    0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage.
     """
     if arguments[:1] and arguments[0] in COMMANDS:
         arguments = normalize_arguments(arguments)
@@ -147,14 +140,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Formats a usage error. click's own text names the environment variable even if the value came
-    from the flag.
+    """Formats a usage error.
+
+    click's own text names the environment variable even if the value came from the flag.
     """
     if isinstance(error, click.BadParameter) and error.param is not None and error.message:
-        return (
-            f"{max(error.param.opts, key=len)}: "
-            f"{error.message}{describe_origin(error.param, error.ctx)}"
-        )
+        flag = max(error.param.opts, key=len)
+        return f"{flag}: {error.message}{describe_origin(error.param, error.ctx)}"
     return error.format_message()
 
 

@@ -1,6 +1,4 @@
-"""`podgpu migrate`: converts dashboards, rules and queries from the names of dcgm-exporter 4.8 to
-those of 4.9.
-"""
+"""`podgpu migrate`: converts dashboards, rules and queries from dcgm-exporter 4.8 to 4.9."""
 
 from __future__ import annotations
 
@@ -42,18 +40,17 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     --force), and the exit code is 1.
     """
     _check(files, options)
-    try:
-        migrated = {name: _migrate(_read(name), name) for name in files} or {
-            "--expr": rewrite_query(options["expr"])
-        }
-    except PromqlError as e:
-        raise UsageError(f"--expr is not PromQL: {e}") from e
+    migrated = {name: _migrate(_read(name), name) for name in files}
+    if not files:
+        try:
+            migrated["--expr"] = rewrite_query(options["expr"])
+        except PromqlError as e:
+            raise UsageError(f"--expr is not PromQL: {e}") from e
     for name, result in migrated.items():
         _report(name, result)
     if any(result.unconverted for result in migrated.values()) and not options["force"]:
-        click.echo(
-            "podgpu: nothing was written; use --force to write the converted queries", err=True
-        )
+        text = "podgpu: nothing was written; use --force to write the converted queries"
+        click.echo(text, err=True)
         return 1
     for name, result in migrated.items():
         if not options["in_place"]:
@@ -74,16 +71,15 @@ def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 def _read(name: str) -> str:
-    try:
-        content = (
-            sys.stdin.buffer.read(_MOST_BYTES + 1)
-            if name == _STDIN
-            else read_bounded(name, _MOST_BYTES)
-        )
-    except SourceError as e:
-        raise UsageError(str(e)) from e
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"standard input: larger than the maximum of {_MOST_BYTES} bytes")
+    if name == _STDIN:
+        content = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UsageError(f"standard input: larger than the maximum of {_MOST_BYTES} bytes")
+    else:
+        try:
+            content = read_bounded(name, _MOST_BYTES)
+        except SourceError as e:
+            raise UsageError(str(e)) from e
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -91,8 +87,9 @@ def _read(name: str) -> str:
 
 
 def _migrate(text: str, name: str) -> RewriteResult:
-    """Converts a file. Files that begin with { or [ are dashboards, unless their names end in
-    .yaml, .yml or .rules.
+    """Converts a file.
+
+    Files that begin with { or [ are dashboards, unless their names end in .yaml, .yml or .rules.
     """
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
@@ -104,13 +101,11 @@ def _migrate(text: str, name: str) -> RewriteResult:
 
 def _report(name: str, result: RewriteResult) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
-    for sentence in result.unconverted:
-        click.echo(f"podgpu: {shown}: not converted: {one_line(sentence)}", err=True)
-    for sentence in dict.fromkeys(result.notes):
-        click.echo(f"podgpu: {shown}: note: {one_line(sentence)}", err=True)
+    lines = [f"not converted: {one_line(sentence)}" for sentence in result.unconverted]
+    lines += [f"note: {one_line(sentence)}" for sentence in dict.fromkeys(result.notes)]
     if not result.changed and not result.unconverted:
-        click.echo(f"podgpu: {shown}: nothing to convert", err=True)
+        lines.append("nothing to convert")
     elif name != "--expr":
-        click.echo(
-            f"podgpu: {shown}: {result.changed} converted, {len(result.unconverted)} not", err=True
-        )
+        lines.append(f"{result.changed} converted, {len(result.unconverted)} not")
+    for line in lines:
+        click.echo(f"podgpu: {shown}: {line}", err=True)

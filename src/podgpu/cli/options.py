@@ -36,11 +36,8 @@ GROUPS = {
     "paths": "Paths",
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
-_HIDING_SHARED = (
-    "doctor",
-    "top",
-    "trace",
-)  # their --help does not show options that they share with the exporter
+_HIDING_SHARED = ("doctor", "top", "trace")
+"""Commands whose --help does not show the options that they share with the exporter."""
 FROM_FILE = "podgpu.from_file"
 """Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
@@ -66,33 +63,42 @@ class Option:
 
     @property
     def works(self) -> bool:
-        """False for options of dcgm-exporter without effect. They are accepted so that a migrated
-        DaemonSet starts.
+        """False for options of dcgm-exporter without effect.
+
+        They are accepted so that a migrated DaemonSet starts.
         """
         return self.group != "no effect"
 
     @property
     def names(self) -> list[str]:
-        short = (
-            [f"-{self.short}" if len(self.short) == 1 else f"--{self.short}"] if self.short else []
-        )
-        return [f"--{self.flag}", *short]
+        names = [f"--{self.flag}"]
+        if self.short:
+            dashes = "-" if len(self.short) == 1 else "--"
+            names.append(dashes + self.short)
+        return names
 
 
 def _read_options() -> dict[str, tuple[Option, ...]]:
     """Returns the options of each command: its own, then those that it shares with the exporter.
+
     doctor shares all.
     """
-    commands: defaultdict[str, dict[str, Option]] = defaultdict(dict)
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
-    for row in sorted(
-        csv.DictReader(text.splitlines()), key=lambda row: row["command"].startswith("exporter")
-    ):
-        names, shown, env = row.pop("command").split(), row.pop("shown"), row.pop("env")
+    rows = list(csv.DictReader(text.splitlines()))
+    rows.sort(key=lambda row: row["command"].startswith("exporter"))
+
+    commands: defaultdict[str, dict[str, Option]] = defaultdict(dict)
+    for row in rows:
+        names = row.pop("command").split()
+        is_shown = row.pop("shown") == "help"
+        env = row.pop("env")
         is_shared = "exporter" in names
-        for command in (*names, "doctor") if is_shared else names:
-            common = shown == "help" and not (is_shared and command in _HIDING_SHARED)
-            option = Option(**row, env=env.replace("{COMMAND}", command.upper()), common=common)
+        if is_shared:
+            names.append("doctor")
+        for command in names:
+            is_hidden = is_shared and command in _HIDING_SHARED
+            variable = env.replace("{COMMAND}", command.upper())
+            option = Option(**row, env=variable, common=is_shown and not is_hidden)
             commands[command].setdefault(option.flag, option)
     return {command: tuple(options.values()) for command, options in commands.items()}
 
@@ -118,22 +124,21 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]
 
 
 def _parse_seconds(unit: str, text: str) -> float:
-    seconds = parse_duration(f"{text}{unit}" if _PLAIN_NUMBER.fullmatch(text) else text)
+    has_unit = _PLAIN_NUMBER.fullmatch(text) is None
+    seconds = parse_duration(text if has_unit else f"{text}{unit}")
     if seconds is None:
         raise UsageError(f"{text!r} is not a duration such as 5s, 500ms or 1m30s")
     if not 0.1 <= seconds <= 86_400:
-        raise UsageError(
-            f"{text} must be from 100 ms to 24 h; a number without a unit is in {unit}"
-        )
+        limits = "from 100 ms to 24 h"
+        raise UsageError(f"{text} must be {limits}; a number without a unit is in {unit}")
     return seconds
 
 
 def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
     if may_be_none and text in ("", "none"):
         return None
-    from podgpu.web.app import (
-        parse_address,
-    )  # imports aiohttp, which most runs of the hook do not need
+    # Imports aiohttp, which most runs of the hook do not need.
+    from podgpu.web.app import parse_address
 
     return parse_address(text)
 
@@ -155,15 +160,18 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
 
 
 def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Returns a note that names the environment variable or file that sets the option. Empty for
-    flags.
+    """Returns a note that names the environment variable or file that sets the option.
+
+    Empty for flags.
     """
     if param is None or ctx is None or param.name is None:
         return ""
-    if param.name in ctx.meta.get(FROM_FILE, {}):
-        return f" (from {ctx.meta[FROM_FILE][param.name]})"
-    is_variable = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
-    return f" (from the variable {param.envvar})" if is_variable else ""
+    files = ctx.meta.get(FROM_FILE, {})
+    if param.name in files:
+        return f" (from {files[param.name]})"
+    if ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
+        return f" (from the variable {param.envvar})"
+    return ""
 
 
 def is_set(ctx: click.Context, parameter: str) -> bool:
@@ -173,13 +181,13 @@ def is_set(ctx: click.Context, parameter: str) -> bool:
 
 @contextmanager
 def naming_option(option: str) -> Iterator[None]:
-    """Adds the option to the start of a UsageError's message, unless the message begins with an
-    option.
-    """
+    """Adds the option to the start of a UsageError's message, unless it begins with an option."""
     try:
         yield
     except UsageError as e:
-        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
+        if str(e).startswith("--"):
+            raise
+        raise UsageError(f"{option} {e}") from e
 
 
 Example = tuple[str, str]  # command line, description
@@ -188,16 +196,16 @@ _NAMES_WIDTH = 30
 
 
 def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a function a command. The options are the command's rows in
-    options.csv.
+    """Returns a decorator that makes a function a command.
+
+    The options are the command's rows in options.csv.
     """
     rows = _OPTIONS.get(name, ())
     params = [_make_option(row) for row in rows]
     if any(not row.common for row in rows):
-        text = "Show every option and exit."
         all_options = click.Option(
             ["--help-all"],
-            help=text,
+            help="Show every option and exit.",
             is_flag=True,
             is_eager=True,
             expose_value=False,
@@ -248,8 +256,9 @@ class GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Configures logging and runs the command. Names the origin of the option in the message of
-        a UsageError.
+        """Configures logging and runs the command.
+
+        Names the origin of the option in the message of a UsageError.
         """
         if "log_format" in ctx.params:
             configure_logging(ctx.params["log_format"], ctx.params["debug"])
@@ -261,22 +270,22 @@ class GroupedCommand(click.Command):
             raise UsageError(f"{error}{describe_origin(param, ctx)}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown = (row for row in self.rows if row.common or ctx.meta.get(_HELP_ALL))
-        groups = {f"--{row.flag}": row.group for row in shown} | dict.fromkeys(
-            ("--help-all", "--help"), "common"
-        )
+        group_of = {"--help-all": "common", "--help": "common"}
+        for row in self.rows:
+            if row.common or ctx.meta.get(_HELP_ALL):
+                group_of[f"--{row.flag}"] = row.group
+
+        records = defaultdict(list)
+        for param in self.get_params(ctx):
+            group = next((group_of[name] for name in param.opts if name in group_of), "")
+            record = param.get_help_record(ctx)
+            if record is not None:
+                records[group].append(record)
+
         for group, title in GROUPS.items():
-            params = [
-                param
-                for param in self.get_params(ctx)
-                if any(groups.get(name) == group for name in param.opts)
-            ]
-            records = [
-                record for param in params if (record := param.get_help_record(ctx)) is not None
-            ]
-            if records:
+            if records[group]:
                 with formatter.section(title):
-                    formatter.write_dl(records, col_max=_NAMES_WIDTH)
+                    formatter.write_dl(records[group], col_max=_NAMES_WIDTH)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
@@ -291,17 +300,20 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) 
 
 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
-    """Converts the syntax of Go flags: `-c=1000` to `-c 1000`, and `-collectors file` to
-    `--collectors file`.
+    """Converts the syntax of Go flags.
+
+    `-c=1000` becomes `-c 1000`, and `-collectors file` becomes `--collectors file`.
     """
-    long_names = {
-        name[2:] for option in EXPORTER_OPTIONS for name in option.names if name.startswith("--")
-    }
+    names: list[str] = []
+    for option in EXPORTER_OPTIONS:
+        names += option.names
     normal: list[str] = []
     for argument in arguments:
         match = re.match(r"-([a-z][\w-]+)(=.*)?$", argument)
         if re.match(r"-[A-Za-z]=", argument):
             normal += [argument[:2], argument[3:]]
+        elif match and f"--{match[1]}" in names:
+            normal.append(f"-{argument}")
         else:
-            normal.append(f"-{argument}" if match and match[1] in long_names else argument)
+            normal.append(argument)
     return normal

@@ -1,12 +1,15 @@
-"""`podgpu report`: prints cost, waste and broken GPUs for a period, from the API of `podgpu
-cluster`.
+"""`podgpu report`: prints cost, waste and broken GPUs for a period.
+
+Reads the API of `podgpu cluster`.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,24 +25,25 @@ from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_rang
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
 _UNKNOWN = "–"
-_EXAMPLE_PRICES = "The prices are examples: set yours with `podgpu cluster --prices FILE`"
+_EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
 _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
 _COLUMNS = (
-    *(
-        "GPU-hours",
-        "Allocated, h",
-        "Busy (weighted), h",
-        "Idle, h",
-        "Waited, h",
-        "Use of what it holds",
-    ),
-    *("Energy, kWh", "Cost", "Wasted"),
+    "GPU-hours",
+    "Allocated, h",
+    "Busy (weighted), h",
+    "Idle, h",
+    "Waited, h",
+    "Use of what it holds",
+    "Energy, kWh",
 )
+_MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
 
 
-_Table = tuple[
-    str, Sequence[str], Sequence[Sequence[str]]
-]  # a table of the report: title, header and rows
+class _Table(NamedTuple):
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 @make_command(
@@ -61,40 +65,40 @@ def command(url: str, range: str, by: str, format: str) -> int:
     """
     query = {"range": range, "by": by}
     if range == "month":
-        month = (
-            datetime.now().astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        )
+        now = datetime.now().astimezone()
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         query = {"from": str(month.timestamp()), "by": by}
     try:
         parsed = parse_range_query(query)
     except UsageError as error:
-        raise UsageError(f"--{error}") from error  # by='x' becomes --by='x'
+        # by='x' becomes --by='x'
+        raise UsageError(f"--{error}") from error
+
     client = HttpClient(url.rstrip("/"), timeout=_TIMEOUT)
     if format == "csv":
-        print_out(client.get_blocking("api/v1/range", {**query, "format": "csv"}))
+        print_out(client.get_blocking("api/v1/range", query | {"format": "csv"}))
         return 0
-    answer, owners = (_read_range(client, {**query, "by": name}) for name in (by, "owner"))
+
+    answer = _read_range(client, query)
+    owners = _read_range(client, query | {"by": "owner"})
     view = decode_view(client.get_blocking("api/v1/view"))
-    broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
-    tables = list(_make_tables(answer, owners, broken))
+
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
-    title = (
-        f"GPU report, {utc_text(start)} to "
-        f"{utc_text(answer.to)}{' (SIMULATED GPUs)' if answer.simulated else ''}"
-    )
-    notes = [*((_EXAMPLE_PRICES,) if answer.prices == "example" else ()), *answer.notes]
-    covered, asked = 60 * round((answer.to - start) / 60), parsed.seconds
-    if range != "month" and abs(covered - asked) > 0.02 * asked:
-        why = (
-            "older usage is stored in whole hours or days"
-            if covered > asked
-            else "there are no older records"
-        )
-        notes.insert(
-            0,
-            f"The report covers {duration_text(covered)} instead of {duration_text(asked)}: {why}",
-        )
-    print_out((_write_html if format == "html" else _write_markdown)(title, notes, tables))
+    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
+    if answer.simulated:
+        title += " (SIMULATED GPUs)"
+
+    notes: list[str] = []
+    if range != "month":
+        notes += _explain_length(answer.to - start, parsed.seconds)
+    if answer.prices == "example":
+        notes.append(_EXAMPLE_PRICES)
+    notes += answer.notes
+
+    broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
+    tables = _make_tables(answer, owners, broken)
+    write = _write_html if format == "html" else _write_markdown
+    print_out(write(title, notes, tables))
     return 0
 
 
@@ -103,75 +107,114 @@ def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
         return find_decoder(RangeAnswer).decode(client.get_blocking("api/v1/range", query))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = (
-            f"{client.shown} returned no valid /api/v1/range: is it the address of podgpu "
-            f"cluster? ({error})"
+            f"{client.shown} returned no valid /api/v1/range: "
+            f"is it the address of podgpu cluster? ({error})"
         )
         raise SourceError("malformed", text) from error
 
 
-def _make_tables(
-    answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
-) -> Iterator[_Table]:
-    columns = [*_COLUMNS[:-2], *(f"{name} {answer.currency}".rstrip() for name in _COLUMNS[-2:])]
-    yield "Total", columns, [_cells(answer.totals)]
+def _explain_length(seconds: float, asked: float) -> list[str]:
+    """Returns a note if the report does not cover the requested time, both in seconds."""
+    covered = 60 * round(seconds / 60)
+    if abs(covered - asked) <= 0.02 * asked:
+        return []
+    why = "there are no older records"
+    if covered > asked:
+        why = "older usage is stored in whole hours or days"
+    lengths = f"{duration_text(covered)} instead of {duration_text(asked)}"
+    return [f"The report covers {lengths}: {why}"]
+
+
+def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> list[_Table]:
+    cost = f"Cost {answer.currency}".rstrip()
+    wasted = f"Wasted {answer.currency}".rstrip()
+    columns = [*_COLUMNS, cost, wasted]
+
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
-    rows = [(describe_row(row, nameless), *_cells(row)) for row in answer.rows]
-    yield f"By {answer.by}", (answer.by, *columns), rows
-    idle = sorted(
-        (row for row in owners.rows if row.idle_hours),
-        key=lambda row: (-(row.wasted or 0), -row.idle_hours),
-    )
-    rows = [(describe_row(row), *_cells(row)) for row in idle[:_TOP_OWNERS]]
-    yield "Most idle owners", ("owner", *columns), rows
-    yield "Broken GPUs now", ("problem",), [(text,) for text in broken]
+    rows = [[describe_row(row, nameless), *_make_cells(row)] for row in answer.rows]
+
+    idle = [row for row in owners.rows if row.idle_hours]
+    idle.sort(key=lambda row: (row.wasted or 0, row.idle_hours), reverse=True)
+    idle_rows = [[describe_row(row), *_make_cells(row)] for row in idle[:_TOP_OWNERS]]
+
+    return [
+        _Table("Total", columns, [_make_cells(answer.totals)]),
+        _Table(f"By {answer.by}", [answer.by, *columns], rows),
+        _Table("Most idle owners", ["owner", *columns], idle_rows),
+        _Table("Broken GPUs now", ["problem"], [[text] for text in broken]),
+    ]
 
 
-def _cells(figures: RangeFigures) -> tuple[str, ...]:
-    use = figures.mean_use
-    return (
-        *map(_number, (figures.gpu_hours, figures.allocated_hours)),
-        *map(_number, (figures.used_hours, figures.idle_hours, figures.waited_hours)),
-        _UNKNOWN
-        if use is None
-        else f"{use:.0%} of its share"
-        if use >= _MORE_THAN_ALL
-        else f"{use:.0%}",
-        _number(figures.energy_kwh),
-        *(
-            f"≥ {_number(n)}" if n and figures.unpriced_hours else _number(n)
-            for n in (figures.cost, figures.wasted)
-        ),
-    )
+def _make_cells(figures: RangeFigures) -> list[str]:
+    return [
+        _write_number(figures.gpu_hours),
+        _write_number(figures.allocated_hours),
+        _write_number(figures.used_hours),
+        _write_number(figures.idle_hours),
+        _write_number(figures.waited_hours),
+        _write_use(figures.mean_use),
+        _write_number(figures.energy_kwh),
+        _write_cost(figures.cost, figures),
+        _write_cost(figures.wasted, figures),
+    ]
 
 
-def _number(amount: float | None) -> str:
+def _write_number(amount: float | None) -> str:
     return _UNKNOWN if amount is None else f"{amount:,.2f}"
 
 
+def _write_use(use: float | None) -> str:
+    if use is None:
+        return _UNKNOWN
+    return f"{use:.0%} of its share" if use >= _MORE_THAN_ALL else f"{use:.0%}"
+
+
+def _write_cost(amount: float | None, figures: RangeFigures) -> str:
+    """Writes a lower bound if some hours have no price."""
+    is_bound = amount and figures.unpriced_hours
+    return f"≥ {_write_number(amount)}" if is_bound else _write_number(amount)
+
+
 def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
-    lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
-    for heading, header, rows in tables:
-        lines += ["", f"## {heading}", "", *([] if rows else ["None."])]
-        for row in (header, ["---"] * len(header), *rows) if rows else ():
-            cells = (
-                " ".join(cell.replace("\\", "\\\\").replace("|", "\\|").split()) for cell in row
-            )
-            lines.append(f"| {' | '.join(cells)} |")
+    lines = [f"# {title}", ""]
+    lines += [f"- {_escape_markdown(note)}" for note in notes]
+    for table in tables:
+        lines += ["", f"## {_escape_markdown(table.title)}", ""]
+        if not table.rows:
+            lines.append("None.")
+            continue
+        lines.append(_write_markdown_row(table.header))
+        lines.append("| --- " * len(table.header) + "|")
+        lines += [_write_markdown_row(row) for row in table.rows]
     return "\n".join(lines) + "\n"
 
 
-def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
-    def row(tag: str, cells: Iterable[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+def _write_markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_escape_markdown, cells))} |"
 
+
+def _escape_markdown(text: str) -> str:
+    """Makes any text one line that is shown as it is: tenants choose the names in a report."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
     parts = [
         f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>',
         "<style>body{font-family:sans-serif;margin:2em}td,th{padding:.3em .8em;text-align:right}",
         "td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#eee}</style>",
-        f"<h1>{html.escape(title)}</h1><ul>{''.join(f'<li>{html.escape(note)}</li>' for note in notes)}</ul>",
+        f"<h1>{html.escape(title)}</h1><ul>{_write_elements('li', notes)}</ul>",
     ]
-    for heading, header, rows in tables:
-        body = "".join(row("td", cells) for cells in rows)
-        content = f"<table>{row('th', header)}{body}</table>" if body else "<p>None.</p>"
-        parts.append(f"<h2>{html.escape(heading)}</h2>{content}")
+    for table in tables:
+        parts.append(f"<h2>{html.escape(table.title)}</h2>")
+        if not table.rows:
+            parts[-1] += "<p>None.</p>"
+            continue
+        rows = [f"<tr>{_write_elements('th', table.header)}</tr>"]
+        rows += [f"<tr>{_write_elements('td', row)}</tr>" for row in table.rows]
+        parts[-1] += f"<table>{''.join(rows)}</table>"
     return "\n".join(parts) + "\n</html>\n"
+
+
+def _write_elements(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)

@@ -67,19 +67,20 @@ def node_name(default: str = "") -> str:
 def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
-    """Builds the agent of the exporter. Without `telemetry`, opens the source that --telemetry
-    names.
+    """Builds the agent of the exporter.
+
+    Without `telemetry`, opens the source that --telemetry names.
     """
-    names: NameSet = options["dcgm_names"]
     counters, read_again = choose_counters(options)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
-    if configmap != "none" and (
-        text := open_if_api("configmap-data", lambda: api.configmap(configmap))
-    ):
-        read_again = counters_in_configmap(configmap, text, names)
-    engine, host_label = options["host_engine"], options["hostname_label"]
+    if configmap != "none":
+        text = open_if_api("configmap-data", lambda: api.configmap(configmap))
+        if text is not None:
+            read_again = counters_in_configmap(configmap, text, options["dcgm_names"])
+
+    engine = options["host_engine"]
     is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
     node = node_name(engine.host if is_remote else "")
     settings = Settings(
@@ -89,26 +90,10 @@ def build_exporter_agent(
         collections=options["config"].collections,
         skip_empty=configmap != "none",
         selection=selection,
-        policy=Policy(
-            counters=counters,
-            hostname="" if options["no_hostname"] else node,
-            hostname_labels=HOST_LABELS[names] if host_label == "auto" else (host_label,),
-            old_namespace=options["use_old_namespace"],
-            replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
-            pod_uid=options["kubernetes_enable_pod_uid"],
-            dcgm_holders=options["dcgm_holder_labels"],
-            virtual_gpus=options["kubernetes_virtual_gpus"],
-            copy_parent_values=options["mig_copy_parent_values"],
-            gpu_manager=options["gpu_manager_metrics"],
-            wait_pairs=options["wait_pairs"],
-            process_metrics=options["enable_exporter_metrics"],
-            xid_window_ms=round(options["xid_count_window_size"] * 1000),
-            clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
-        ),
+        policy=_make_policy(options, counters, node),
     )
-    pod_labels = _make_label_reader(
-        options, api
-    )  # opens a watch, so it comes before `make_holders`
+    # Opens a watch, so it comes before `make_holders`.
+    pod_labels = _make_label_reader(options, api)
     agent = Agent(
         telemetry,
         make_holders(options, api, telemetry),
@@ -123,12 +108,34 @@ def build_exporter_agent(
     return agent
 
 
+def _make_policy(options: Options, counters: CounterSpecs, node: str) -> Policy:
+    names: NameSet = options["dcgm_names"]
+    host_label = options["hostname_label"]
+    return Policy(
+        counters=counters,
+        hostname="" if options["no_hostname"] else node,
+        hostname_labels=HOST_LABELS[names] if host_label == "auto" else (host_label,),
+        old_namespace=options["use_old_namespace"],
+        replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
+        pod_uid=options["kubernetes_enable_pod_uid"],
+        dcgm_holders=options["dcgm_holder_labels"],
+        virtual_gpus=options["kubernetes_virtual_gpus"],
+        copy_parent_values=options["mig_copy_parent_values"],
+        gpu_manager=options["gpu_manager_metrics"],
+        wait_pairs=options["wait_pairs"],
+        process_metrics=options["enable_exporter_metrics"],
+        xid_window_ms=round(options["xid_count_window_size"] * 1000),
+        clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
+    )
+
+
 def choose_counters(options: Options) -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of the configuration file, or else of `-f`.
 
     The second value is a function that reads the counters again, or None if they cannot change.
     """
-    if (counters := options["config"].counters) is not None:
+    counters = options["config"].counters
+    if counters is not None:
         return add_other_names(counters, options["dcgm_names"]), None
     return read_counters(options["collectors"], options["dcgm_names"])
 
@@ -142,29 +149,27 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
-    """Creates the allocation sources. Call it after all watches are open: the last source reports
-    their health.
+    """Creates the allocation sources.
+
+    Call it after all watches are open: the last source reports their health.
     """
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    return HolderSources(
-        sources, make_identities(options, api).read, partial(read_living, options["path_proc"])
-    )
+    identities = make_identities(options, api)
+    return HolderSources(sources, identities.read, partial(read_living, options["path_proc"]))
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Creates the finder of process owners. Without -k and --allocation, it also finds Linux users
-    and jobs.
+    """Creates the finder of process owners.
+
+    Without -k and --allocation, it also finds Linux users and jobs.
     """
+    proc = options["path_proc"]
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    is_simulated = (
-        options["telemetry"].partition(":")[0] == "simulated"
-    )  # simulated processes are not in /proc
-    return ContainerFinder(
-        options["path_proc"],
-        finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc"),
-    )
+    # Simulated processes are not in /proc.
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated" and proc == "/proc"
+    return ContainerFinder(proc, finds_users=is_plain and not is_simulated)
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
@@ -178,8 +183,9 @@ def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
 
 
 SOURCES = ("annotations", "podlist", "kubelet", "checkpoint", "hpc", "processes")
-"""Sources in order of precedence for `auto`. Schedulers come first, because HAMi assigns other GPUs
-than the kubelet lists.
+"""Sources in order of precedence for `auto`.
+
+Schedulers come first, because HAMi assigns other GPUs than the kubelet lists.
 """
 SOURCES_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
 
@@ -187,22 +193,20 @@ SOURCES_WITH_ARGUMENT = ("podlist", "checkpoint", "hpc")
 def make_allocations(
     options: Options, api: ApiAccess, telemetry: Telemetry
 ) -> list[AllocationSource]:
-    """Creates the sources of `--allocation`. Raises UsageError if it is invalid. Without -k, `auto`
-    means `hpc`.
+    """Creates the sources of `--allocation`. Raises UsageError if it is invalid.
+
+    Without -k, `auto` means `hpc`.
     """
+    sources: list[AllocationSource] = []
     if options["allocation"] != "auto":
-        return [
-            _create_source(entry.strip(), options, api, telemetry)
-            for entry in options["allocation"].split(",")
-        ]
-    names = [
-        name
-        for name in (SOURCES if options["kubernetes"] else ["hpc"])
-        if _is_present(name, options, api)
-    ]
+        for entry in options["allocation"].split(","):
+            sources.append(_create_source(entry.strip(), options, api, telemetry))
+        return sources
+
+    candidates = SOURCES if options["kubernetes"] else ("hpc",)
+    names = [name for name in candidates if _is_present(name, options, api)]
     if names:
         _log.info("allocation sources: %s", ", ".join(names))
-    sources = []
     for name in names:
         try:
             sources.append(_create_source(name, options, api, telemetry))
@@ -218,13 +222,11 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return api.is_available
         case "podlist":
             return any(map(os.path.exists, _podlist_paths(options)))
-        case (
-            "checkpoint"
-        ):  # it can be outdated, so it is used only if the kubelet's socket does not exist
-            is_running = os.path.exists(options["pod_resources_kubelet_socket"])
-            return (
-                os.path.exists(_in_kubelet_directory(CHECKPOINT_NAME, options)) and not is_running
-            )
+        case "checkpoint":
+            # It can be outdated, so it is used only if the kubelet's socket does not exist.
+            if os.path.exists(options["pod_resources_kubelet_socket"]):
+                return False
+            return os.path.exists(_in_kubelet_directory(CHECKPOINT_NAME, options))
         case "hpc":
             return bool(options["hpc_job_mapping_dir"])
         case "processes":
@@ -240,29 +242,26 @@ def _create_source(
     name, _, argument = entry.partition(":")
     if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
-    resource_names = frozenset(
-        filter(None, map(str.strip, options["nvidia_resource_names"].split(",")))
-    )
+    words = map(str.strip, options["nvidia_resource_names"].split(","))
+    resource_names = frozenset(filter(None, words))
     match name:
         case "annotations":
             return AnnotationsAllocation(api.pods())
         case "podlist":
             return PodlistAllocation([argument] if argument else _podlist_paths(options))
         case "kubelet":
-            from podgpu.node.holders.kubelet import (
-                KubeletAllocation,
-            )  # imports protobuf and h2, which is slow
+            # Imports protobuf and h2, which is slow.
+            from podgpu.node.holders.kubelet import KubeletAllocation
 
+            socket_path = options["pod_resources_kubelet_socket"]
             claims = _create_claims(options, api) if options["kubernetes_enable_dra"] else None
-            return KubeletAllocation(
-                options["pod_resources_kubelet_socket"], resource_names, claims=claims
-            )
+            return KubeletAllocation(socket_path, resource_names, claims=claims)
         case "checkpoint":
-            return CheckpointAllocation(
-                argument or _in_kubelet_directory(CHECKPOINT_NAME, options), resource_names
-            )
+            path = argument or _in_kubelet_directory(CHECKPOINT_NAME, options)
+            return CheckpointAllocation(path, resource_names)
         case "hpc":
-            if directory := argument or options["hpc_job_mapping_dir"]:
+            directory = argument or options["hpc_job_mapping_dir"]
+            if directory:
                 return HpcAllocation(directory)
             raise UsageError(
                 "--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map"
@@ -285,8 +284,9 @@ def _in_kubelet_directory(name: str, options: Options) -> str:
 
 
 def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
-    """Creates the mapping of DRA claims. Without an API server, it uses the driver's checkpoint, or
-    returns None.
+    """Creates the mapping of DRA claims.
+
+    Without an API server, it uses the driver's checkpoint, or returns None.
     """
     from podgpu.node.holders.dra import (
         DRIVER_CHECKPOINT,
@@ -308,20 +308,22 @@ def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
 
 def _open_nvml(argument: str, options: Options) -> Telemetry:
     if argument:
-        raise UsageError(
-            f"--telemetry nvml takes no argument, but {redact_url(argument)} was given"
-        )
+        shown = redact_url(argument)
+        raise UsageError(f"--telemetry nvml takes no argument, but {shown} was given")
     return NvmlTelemetry(
-        count_expected=partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
+        count_expected=_make_counter(options),
         sees_processes=in_host_pid_namespace(),
         switch_logs=_make_switch_logs(options),
     )
 
 
+def _make_counter(options: Options) -> Callable[[], int | None]:
+    """Returns a function that counts the GPUs on the PCI bus."""
+    return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
+
+
 def _make_switch_logs(options: Options, **arguments: Any) -> SwitchLogFactory | None:
-    """Returns the factory of context-switch logs, or None if --usage-from does not use these
-    logs.
-    """
+    """Returns the factory of context-switch logs, or None if --usage-from does not use them."""
     wanted = options.get("usage_from", "samples")
     return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **arguments)
 
@@ -365,23 +367,17 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    if (
-        engine is not None and not engine.is_local
-    ):  # this machine's driver cannot read the GPUs of another machine
+    if engine is not None and not engine.is_local:
+        # This machine's driver cannot read the GPUs of another machine.
         return DcgmTelemetry(settings)
-    return DcgmTelemetry(
-        settings,
-        _open_nvml("", options),
-        partial(count_pci_gpus, options.get("path_sysfs", "/sys")),
-    )
+    return DcgmTelemetry(settings, _open_nvml("", options), _make_counter(options))
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter. `place`: a URL or the path of a file."""
     # Ends before the deadline of the reading, because the message of this timeout is more specific.
-    timeout = min(
-        DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT)))
-    )
+    interval = float(options.get("collect_interval", DEFAULT_TIMEOUT))
+    timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, interval))
     return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
 
@@ -407,9 +403,8 @@ def open_telemetry(chosen: str, options: Options) -> Telemetry:
     """Opens a source of GPU values. `chosen`: value of --telemetry, NAME[:ARGUMENT]."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
-        raise UsageError(
-            f"--telemetry {redact_url(chosen)}: unknown source; valid are {', '.join(TELEMETRIES)}"
-        )
+        valid = ", ".join(TELEMETRIES)
+        raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; valid are {valid}")
     engine = options.get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"

@@ -18,17 +18,18 @@ from podgpu.errors import StartError, one_line
 
 
 def print_out(text: str | bytes) -> None:
-    """Prints to standard output. Replaces characters that cannot be encoded. Raises StartError if
-    printing fails.
+    """Prints to standard output. Replaces characters that cannot be encoded.
+
+    Raises StartError if printing fails.
     """
-    encoding = sys.stdout.encoding or "utf-8"
+    if isinstance(text, str):
+        encoding = sys.stdout.encoding or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
     try:
-        click.echo(
-            text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text,
-            nl=False,
-        )
+        click.echo(text, nl=False)
     except BrokenPipeError:
-        raise  # click then exits without a message
+        # click then exits without a message.
+        raise
     except OSError as error:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
@@ -44,8 +45,9 @@ def wants_colour() -> bool:
 
 @contextmanager
 def quiet_logs(debug: bool = False) -> Iterator[None]:
-    """Suppresses log lines, because they would disturb the screen. With `debug`, log lines are
-    printed.
+    """Suppresses log lines, because they would disturb the screen.
+
+    With `debug`, log lines are printed.
     """
     before = logging.root.manager.disable
     if debug:
@@ -64,11 +66,8 @@ class _Formatter(logging.Formatter):
         self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
-        at = (
-            datetime.fromtimestamp(record.created, UTC)
-            .isoformat(timespec="milliseconds")
-            .replace("+00:00", "Z")
-        )
+        created = datetime.fromtimestamp(record.created, UTC)
+        at = created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if not self._is_json:
             text = f"{at} {record.levelname:<7} {one_line(record.getMessage())}"
@@ -79,15 +78,16 @@ class _Formatter(logging.Formatter):
             "logger": record.name,
             "msg": record.getMessage(),
         }
-        text = json.dumps(entry | ({"exception": trace} if trace else {}))
-        return text.replace(
-            "\x7f", "\\u007f"
-        )  # the only control character that JSON does not escape
+        if trace:
+            entry["exception"] = trace
+        # The only control character that JSON does not escape.
+        return json.dumps(entry).replace("\x7f", "\\u007f")
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Returns False for malformed requests, so that a port scanner does not fill the log with
-    tracebacks.
+    """Returns False for malformed requests.
+
+    So a port scanner does not fill the log with tracebacks.
     """
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
@@ -102,7 +102,10 @@ def configure_logging(log_format: str, debug: bool) -> None:
     for noisy in ("asyncio", "aiohttp.access", "grpc"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
-    (server.removeFilter if debug else server.addFilter)(_is_our_error)
+    if debug:
+        server.removeFilter(_is_our_error)
+    else:
+        server.addFilter(_is_our_error)
 
 
 def stop_on_signal() -> threading.Event:

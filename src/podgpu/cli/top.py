@@ -26,16 +26,8 @@ from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
 from podgpu.top.table import Table, as_text, render_totals
 
-_FIELDS = (
-    150,
-    155,
-    203,
-    250,
-    251,
-    252,
-    253,
-    1001,
-)  # DCGM fields: temperature, power, utilisation, memory
+_FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)
+"""DCGM fields: temperature, power, utilisation, memory."""
 
 
 @make_command(
@@ -59,9 +51,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if options["url"] or options["cluster"]:
         _reject_local_options(ctx, options)
     elif not is_set(ctx, "kubernetes"):
-        options["kubernetes"] = os.access(
-            options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK
-        )
+        kubelet = options["pod_resources_kubelet_socket"]
+        options["kubernetes"] = os.access(kubelet, os.R_OK | os.W_OK)
     with quiet_logs(), ExitStack() as at_exit:
         feed = Feed(_open_source(options, at_exit), options["interval"])
         at_exit.callback(feed.close)
@@ -82,29 +73,28 @@ def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster cannot be combined: give one of them")
-    local = (
-        option.flag
-        for option in EXPORTER_OPTIONS
-        if option.parameter in options and option.flag != "once"
-    )
-    for flag in (*local, "processes"):
+    flags = [option.flag for option in EXPORTER_OPTIONS if option.parameter in options]
+    flags.remove("once")
+    flags.append("processes")
+    remote = "--url" if options["url"] else "--cluster"
+    for flag in flags:
         if ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE:
-            remote = "--url" if options["url"] else "--cluster"
-            raise UsageError(
-                f"--{flag} is for the local driver and cannot be combined with {remote}"
-            )
+            text = f"--{flag} is for the local driver and cannot be combined with {remote}"
+            raise UsageError(text)
 
 
 def _open_source(options: Options, at_exit: ExitStack) -> Source:
-    for name, kind in (("url", ExporterSource), ("cluster", ClusterSource)):
-        if options[name]:
-            with naming_option(f"--{name}"):
-                return kind(options[name])
+    if options["url"]:
+        with naming_option("--url"):
+            return ExporterSource(options["url"])
+    if options["cluster"]:
+        with naming_option("--cluster"):
+            return ClusterSource(options["cluster"])
+
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
-    counters = tuple(
-        CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS
-    )
+    chosen = [fields()[number] for number in _FIELDS]
+    counters = tuple(CounterSpec(field, field.name, "gauge", "") for field in chosen)
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
     settings = Settings(
@@ -126,7 +116,8 @@ def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
     printed = [table.header(), *table.render()]
-    if width:  # only for terminals, because scripts need no totals
+    if width:
+        # Only for terminals, because scripts need no totals.
         printed.append(render_totals(seen.view.totals, seen.view.currency, width))
     if width and wants_colour():
         from podgpu.top.live import make_text, open_console  # imports rich

@@ -1,10 +1,9 @@
-"""`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev (Trace
-Event Format).
+"""`podgpu trace`: records the context switches of one GPU for ui.perfetto.dev.
 
-The trace shows a container as a process, and its processes as threads with slices named `run` and
-`wait`. A `run (cut)` ended because its time slice ended. GPUs and MIG instances are also shown as
-processes, with slices named `switch`, the counter `busy`, and instant events for XIDs. Times are
-microseconds since the start of the recording.
+The trace has the Trace Event Format. It shows a container as a process, and its processes as
+threads with slices named `run` and `wait`. A `run (cut)` ended because its time slice ended. GPUs
+and MIG instances are also shown as processes, with slices named `switch`, the counter `busy`, and
+instant events for XIDs. Times are microseconds since the start of the recording.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -50,8 +49,12 @@ from podgpu.node.holders.identity import Identities
 from podgpu.node.usage.containers import ContainerFinder, require_host_pid_namespace
 
 _STEP_SECONDS = 0.5
-Track = tuple[str, str]  # names of the container (or GPU) and of the process
 TraceEvent = dict[str, Any]
+
+
+class Track(NamedTuple):
+    container: str  # name of the container, or of the GPU
+    process: str
 
 
 @make_command(
@@ -73,39 +76,38 @@ def command(**options: Any) -> None:
     try:
         TemporaryFile(dir=out.path.parent).close()
     except OSError as error:
-        raise UsageError(
-            f"-o {out.path}: the directory cannot be written ({error.strerror})"
-        ) from error
+        text = f"-o {out.path}: the directory cannot be written ({error.strerror})"
+        raise UsageError(text) from error
+
     with quiet_logs(), _with_simulated_files(options) as paths:
         telemetry = open_telemetry(options["telemetry"], {"usage_from": "exact"})
         if not isinstance(telemetry, NvmlTelemetry):
-            raise UsageError(
-                f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated"
-            )
+            text = f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated"
+            raise UsageError(text)
         require_host_pid_namespace(paths["path_proc"])
+        seconds = options["seconds"]
         try:
             gpu = _find_gpu(telemetry, options["gpu"])
             recording = Recording(telemetry, gpu, paths)
-            click.echo(
-                f"podgpu: recording GPU {gpu.index} for {options['seconds']} s (Ctrl-C ends it)",
-                err=True,
-            )
-            failure = recording.run(options["seconds"], stop_on_signal())
+            text = f"podgpu: recording GPU {gpu.index} for {seconds} s (Ctrl-C ends it)"
+            click.echo(text, err=True)
+            failure = recording.run(seconds, stop_on_signal())
         finally:
             telemetry.release(1.0)
+
     trace = msgspec.json.encode(recording.make_trace())
     out.write(gzip.compress(trace) if options["out"].endswith(".gz") else trace)
-    click.echo(
-        f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev", err=True
-    )
+    text = f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev"
+    click.echo(text, err=True)
     if failure:
         raise StartError(f"the recording ended early: {failure}")
 
 
 @contextmanager
 def _with_simulated_files(options: Options) -> Iterator[Options]:
-    """If the driver is simulated, creates its containers' /proc and /var/log. Yields `options` with
-    the paths.
+    """If the driver is simulated, creates its containers' /proc and /var/log.
+
+    Yields `options` with the paths.
     """
     name, _, argument = options["telemetry"].partition(":")
     if name != "simulated":
@@ -125,49 +127,48 @@ def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
             return gpu
     if wanted.isdecimal() and int(wanted) in inventory.unreachable:
         raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
-    raise UsageError(
-        f"--gpu {wanted}: this node has no such GPU; it has "
-        f"{few_of(g.index for g in inventory.gpus)}"
-    )
+    present = few_of(gpu.index for gpu in inventory.gpus)
+    raise UsageError(f"--gpu {wanted}: this node has no such GPU; it has {present}")
 
 
 class Recording:
     """Reads the context-switch log, busy samples, XIDs and clock events of one GPU."""
 
     def __init__(self, telemetry: NvmlTelemetry, gpu: Device, paths: Options) -> None:
-        """Opens the log. `paths`: the options `path_proc` and `path_varlog`. Raises StartError if
-        this fails.
+        """Opens the log. Raises StartError if this fails.
+
+        `paths`: the options `path_proc` and `path_varlog`.
         """
         self._telemetry = telemetry
         self._gpu = gpu
         self._finder = ContainerFinder(paths["path_proc"], finds_users=True)
         self._identities = make_identities(paths, ApiAccess(""))
-        self._names = {
-            HIDDEN_PID: ("processes of other users (visible with CAP_SYS_ADMIN)", "all"),
-            KERNEL_PID: ("driver", "driver"),
+        self._tracks = {
+            HIDDEN_PID: Track("processes of other users (visible with CAP_SYS_ADMIN)", "all"),
+            KERNEL_PID: Track("driver", "driver"),
         }
         self._engines: dict[str, EngineTrace] = {}
         self._clock_events = ""
         if any(process.mps for process in telemetry.processes(gpu)):
             raise StartError(
-                f"GPU {gpu.index} is shared by MPS: all clients use one context, which is "
-                "never "
-                "switched"
+                f"GPU {gpu.index} is shared by MPS: "
+                "all clients use one context, which is never switched"
             )
-        telemetry.usage(gpu)  # the first window begins here
+        # The first window begins here.
+        telemetry.usage(gpu)
         try:
             self._listener = telemetry.open_switch_log(gpu)
         except SwitchLogError as error:
             advice = "; run podgpu trace as root" if os.geteuid() else ""
-            raise StartError(
-                f"the context switches of GPU {gpu.index} cannot be read: {error}{advice}"
-            ) from error
+            text = f"the context switches of GPU {gpu.index} cannot be read: {error}{advice}"
+            raise StartError(text) from error
         self._began_at = time.time()
         self._elapsed = 0.0
 
     def run(self, seconds: float, stopping: Event) -> str:
-        """Records until the time is over or `stopping` is set. Returns an error message, or ""
-        after success.
+        """Records until the time is over or `stopping` is set.
+
+        Returns an error message, or "" after success.
         """
         try:
             with closing(self._listener):
@@ -179,40 +180,40 @@ class Recording:
         return ""
 
     def make_trace(self) -> dict[str, Any]:
-        gpu, engines = self._gpu, self._engines.values()
+        detected: dict[str, float] = {}
+        assumed: dict[str, float] = {}
+        for engine in self._engines.values():
+            slices = detected if engine.estimator.is_slice_detected else assumed
+            slices[engine.name] = engine.estimator.slice / 1e6
+        began = datetime.fromtimestamp(self._began_at, UTC)
         about = {
             "recorder": f"podgpu {__version__}",
-            "gpu": gpu.index,
-            "uuid": gpu.uuid,
-            "model": gpu.model,
-            "began": datetime.fromtimestamp(self._began_at, UTC).isoformat(timespec="milliseconds"),
+            "gpu": self._gpu.index,
+            "uuid": self._gpu.uuid,
+            "model": self._gpu.model,
+            "began": began.isoformat(timespec="milliseconds"),
             "seconds": round(self._elapsed, 3),
-            "slice_ms": {
-                e.name: e.estimator.slice / 1e6 for e in engines if e.estimator.is_slice_detected
-            },
-            "assumed_slice_ms": {
-                e.name: e.estimator.slice / 1e6
-                for e in engines
-                if not e.estimator.is_slice_detected
-            },
+            "slice_ms": detected,
+            "assumed_slice_ms": assumed,
             "unsampled": self._listener.unsampled,
         }
-        return make_trace(engines, self._listener.began, self._names, about)
+        return make_trace(self._engines.values(), self._listener.began, self._tracks, about)
 
     def summarize(self) -> str:
-        periods = sum(len(engine.periods) for engine in self._engines.values())
-        found = (
-            f"{periods:,} runs"
-            if periods
-            else "no context switch, because fewer than two processes used the GPU"
-        )
-        if any(
-            period.pid == HIDDEN_PID
-            for engine in self._engines.values()
-            for period in engine.periods
-        ):
-            found += ", processes of other users without names (run as root)"
-        return f"{self._elapsed:.1f} s, {found}"
+        runs = 0
+        has_hidden = False
+        for engine in self._engines.values():
+            runs += len(engine.periods)
+            has_hidden |= any(period.pid == HIDDEN_PID for period in engine.periods)
+
+        summary = f"{self._elapsed:.1f} s, "
+        if runs:
+            summary += f"{runs:,} runs"
+        else:
+            summary += "no context switch, because fewer than two processes used the GPU"
+        if has_hidden:
+            summary += ", processes of other users without names (run as root)"
+        return summary
 
     def _read(self) -> None:
         now = time.time()
@@ -220,16 +221,9 @@ class Recording:
         for usage in (whole, *whole.instances):
             device = usage.device
             residency, samples = self._listener.take_window(now, device.gi_id)
-            self._find_names({period.pid for period in residency.periods})
+            self._find_tracks({period.pid for period in residency.periods})
             if device.key not in self._engines:
-                instance = (
-                    f", MIG instance {device.gi_id} ({device.profile})"
-                    if device.is_instance
-                    else ""
-                )
-                self._engines[device.key] = EngineTrace(
-                    f"GPU {device.index}{instance}: {device.model}"
-                )
+                self._engines[device.key] = EngineTrace(_name_engine(device))
             busy_share = 1.0 if usage.busy_ns is None else usage.busy_ns / max(1, usage.window_ns)
             self._engines[device.key].add(residency, samples, busy_share)
         self._elapsed = now - self._began_at
@@ -237,29 +231,39 @@ class Recording:
 
     def _add_marks(self, marks: list[tuple[int, str]], now: float) -> None:
         reading = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]])
-        mask = next(iter(reading.values.values())).get(CLOCK_EVENTS_FIELD)
+        values = next(iter(reading.values.values()))
+        mask = values.get(CLOCK_EVENTS_FIELD)
         clock_events = clock_events_in_words(mask) if isinstance(mask, int) else ""
         if clock_events != self._clock_events:
             self._clock_events = clock_events
-            marks.append((self._listener.to_gpu_time(now), f"clocks reduced by: {clock_events}"))
+            text = f"clocks reduced by: {clock_events}"
+            marks.append((self._listener.to_gpu_time(now), text))
+
         for event in self._telemetry.error_events():
             if event.device.startswith(self._gpu.uuid):
                 marks.append((self._listener.to_gpu_time(event.at), f"XID {event.code}"))
 
-    def _find_names(self, pids: set[int]) -> None:
+    def _find_tracks(self, pids: set[int]) -> None:
         """Finds the containers of new processes. Called often, because a process may end soon."""
-        new = pids - self._names.keys()
+        new = pids - self._tracks.keys()
         identities = self._identities.read() if new else Identities()
         for pid in new:
             lookup = self._finder.find(pid)
             container = lookup.workload
-            with suppress(SourceError):  # if the sources disagree, the container is shown by its id
+            # If the sources disagree, the container is shown by its id.
+            with suppress(SourceError):
                 container = identities.complete(container)
             process = f"{lookup.command or 'process'} {pid}"
-            self._names[pid] = (
-                (container.text if container.uid or container.container_id else process),
-                process,
-            )
+            is_known = container.uid or container.container_id
+            name = container.text if is_known else process
+            self._tracks[pid] = Track(name, process)
+
+
+def _name_engine(device: Device) -> str:
+    if device.is_instance:
+        instance = f"MIG instance {device.gi_id} ({device.profile})"
+        return f"GPU {device.index}, {instance}: {device.model}"
+    return f"GPU {device.index}: {device.model}"
 
 
 # The trace
@@ -271,9 +275,8 @@ class EngineTrace:
 
     name: str
     samples: list[BusySample] = field(default_factory=list)
-    marks: list[tuple[int, str]] = field(
-        default_factory=list
-    )  # time and text of XIDs and changes of the clock events
+    # Time and text of XIDs and changes of the clock events.
+    marks: list[tuple[int, str]] = field(default_factory=list)
     waits: list[tuple[int, int, int]] = field(default_factory=list)  # begin, end and pid
     periods: list[Period] = field(default_factory=list)
     estimator: WaitEstimator = field(default_factory=partial(WaitEstimator, is_complete=True))
@@ -282,27 +285,27 @@ class EngineTrace:
         """Adds a window. `busy_share`: fraction of the window in which the device was busy."""
         self.samples += samples
         periods = list(residency.periods)
-        if (
-            self.periods and periods and self.periods[-1][:2] == periods[0][:2]
-        ):  # continues from the last window
-            self.periods[-1] = self.periods[-1]._replace(until=periods.pop(0).until)
+        if self.periods and periods and self.periods[-1][:2] == periods[0][:2]:
+            # The first period continues the last one of the window before.
+            first = periods.pop(0)
+            self.periods[-1] = self.periods[-1]._replace(until=first.until)
         self.periods += periods
         worked = int(busy_share * residency.window) - residency.switching
         self.estimator.add(residency, estimate_without_samples(residency, worked))
         self.waits += [wait for wait in self.estimator.intervals if wait[0] < wait[1]]
 
-    def make_events(self, names: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
+    def make_events(self, tracks: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
         """Yields the events, unsorted. `since`: start of the recording."""
-        gpu = (self.name, "context switches")
+        gpu = Track(self.name, "context switches")
         before: Period | None = None
         for period in self.periods:
             if before is not None and period.since - before.until < MAX_SWITCH_NS:
                 yield _slice("switch", gpu, before.until - since, period.since - since)
             name = "run (cut)" if self.estimator.is_cut(period.until - period.began) else "run"
-            yield _slice(name, names[period.pid], period.since - since, period.until - since)
+            yield _slice(name, tracks[period.pid], period.since - since, period.until - since)
             before = period
         for begin, end, pid in self.waits:
-            yield _slice("wait", names[pid], begin - since, end - since)
+            yield _slice("wait", tracks[pid], begin - since, end - since)
         for at, busy in self.samples:
             yield {
                 "ph": "C",
@@ -316,25 +319,32 @@ class EngineTrace:
 
 
 def make_trace(
-    engines: Iterable[EngineTrace], since: int, names: Mapping[int, Track], about: Mapping[str, Any]
+    engines: Iterable[EngineTrace],
+    since: int,
+    tracks: Mapping[int, Track],
+    about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the trace as a JSON object. `names`: pid -> track. `about`: content of the object
-    `otherData`.
+    """Returns the trace as a JSON object.
+
+    `tracks`: by pid. `about`: content of the object `otherData`.
     """
-    events = [event for engine in engines for event in engine.make_events(names, since)]
+    events: list[TraceEvent] = []
+    for engine in engines:
+        events += engine.make_events(tracks, since)
     events.sort(key=lambda event: event["ts"])
-    groups: dict[str, int] = {}
-    tracks: dict[Track, dict[str, int]] = {}
+
+    pids: dict[str, int] = {}
+    numbers: dict[Track, dict[str, int]] = {}
     for event in events:
         track: Track = event.pop("track")
-        pid = groups.setdefault(track[0], len(groups) + 1)
-        event |= tracks.setdefault(track, {"pid": pid, "tid": len(tracks) + 1})
-    titles = [
-        {"ph": "M", "name": name, **numbers, "args": {"name": text}}
-        for track, numbers in tracks.items()
-        for name, text in zip(("process_name", "thread_name"), track, strict=True)
-    ]
-    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": [*titles, *events]}
+        pid = pids.setdefault(track.container, len(pids) + 1)
+        event |= numbers.setdefault(track, {"pid": pid, "tid": len(numbers) + 1})
+
+    titles: list[TraceEvent] = []
+    for track, ids in numbers.items():
+        for kind, name in (("process_name", track.container), ("thread_name", track.process)):
+            titles.append({"ph": "M", "name": kind, **ids, "args": {"name": name}})
+    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": titles + events}
 
 
 def _slice(name: str, track: Track, begin: int, end: int) -> TraceEvent:

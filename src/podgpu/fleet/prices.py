@@ -41,7 +41,6 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The price of one model. `gpu_hour` is None if it is not in the file."""
 
     gpu_hour: _Money | None = None
-    kwh: _Money | None = None  # accepted for files of older releases; has no effect
 
 
 class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):

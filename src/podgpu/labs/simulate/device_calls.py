@@ -26,14 +26,17 @@ from podgpu.labs.simulate.models import AMPERE, MIB, GpuModel
 NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
-_PCIE_TX_BYTES, _PCIE_RX_BYTES, _NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
-"""Bytes per busy second. _NVLINK_BYTES is per link and direction."""
+# Bytes per busy second.
+_PCIE_TX_BYTES = 6_000_000
+_PCIE_RX_BYTES = 20_000_000
+_NVLINK_BYTES = 400_000_000  # per link and direction
 _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
 
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
-    """Creates a handle, a pointer of pynvml's type. The address only identifies an object and is
-    never dereferenced.
+    """Creates a handle, a pointer of pynvml's type.
+
+    The address only identifies an object and is never dereferenced.
     """
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)
 
@@ -62,23 +65,31 @@ def pci_bus_id(gpu: SimulatedGpu) -> str:
 
 
 def _pci_info(gpu: SimulatedGpu) -> Any:
-    bus_id, model = pci_bus_id(gpu), gpu.model
-    ids = {"bus": 4 + 2 * gpu.number, "pciDeviceId": model.pci_device, "pciSubSystemId": 0x18BF10DE}
-    return fill(pynvml.nvmlPciInfo_t(), busIdLegacy=bus_id[4:], busId=bus_id, **ids)
+    bus_id = pci_bus_id(gpu)
+    return fill(
+        pynvml.nvmlPciInfo_t(),
+        busIdLegacy=bus_id[4:],
+        busId=bus_id,
+        bus=4 + 2 * gpu.number,
+        pciDeviceId=gpu.model.pci_device,
+        pciSubSystemId=0x18BF10DE,
+    )
 
 
 def _memory(
     gpu: SimulatedGpu, instance: SimulatedInstance | None = None, version: int | None = None
 ) -> Any:
-    total, reserved, used = gpu.model.memory, gpu.model.reserved, gpu.memory_used()
-    if instance is not None:
-        total, reserved = (
-            instance.profile.memory_mib * MIB,
-            16 * MIB * instance.profile.memory_slices,
-        )
+    if instance is None:
+        total = gpu.model.memory
+        reserved = gpu.model.reserved
+        used = gpu.memory_used()
+    else:
+        total = instance.profile.memory_mib * MIB
+        reserved = 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:  # the first version of the structure includes reserved memory in `used`
+    if version is None:
+        # The first version of the structure includes reserved memory in `used`.
         return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
@@ -94,32 +105,38 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
 
 
 def _clock(model: GpuModel, kind: int, is_busy: bool) -> int:
-    """Returns a clock by its NVML constant: graphics (which equals the SM clock), SM, memory or
-    video.
+    """Returns a clock by its NVML constant: graphics, SM, memory or video.
+
+    The graphics clock equals the SM clock.
     """
-    return (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)[kind][is_busy]
+    clocks = (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)
+    return clocks[kind][is_busy]
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
-    offsets = {0: 8, 1: 2, 3: 0} | ({2: 8} if gpu.model.hbm else {})
-    return _MAX_CELSIUS + offsets[which] if which in offsets else raise_error()
+    offsets = {0: 8, 1: 2, 3: 0}
+    if gpu.model.hbm:
+        offsets[2] = 8
+    if which not in offsets:
+        raise_error()
+    return _MAX_CELSIUS + offsets[which]
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
     """Implements nvmlDeviceGet<kind>RunningProcesses, with or without a suffix such as `_v3`."""
     kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
-    return [
-        pynvml.nvmlFriendlyObject(
-            {
-                "pid": load.pid,
-                "usedGpuMemory": load.memory,
-                "gpuInstanceId": NO_INSTANCE if load.gi_id is None else load.gi_id,
-                "computeInstanceId": NO_INSTANCE if load.gi_id is None else 0,
-            }
-        )
-        for load in loads
-        if load.kind == _PROCESS_KINDS[kind]
-    ]
+    processes = []
+    for load in loads:
+        if load.kind != _PROCESS_KINDS[kind]:
+            continue
+        process = {
+            "pid": load.pid,
+            "usedGpuMemory": load.memory,
+            "gpuInstanceId": NO_INSTANCE if load.gi_id is None else load.gi_id,
+            "computeInstanceId": NO_INSTANCE if load.gi_id is None else 0,
+        }
+        processes.append(pynvml.nvmlFriendlyObject(process))
+    return processes
 
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
@@ -131,23 +148,22 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
         sample = fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
         sample.sampleValue.uiVal = round(100 * sum(seen.shares.values()))
         samples.append(sample)
-    return (
-        (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples)
-        if samples
-        else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
-    )
+    if not samples:
+        raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+    return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """Implements both NVML functions for process utilisation. They return structures of different
-    types (`kind`).
+    """Implements both NVML functions for process utilisation.
+
+    They return structures of different types (`kind`).
     """
-    means = gpu.process_means(since_us)
-    entries = [
-        fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean))
-        for pid, last_ran, mean in means
-    ]
-    return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+    entries = []
+    for pid, last_ran, mean in gpu.process_means(since_us):
+        entries.append(fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean)))
+    if not entries:
+        raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+    return entries
 
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,9 +255,8 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-Reader = Callable[
-    [SimulatedGpu, int], int | None
-]  # (GPU, scope) -> value, or None if not supported
+Reader = Callable[[SimulatedGpu, int], int | None]
+"""(GPU, scope) -> value, or None if not supported."""
 
 
 def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
@@ -251,13 +266,18 @@ def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
     for value, (field_id, scope) in zip(values, wanted, strict=True):
         reader = _FIELDS.get(field_id)
         number = reader(gpu, scope) if reader else None
-        value.fieldId, value.scopeId, value.timestamp = field_id, scope, gpu.wall_us
+        value.fieldId = field_id
+        value.scopeId = scope
+        value.timestamp = gpu.wall_us
         value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
         value.value.ullVal = number or 0
-        value.nvmlReturn = (
-            pynvml.NVML_ERROR_NOT_SUPPORTED if number is None else pynvml.NVML_SUCCESS
-        )
+        value.nvmlReturn = _code_of(number)
     return values
+
+
+def _code_of(value: float | None) -> int:
+    """Returns NVML's result code for a value, which is None if it is not supported."""
+    return int(pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS)
 
 
 def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reader:
@@ -265,13 +285,14 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
-    """Returns the KiB sent or received since the last reset. `scope`: number of a link, or
-    ALL_LINKS.
+    """Returns the KiB sent or received since the last reset.
+
+    `scope`: number of a link, or ALL_LINKS.
     """
-    links = gpu.nvlinks
-    if not links or (scope >= links and scope != ALL_LINKS):
-        return None
-    return int(gpu.meter.busy * _NVLINK_BYTES / 1024) * (links if scope == ALL_LINKS else 1)
+    kib = int(gpu.meter.busy * _NVLINK_BYTES / 1024)
+    if scope < gpu.nvlinks:
+        return kib
+    return kib * gpu.nvlinks if scope == ALL_LINKS and gpu.nvlinks else None
 
 
 _FIELDS: dict[int, Reader] = {
@@ -297,8 +318,9 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
     12: (0.2, -0.2, 0.0),  # FP32, which is used only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 }
-"""GPM metric -> weights of busy, tensor and DRAM time. The weighted sum of these times is the
-metric's value.
+"""GPM metric -> weights of busy, tensor and DRAM time.
+
+The weighted sum of these times is the metric's value.
 """
 
 
@@ -311,17 +333,16 @@ class GpmSample(NamedTuple):
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
-    """Implements nvmlGpmMetricsGet. Writes the results into `request` (c_nvmlGpmMetricsGet_t) and
-    returns it.
+    """Implements nvmlGpmMetricsGet.
+
+    Writes the results into `request` (c_nvmlGpmMetricsGet_t) and returns it.
     """
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):
         metric = request.metrics[index]
         value = _evaluate(metric.metricId, first, second)
-        metric.nvmlReturn = (
-            pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
-        )
+        metric.nvmlReturn = _code_of(value)
         metric.value = value or 0.0
     return request
 
@@ -330,13 +351,15 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     seconds = second.at - first.at
     if seconds <= 0:
         return None
-    times = [
+    busy, tensor, dram = (
         (after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)
-    ]
+    )
     nvlink = second.nvlinks * _NVLINK_BYTES
-    if rate := {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}.get(metric):
-        return times[0] * rate / MIB
+    rates = {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}
+    if rates.get(metric):
+        return busy * rates[metric] / MIB
     if metric not in _PERCENT:
         return None
-    ratio = sum(weight * time for weight, time in zip(_PERCENT[metric], times, strict=True))
+    of_busy, of_tensor, of_dram = _PERCENT[metric]
+    ratio = of_busy * busy + of_tensor * tensor + of_dram * dram
     return min(100.0, max(0.0, 100.0 * ratio))

@@ -1,5 +1,4 @@
-"""Simulates one GPU: identity, MIG layout, loads, and the resulting power, temperature and
-counters.
+"""Simulates one GPU: identity, MIG layout, loads, and the resulting power and counters.
 
 The activity depends only on loads and time, and is constant within each second. So counters do not
 depend on how often they are read, and past samples can be computed later.
@@ -14,10 +13,11 @@ from typing import Literal, NamedTuple
 
 from podgpu.labs.simulate.models import GpuModel, MigProfile
 
-# seconds; a longer time without reads is simulated in one step, instead of one step per second
 LONG_GAP = 600.0
+"""Seconds. A longer time without reads is simulated in one step, instead of one per second."""
 THERMAL_LAG = 15.0  # seconds; time constant of temperature changes
-IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
+IDLE_CELSIUS = 32.0
+FULL_CELSIUS = 72.0
 DRAM = 0.3  # fraction of the memory bandwidth in use while busy
 SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
@@ -25,8 +25,9 @@ SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """One process on one GPU. In every `period`, it is busy for the fraction `duty` and then
-    idle.
+    """One process on one GPU.
+
+    In every `period`, it is busy for the fraction `duty` and then idle.
     """
 
     gpu: int  # number of the GPU (`SimulatedGpu.number`)
@@ -48,8 +49,9 @@ class SimulatedLoad:
 
 
 class Activity(NamedTuple):
-    """Work of a GPU or MIG instance: either fractions of its capacity, or seconds of work since the
-    last reset.
+    """Work of a GPU or MIG instance.
+
+    Either fractions of its capacity, or seconds of work since the last reset.
     """
 
     busy: float = 0.0
@@ -57,8 +59,9 @@ class Activity(NamedTuple):
     dram: float = 0.0
 
     def plus(self, other: Activity, compute: float, memory: float) -> Activity:
-        """Adds `other`, with the weight `compute` for busy and tensor time, and the weight `memory`
-        for DRAM time.
+        """Adds the weighted work of `other`.
+
+        The weight is `compute` for busy and tensor time, and `memory` for DRAM time.
         """
         return Activity(
             self.busy + compute * other.busy,
@@ -69,9 +72,8 @@ class Activity(NamedTuple):
 
 def compute_watts(model: GpuModel, activity: Activity) -> float:
     idle, _, limit = model.power
-    return idle + (limit - idle) * (
-        0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram
-    )
+    load = 0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram
+    return idle + (limit - idle) * load
 
 
 def final_celsius(model: GpuModel, watts: float) -> float:
@@ -81,8 +83,9 @@ def final_celsius(model: GpuModel, watts: float) -> float:
 
 
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
-    """Returns the fraction of one second in which each load is busy. Scales the fractions if their
-    sum exceeds 1.
+    """Returns the fraction of one second in which each load is busy.
+
+    Scales the fractions if their sum exceeds 1.
     """
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
@@ -102,6 +105,10 @@ class PlacedLoad:
     load: SimulatedLoad
     since: float
     until: float = math.inf
+
+    @property
+    def is_running(self) -> bool:
+        return self.until == math.inf
 
 
 class GpuActivity(NamedTuple):
@@ -127,9 +134,8 @@ class SimulatedGpu:
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     lost: bool = False
-    loads: list[PlacedLoad] = field(
-        default_factory=list
-    )  # includes loads that ended less than `SAMPLE_BUFFER` ago
+    # Includes loads that ended less than `SAMPLE_BUFFER` ago.
+    loads: list[PlacedLoad] = field(default_factory=list)
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     idle_seconds: float = 0.0
@@ -151,16 +157,16 @@ class SimulatedGpu:
     def advance(self, now: float) -> None:
         """Updates the state to the time `now`. Does nothing if the state is newer."""
         while self.at < now:
-            is_one_step = now - self.at > LONG_GAP or not self.running()
-            end = now if is_one_step else min(now, math.floor(self.at) + 1.0)
+            end = now
+            if self.running() and now - self.at <= LONG_GAP:
+                end = min(now, math.floor(self.at) + 1.0)
             self._step(end - self.at, self.activity)
             self.at = end
 
     def _step(self, seconds: float, activity: GpuActivity) -> None:
         self.energy += activity.watts * seconds
-        self.celsius += (final_celsius(self.model, activity.watts) - self.celsius) * -math.expm1(
-            -seconds / THERMAL_LAG
-        )
+        progress = -math.expm1(-seconds / THERMAL_LAG)
+        self.celsius += progress * (final_celsius(self.model, activity.watts) - self.celsius)
         if activity.device.busy == 0:
             self.idle_seconds += seconds
         self.meter = self.meter.plus(activity.device, seconds, seconds)
@@ -169,33 +175,31 @@ class SimulatedGpu:
 
     @property
     def activity(self) -> GpuActivity:
-        model, second = self.model, math.floor(self.at)
+        model = self.model
+        second = math.floor(self.at)
         device = Activity() if self.mig_enabled else self._activity_of(second)
         instances: dict[int, Activity] = {}
         for instance in self.instances:
-            activity = instances[instance.gi_id] = self._activity_of(second, instance.gi_id)
+            activity = self._activity_of(second, instance.gi_id)
+            instances[instance.gi_id] = activity
             compute = instance.profile.compute_slices / model.compute_slices
-            device = device.plus(
-                activity, compute, instance.profile.memory_slices / model.memory_slices
-            )
+            memory = instance.profile.memory_slices / model.memory_slices
+            device = device.plus(activity, compute, memory)
         return GpuActivity(device, instances, compute_watts(model, device))
 
     def _activity_of(self, second: int, gi_id: int | None = None) -> Activity:
         loads = self.running(gi_id)
         parts = split_busy(loads, second)
-        busy = min(1.0, sum(parts))  # a sum of fractions may be 1.0000000000000002
-        return Activity(
-            busy,
-            sum(part * load.tensor for load, part in zip(loads, parts, strict=True)),
-            DRAM * busy,
-        )
+        # A sum of fractions may be 1.0000000000000002.
+        busy = min(1.0, sum(parts))
+        tensor = sum(part * load.tensor for load, part in zip(loads, parts, strict=True))
+        return Activity(busy, tensor, DRAM * busy)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
-        return [
-            r.load
-            for r in self.loads
-            if r.until == math.inf and (gi_id is None or r.load.gi_id == gi_id)
-        ]
+        running = [placed.load for placed in self.loads if placed.is_running]
+        if gi_id is None:
+            return running
+        return [load for load in running if load.gi_id == gi_id]
 
     def memory_used(self, gi_id: int | None = None) -> int:
         return sum(load.memory for load in self.running(gi_id))
@@ -205,10 +209,11 @@ class SimulatedGpu:
 
     def evict(self, pid: int) -> int:
         """Ends the loads of a process and returns their number."""
-        leaving = [r for r in self.loads if r.load.pid == pid and r.until == math.inf]
-        for resident in leaving:
-            resident.until = self.at
-        self.loads = [r for r in self.loads if r.until > self.at - SAMPLE_BUFFER]
+        leaving = [placed for placed in self.loads if placed.is_running and placed.load.pid == pid]
+        for placed in leaving:
+            placed.until = self.at
+        oldest = self.at - SAMPLE_BUFFER
+        self.loads = [placed for placed in self.loads if placed.until > oldest]
         return len(leaving)
 
     def set_instances(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
@@ -218,8 +223,9 @@ class SimulatedGpu:
         self._end_loads()
 
     def reset(self) -> None:
-        """Ends all loads and resets the counters. The MIG layout stays, as with `nvidia-smi
-        --gpu-reset`.
+        """Ends all loads and resets the counters.
+
+        The MIG layout stays, as with `nvidia-smi --gpu-reset`.
         """
         self.energy = self.idle_seconds = 0.0
         self.meter = Activity()
@@ -231,29 +237,31 @@ class SimulatedGpu:
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""
-        first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
+        oldest = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
         # Begins one sample early, because rounding could skip a sample. The last line removes a
         # superfluous sample.
-        first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
+        first = math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND)
         last = math.floor(self.at * SAMPLES_PER_SECOND)
-        samples = (self._sample(index) for index in range(first, last + 1))
+        samples = (self._sample(index) for index in range(max(oldest, first), last + 1))
         return [sample for sample in samples if sample.wall_us > since_us]
 
     def process_means(self, since_us: int) -> Iterator[tuple[int, int, float]]:
-        """Yields for each process: pid, time of the last sample in which it ran, and mean
-        utilisation after `since_us`.
+        """Yields the pid of each process, the time when it last ran, and its mean utilisation.
 
-        The mean is over all samples. Idle and ended processes are omitted, as the driver does.
+        The time is that of a sample. The mean is over all samples after `since_us`. Idle and ended
+        processes are omitted, as the driver does.
         """
         samples = self.samples(since_us)
         for pid in dict.fromkeys(load.pid for load in self.running()):
-            if ran := [sample for sample in samples if sample.shares.get(pid)]:
-                yield pid, ran[-1].wall_us, sum(sample.shares[pid] for sample in ran) / len(samples)
+            ran = [sample for sample in samples if sample.shares.get(pid)]
+            if ran:
+                total = sum(sample.shares[pid] for sample in ran)
+                yield pid, ran[-1].wall_us, total / len(samples)
 
     def _sample(self, index: int) -> UtilisationSample:
         moment = index / SAMPLES_PER_SECOND
         second = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
-        loads = [r.load for r in self.loads if r.since < moment <= r.until]
-        shares = split_busy(loads, second)
-        by_pid = {load.pid: share for load, share in zip(loads, shares, strict=True)}
-        return UtilisationSample(int((moment + self.epoch) * 1e6), by_pid)
+        loads = [placed.load for placed in self.loads if placed.since < moment <= placed.until]
+        pids = [load.pid for load in loads]
+        shares = dict(zip(pids, split_busy(loads, second), strict=True))
+        return UtilisationSample(int((moment + self.epoch) * 1e6), shares)

@@ -1,5 +1,6 @@
-"""Defines the GPU models that can be simulated, and parses specs such as `8xH100` or
-`1xA100/2x1g.5gb+1x3g.20gb,L4`.
+"""Defines the GPU models that can be simulated, and parses specs.
+
+A spec is a text such as `8xH100` or `1xA100/2x1g.5gb+1x3g.20gb,L4`.
 
 The numbers of the H200 in models.csv were measured, except its MIG sizes. The numbers of other
 models are estimates. Each model has only the features of the real GPU: a T4 has no MIG, an L40S no
@@ -13,15 +14,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from podgpu.errors import UsageError
 
 MIB = 1024**2
-AMPERE, HOPPER = 7, 9
-"""Architecture numbers of NVML. Later architectures have larger numbers."""
+# Architecture numbers of NVML. Later architectures have larger numbers.
+AMPERE = 7
+HOPPER = 9
 MAX_GPUS = 64  # limited by the PCI bus numbers that simulated GPUs use
 _COUNTED = re.compile(r"(?:([1-9]\d?)x)?(\S.*)", re.ASCII)
 
@@ -89,8 +91,9 @@ class GpuSpec:
 
 
 def parse_spec(text: str) -> tuple[GpuSpec, ...]:
-    """Parses a spec such as `2xH100,L4`. Returns one `GpuSpec` per GPU. Raises UsageError if the
-    spec is invalid.
+    """Parses a spec such as `2xH100,L4`. Returns one `GpuSpec` per GPU.
+
+    Raises UsageError if the spec is invalid.
     """
     gpus: list[GpuSpec] = []
     for group in text.split(","):
@@ -102,21 +105,25 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
 
 def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, ...]:
-    """Returns the MIG profiles with these names. Raises UsageError for unknown profiles, or if they
-    do not fit.
+    """Returns the MIG profiles with these names.
+
+    Raises UsageError for unknown profiles, or if they do not fit.
     """
     known = {profile.name: profile for profile in model.profiles}
-    profiles = [
-        known.get(name.lower()) or _unknown("MIG profile", name, known, f" of {model.name}")
-        for name in names
-    ]
+    profiles = []
+    for name in names:
+        profile = known.get(name.lower())
+        if profile is None:
+            raise _unknown("MIG profile", f"{name!r} of {model.name}", known)
+        profiles.append(profile)
+
     compute = sum(profile.compute_slices for profile in profiles)
     memory = sum(profile.memory_slices for profile in profiles)
     if compute > model.compute_slices or memory > model.memory_slices:
         layout = "+".join(profile.name for profile in profiles)
         raise UsageError(
-            f"{layout} does not fit {model.name}: {compute} of {model.compute_slices} compute "
-            "slices, "
+            f"{layout} does not fit {model.name}: "
+            f"{compute} of {model.compute_slices} compute slices, "
             f"{memory} of {model.memory_slices} memory slices"
         )
     return tuple(profiles)
@@ -125,13 +132,17 @@ def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, .
 def _parse_group(group: str) -> tuple[int, GpuSpec]:
     gpus, slash, layout = group.partition("/")
     count, name = _parse_counted(gpus, group)
-    keys = {key.lower(): key for key in MODELS}
-    model = MODELS[keys.get(name.lower()) or _unknown("GPU model", name, MODELS)]
-    names: list[str] = []
-    for part in layout.split("+") if slash else ():
-        instances, profile = _parse_counted(part.strip(), group)
-        names += [profile] * instances
-    return count, GpuSpec(model, parse_profiles(model, names))
+    models = {key.lower(): model for key, model in MODELS.items()}
+    model = models.get(name.lower())
+    if model is None:
+        raise _unknown("GPU model", repr(name), MODELS)
+
+    profiles: list[str] = []
+    if slash:
+        for part in layout.split("+"):
+            instances, profile = _parse_counted(part.strip(), group)
+            profiles += [profile] * instances
+    return count, GpuSpec(model, parse_profiles(model, profiles))
 
 
 def _parse_counted(part: str, group: str) -> tuple[int, str]:
@@ -143,7 +154,5 @@ def _parse_counted(part: str, group: str) -> tuple[int, str]:
     return int(match[1] or 1), match[2]
 
 
-def _unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-    raise UsageError(
-        f"{kind} {name!r}{where} cannot be simulated; known: {', '.join(known) or 'none'}"
-    )
+def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    return UsageError(f"{kind} {name} cannot be simulated; known: {', '.join(known) or 'none'}")

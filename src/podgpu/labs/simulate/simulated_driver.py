@@ -1,5 +1,4 @@
-"""Simulates the driver: an object with the functions, constants and structures of the pynvml
-module.
+"""Simulates the driver: an object with the functions and constants of the pynvml module.
 
 Functions that are not simulated raise "not supported". One lock protects all state.
 """
@@ -32,10 +31,14 @@ from podgpu.node.gpu.nvml.switch_attribution import (
 )
 
 _MAX_WAIT_SECONDS = 0.1
-"""Maximum real time to wait for events. It is short, because stopping podgpu waits until it has
-passed.
+"""Maximum real time to wait for events.
+
+It is short, because stopping podgpu waits until it has passed.
 """
-_SLICE_NS, _SWITCH_NS = 2_200_000, 84_000  # time slice and context switch, measured on an H200
+# Time slice and context switch, measured on an H200.
+_SLICE_NS = 2_200_000
+_SWITCH_NS = 84_000
+_Target = tuple[SimulatedGpu, SimulatedInstance | None]
 
 
 @dataclass(slots=True)
@@ -61,38 +64,38 @@ class SimulatedNvml:
     ) -> None:
         self.calls: Counter[str] = Counter()  # number of calls per function
         self.lock = threading.RLock()
-        self._changed = threading.Condition(
-            self.lock
-        )  # notified when an event occurs or a session ends
+        # Notified when an event occurs or a session ends.
+        self._changed = threading.Condition(self.lock)
         self._clock = clock
         self._node = node
         self._driver_version = driver_version
         self._sessions = 0
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
-        self._targets: dict[
-            int, tuple[SimulatedGpu, SimulatedInstance | None]
-        ] = {}  # address in a handle -> device
+        self._targets: dict[int, _Target] = {}  # address in a handle -> device
         self._event_sets: dict[int, EventSet] = {}
         self._gpm_samples: dict[int, calls.GpmSample] = {}
-        epoch = wall() - clock()  # computed once, so that the timestamp of a sample never changes
+        # Computed once, so that the timestamp of a sample never changes.
+        epoch = wall() - clock()
         self.gpus: list[SimulatedGpu] = []
-        for number, one in enumerate(parse_spec(spec)):
+        for number, gpu_spec in enumerate(parse_spec(spec)):
             gpu = SimulatedGpu(
                 number=number,
-                model=one.model,
+                model=gpu_spec.model,
                 uuid=f"GPU-{self._make_uuid('gpu', number)}",
                 minor=number,
                 at=clock(),
                 epoch=epoch,
             )
-            if one.profiles:
-                self._create_instances(gpu, one.profiles)
+            if gpu_spec.profiles:
+                self._create_instances(gpu, gpu_spec.profiles)
             self.gpus.append(gpu)
         self._listed = list(self.gpus)  # GPUs in the order of their index
+        # A single GPU has no active NVLink, as measured on an H200.
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
-        for gpu in linked:  # a single GPU has no active NVLink, as measured on an H200
-            gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
+        if len(linked) > 1:
+            for gpu in linked:
+                gpu.nvlinks = gpu.model.nvlinks
         self._functions = self._make_functions()
 
     def place(self, load: SimulatedLoad) -> None:
@@ -124,20 +127,19 @@ class SimulatedNvml:
     def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
         gpu = self.gpus[number]
         with self.lock:
-            # After a reload of the driver, a GPU has no handle until podgpu lists the GPUs again.
-            address = next(
-                (address for address, target in self._targets.items() if target == (gpu, None)),
-                None,
+            address = self._find_address((gpu, None))
+            if address is None:
+                # After a reload of the driver, a GPU has no handle until podgpu lists the GPUs.
+                return
+            event = calls.fill(
+                pynvml.c_nvmlEventData_t(),
+                device=calls.pointer_to(address, pynvml.c_nvmlDevice_t),
+                eventType=pynvml.nvmlEventTypeXidCriticalError,
+                eventData=xid,
+                gpuInstanceId=calls.NO_INSTANCE if gi_id is None else gi_id,
             )
             for event_set in self._event_sets.values():
-                if address is not None and number in event_set.registered:
-                    event = calls.fill(
-                        pynvml.c_nvmlEventData_t(),
-                        device=calls.pointer_to(address, pynvml.c_nvmlDevice_t),
-                        eventType=pynvml.nvmlEventTypeXidCriticalError,
-                        eventData=xid,
-                        gpuInstanceId=calls.NO_INSTANCE if gi_id is None else gi_id,
-                    )
+                if number in event_set.registered:
                     event_set.waiting.append(event)
             self._changed.notify_all()
 
@@ -147,7 +149,8 @@ class SimulatedNvml:
         known = getattr(pynvml, name)
         if name not in self._functions and not isinstance(known, FunctionType):
             return known
-        call = self.__dict__[name] = partial(self._call, name)
+        call = partial(self._call, name)
+        setattr(self, name, call)
         return call
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -171,9 +174,8 @@ class SimulatedNvml:
         self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any
     ) -> Any:
         if "RunningProcesses" in name:
-            return calls.list_processes(
-                gpu.running(None if instance is None else instance.gi_id), name
-            )
+            gi_id = None if instance is None else instance.gi_id
+            return calls.list_processes(gpu.running(gi_id), name)
         if instance is not None:
             function = calls.MIG_CALLS.get(name) or calls.raise_error()
             return function(gpu, instance, *arguments)
@@ -202,15 +204,9 @@ class SimulatedNvml:
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
             "nvmlDeviceGetCount": lambda: len(self._listed),
-            "nvmlDeviceGetHandleByIndex": lambda index: self._find_handle(
-                self._listed[index]
-                if index < len(self._listed)
-                else calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            ),
+            "nvmlDeviceGetHandleByIndex": self._find_by_index,
             "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
-            "nvmlDeviceGetHandleByPciBusId": lambda wanted: self._find_handle(
-                next((gpu for gpu in self._listed if calls.pci_bus_id(gpu) == wanted), None)
-            ),
+            "nvmlDeviceGetHandleByPciBusId": self._find_by_bus_id,
             "nvmlGpmSampleAlloc": lambda: self._allocate(
                 self._gpm_samples, calls.GpmSample(), pynvml.c_nvmlGpmSample_t
             ),
@@ -244,35 +240,52 @@ class SimulatedNvml:
         gpu.advance(self._clock())
         return gpu
 
-    def _find_handle(
-        self, gpu: SimulatedGpu | None, instance: SimulatedInstance | None = None
-    ) -> Any:
-        if gpu is None:
-            calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+    def _find_address(self, wanted: _Target) -> int | None:
+        for address, target in self._targets.items():
+            if target == wanted:
+                return address
+        return None
+
+    def _find_handle(self, gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> Any:
         _check_present(gpu)
-        target = (gpu, instance)
-        address = next(
-            (address for address, known in self._targets.items() if known == target), None
-        )
+        address = self._find_address((gpu, instance))
         if address is None:
             address = next(self._addresses)
-            self._targets[address] = target
+            self._targets[address] = gpu, instance
         return calls.pointer_to(address, pynvml.c_nvmlDevice_t)
 
+    def _find_by_index(self, index: int) -> Any:
+        if index >= len(self._listed):
+            calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._find_handle(self._listed[index])
+
+    def _find_by_bus_id(self, wanted: str) -> Any:
+        for gpu in self._listed:
+            if calls.pci_bus_id(gpu) == wanted:
+                return self._find_handle(gpu)
+        calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
+
     def _find_by_uuid(self, wanted: str) -> Any:
-        targets = [(gpu, instance) for gpu in self._listed for instance in (None, *gpu.instances)]
-        found = (target for target in targets if (target[1] or target[0]).uuid == wanted)
-        return self._find_handle(*next(found, (None,)))
+        for gpu in self._listed:
+            if gpu.uuid == wanted:
+                return self._find_handle(gpu)
+            for instance in gpu.instances:
+                if instance.uuid == wanted:
+                    return self._find_handle(gpu, instance)
+        calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
             calls.raise_error()
-        instance = next((instance for instance in gpu.instances if instance.index == index), None)
-        return self._find_handle(gpu if instance else None, instance)
+        for instance in gpu.instances:
+            if instance.index == index:
+                return self._find_handle(gpu, instance)
+        calls.raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _create_instances(self, gpu: SimulatedGpu, profiles: Sequence[MigProfile]) -> None:
-        """Creates MIG instances. As in the real driver, a whole GPU has the id 0, halves begin at
-        1, quarters at 3.
+        """Creates MIG instances.
+
+        As in the real driver, a whole GPU has the id 0, halves begin at 1, quarters at 3.
         """
         layout = next(self._layouts)
         instances: dict[int, SimulatedInstance] = {}
@@ -296,7 +309,9 @@ class SimulatedNvml:
 
     def _find(self, objects: Mapping[int, Any], pointer: Any) -> Any:
         found = objects.get(calls.address_in(pointer))
-        return calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
+        if found is None:
+            calls.raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return found
 
     def _free(self, objects: dict[int, Any], pointer: Any) -> None:
         self._find(objects, pointer)
@@ -309,22 +324,22 @@ class SimulatedNvml:
             self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
         self._check_session()
         waiting = self._find(self._event_sets, pointer).waiting
-        return waiting.popleft() if waiting else calls.raise_error(pynvml.NVML_ERROR_TIMEOUT)
+        if not waiting:
+            calls.raise_error(pynvml.NVML_ERROR_TIMEOUT)
+        return waiting.popleft()
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
             calls.raise_error()
         meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
-        self._gpm_samples[calls.address_in(pointer)] = calls.GpmSample(
-            gpu.number, gi_id, gpu.at, gpu.nvlinks, meter
-        )
+        sample = calls.GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
+        self._gpm_samples[calls.address_in(pointer)] = sample
         return pointer
 
     def _read_gpm(self, request: Any) -> Any:
-        first, second = (
-            self._find(self._gpm_samples, sample) for sample in (request.sample1, request.sample2)
-        )
+        first = self._find(self._gpm_samples, request.sample1)
+        second = self._find(self._gpm_samples, request.sample2)
         return calls.evaluate_gpm(request, first, second)
 
 
@@ -334,10 +349,10 @@ def _check_present(gpu: SimulatedGpu) -> None:
 
 
 class RoundRobinLog:
-    """Simulates the context-switch log of a GPU without MIG. Processes with work run in turn, for
-    one time slice each.
+    """Simulates the context-switch log of a GPU without MIG.
 
-    The context switches are computed when the log is read.
+    Processes with work run in turn, for one time slice each. The context switches are computed when
+    the log is read.
     """
 
     def __init__(self, driver: SimulatedNvml, uuid: str) -> None:
@@ -378,21 +393,26 @@ class RoundRobinLog:
     def _run(self, until: int) -> None:
         loads = {load.pid: load for load in self._gpu.running()}
         while self._at < until:
-            for pid, load in loads.items():
-                period = int(load.period * 1e9)
-                if (
-                    self._next.setdefault(pid, self._at + int(load.phase * 1e9) % period)
-                    <= self._at
-                ):
-                    start = self._at / 1e9 - self._gpu.epoch
-                    self._left[pid] = self._left.get(pid, 0) or int(load.demand(start) * period)
-                    self._next[pid] += period
+            for load in loads.values():
+                self._begin_period(load)
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)
             if ready:
                 self._run_slice(next((pid for pid in ready if pid > self._resident), ready[0]))
             else:
                 self._at = min((self._next[pid] for pid in loads), default=until)
+
+    def _begin_period(self, load: SimulatedLoad) -> None:
+        """Adds the work of the load's next period, if the period begins now."""
+        pid = load.pid
+        period = int(load.period * 1e9)
+        first = self._at + int(load.phase * 1e9) % period
+        if self._next.setdefault(pid, first) > self._at:
+            return
+        if not self._left.get(pid):
+            start = self._at / 1e9 - self._gpu.epoch
+            self._left[pid] = int(load.demand(start) * period)
+        self._next[pid] += period
 
     def _run_slice(self, pid: int) -> None:
         if pid != self._resident:

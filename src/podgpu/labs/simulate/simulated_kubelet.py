@@ -18,8 +18,9 @@ Resources = Mapping[str, Sequence[str]]  # resource name -> device ids
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """One pod and the devices of its containers. A container without devices has an empty
-    mapping.
+    """One pod and the devices of its containers.
+
+    A container without devices has an empty mapping.
     """
 
     namespace: str
@@ -56,9 +57,9 @@ class SimulatedKubelet:
 
     def stop(self) -> None:
         """Stops the server immediately, so that calls in progress fail."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop(grace=None).wait()
+        if self._server is not None:
+            self._server.stop(grace=None).wait()
+            self._server = None
             with suppress(FileNotFoundError):
                 os.unlink(self.socket)
 
@@ -82,18 +83,18 @@ class SimulatedKubelet:
 
     def list_devices(self) -> bytes:
         """Returns the allocatable devices. A simplification: free devices are missing."""
-        containers = [resources for pod in self.pods for resources in pod.containers.values()]
-        devices = [device for resources in containers for device in encode_devices(resources)]
-        return bytes(
-            podresources_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString()
-        )
+        answer = podresources_pb2.AllocatableResourcesResponse()
+        for pod in self.pods:
+            for resources in pod.containers.values():
+                answer.devices.extend(encode_devices(resources))
+        return bytes(answer.SerializeToString())
 
 
 def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> Iterator[Any]:
     """Yields one message per device id and NUMA node, as the kubelet does since Kubernetes 1.21."""
-    ids = ((resource, device_id) for resource, ids in resources.items() for device_id in ids)
-    for (resource, device_id), node in itertools.product(ids, numa_nodes):
-        topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
-        yield podresources_pb2.ContainerDevices(
-            resource_name=resource, device_ids=[device_id], topology=topology
-        )
+    for resource, ids in resources.items():
+        for device_id, node in itertools.product(ids, numa_nodes):
+            topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
+            yield podresources_pb2.ContainerDevices(
+                resource_name=resource, device_ids=[device_id], topology=topology
+            )

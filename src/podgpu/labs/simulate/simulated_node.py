@@ -1,5 +1,4 @@
-"""Simulates the pods of a node: loads on the GPUs, the kubelet's list of pods, /proc and log
-directories.
+"""Simulates the pods of a node: loads, the kubelet's list of pods, /proc and log directories.
 
 Every eight GPUs have: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share
 one GPU by time-slicing, an idle pod, a busy pod, and a GPU without a pod.
@@ -13,14 +12,15 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import NamedTuple, Self
 from uuid import UUID, uuid5
 
 from podgpu.clock import Clock
-from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.labs.simulate.gpu import SimulatedGpu, SimulatedLoad
 from podgpu.labs.simulate.models import MIB
 from podgpu.labs.simulate.simulated_driver import SimulatedNvml
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
@@ -48,18 +48,13 @@ class Tenant:
     job: str = ""  # Slurm job of the process
 
 
-_USERS = (
-    (0, "ada", "", 0.85, 17),
-    (1, "ben", "4711", 0.6, 9),
-    (1, "cleo", "", 0.2, 4),
-)  # GPU, user, job, duty, GiB
-
-
 def users() -> list[Tenant]:
     """Returns the processes on the first two GPUs of a node without Kubernetes."""
+    process = partial(Tenant, "", "", "", "", "")
     return [
-        Tenant("", "", "", "", "", gpu, duty=duty, memory=memory * _GIB, user=user, job=job)
-        for gpu, user, job, duty, memory in _USERS
+        process(0, duty=0.85, memory=17 * _GIB, user="ada"),
+        process(1, duty=0.6, memory=9 * _GIB, user="ben", job="4711"),
+        process(1, duty=0.2, memory=4 * _GIB, user="cleo"),
     ]
 
 
@@ -70,57 +65,80 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     pod names unique.
     """
     result: list[Tenant] = []
-    whole = [g for g in driver.gpus if not g.instances]
+    whole = [gpu for gpu in driver.gpus if not gpu.instances]
     for position, gpu in enumerate(whole, first):
-        result += _on_gpu(position, gpu.number, gpu.uuid)
+        result += _on_gpu(position, gpu)
     for gpu in driver.gpus:
-        for slot, instance in enumerate(
-            gpu.instances[:5]
-        ):  # the sixth and later instances have no pod
-            pod = f"jupyter-{first + gpu.number}-{slot}"
-            resource = f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"
-            place = instance.uuid, gpu.number, instance.gi_id
-            duty, memory = 0.15 * (slot + 1), (slot + 1) * _GIB
-            result.append(Tenant("notebooks", pod, "notebook", resource, *place, duty, memory))
+        # The sixth and later instances have no pod.
+        for slot, instance in enumerate(gpu.instances[:5]):
+            tenant = Tenant(
+                namespace="notebooks",
+                pod=f"jupyter-{first + gpu.number}-{slot}",
+                container="notebook",
+                resource=f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}",
+                device_id=instance.uuid,
+                gpu=gpu.number,
+                gi_id=instance.gi_id,
+                duty=0.15 * (slot + 1),
+                memory=(slot + 1) * _GIB,
+            )
+            result.append(tenant)
     return result
 
 
-_PATTERN: tuple[
-    list[tuple[str, str, str, float, int]], ...
-] = (  # namespace, pod, container, duty, GiB of memory
-    [("research", "llm-train", "trainer", 0.93, 61)],
-    [("research", "llm-train", "trainer", 0.93, 61)],
-    [("serving", "chat", "engine", 0.55, 40)],
-    [("serving", "chat", "reranker", 0.2, 12)],
-    [("batch", "embed", "worker", 0.35, 9), ("batch", "ocr", "worker", 0.15, 5)],
-    [("notebooks", "jupyter-ada", "notebook", 0.0, 0)],
-    [("research", "diffusion", "trainer", 0.78, 33)],
+class _Container(NamedTuple):
+    namespace: str
+    pod: str  # without the number at the end
+    name: str
+    duty: float
+    memory_gib: int
+
+
+_PATTERN: tuple[list[_Container], ...] = (
+    [_Container("research", "llm-train", "trainer", 0.93, 61)],
+    [_Container("research", "llm-train", "trainer", 0.93, 61)],
+    [_Container("serving", "chat", "engine", 0.55, 40)],
+    [_Container("serving", "chat", "reranker", 0.2, 12)],
+    [
+        _Container("batch", "embed", "worker", 0.35, 9),
+        _Container("batch", "ocr", "worker", 0.15, 5),
+    ],
+    [_Container("notebooks", "jupyter-ada", "notebook", 0.0, 0)],
+    [_Container("research", "diffusion", "trainer", 0.78, 33)],
     [],
 )
+"""The containers of each of eight GPUs."""
 
 
-def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
+def _on_gpu(position: int, gpu: SimulatedGpu) -> Iterator[Tenant]:
     number, place = divmod(position, len(_PATTERN))
-    is_shared = len(_PATTERN[place]) > 1
-    resource = "nvidia.com/gpu.shared" if is_shared else "nvidia.com/gpu"
-    for part, (namespace, pod, container, duty, memory) in enumerate(_PATTERN[place]):
-        device_id = f"{uuid}::{part}" if is_shared else uuid
-        name = f"{pod}-{number}"
+    containers = _PATTERN[place]
+    is_shared = len(containers) > 1
+    for part, container in enumerate(containers):
         yield Tenant(
-            namespace, name, container, resource, device_id, gpu, duty=duty, memory=memory * _GIB
+            container.namespace,
+            f"{container.pod}-{number}",
+            container.name,
+            resource="nvidia.com/gpu.shared" if is_shared else "nvidia.com/gpu",
+            device_id=f"{gpu.uuid}::{part}" if is_shared else gpu.uuid,
+            gpu=gpu.number,
+            duty=container.duty,
+            memory=container.memory_gib * _GIB,
         )
 
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
-    for number, tenant in enumerate(on):
+    for pid, tenant in enumerate(on, _FIRST_PID):
         if tenant.duty:
-            driver.place(_make_load(driver, tenant, _FIRST_PID + number))
+            driver.place(_make_load(driver, tenant, pid))
 
 
 def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.0) -> SimulatedLoad:
     gpu = driver.gpus[tenant.gpu]
-    instance = next((i for i in gpu.instances if i.gi_id == tenant.gi_id), None)
-    room = gpu.model.memory // 2 if instance is None else instance.profile.memory_mib * MIB * 4 // 5
+    room = gpu.model.memory // 2
+    for instance in gpu.instances:
+        if instance.gi_id == tenant.gi_id:
+            room = instance.profile.memory_mib * MIB * 4 // 5
     return SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,
@@ -134,12 +152,10 @@ def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.
 
 
 def create_host_files(root: Path, of: list[Tenant]) -> None:
-    """Creates files of the host below `root`: /proc/<pid> of each process, and the kubelet's log
-    directories.
-    """
+    """Creates /proc/<pid> of each process, and the kubelet's log directories, below `root`."""
     proc = SimulatedProc(root / "proc")
-    for number, tenant in enumerate(of):
-        create_files(root, proc, tenant, _FIRST_PID + number)
+    for pid, tenant in enumerate(of, _FIRST_PID):
+        create_files(root, proc, tenant, pid)
 
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
@@ -158,11 +174,10 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
 
 
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
+    """Returns the pod's directory and the container's file."""
+    folder = f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}"
     log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
-    return (
-        root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}",
-        root / "containers" / log,
-    )
+    return root / "pods" / folder, root / "containers" / log
 
 
 def _uid(tenant: Tenant) -> str:
@@ -174,18 +189,14 @@ def _container_id(tenant: Tenant) -> str:
 
 
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
-    """Returns each pod once, with its containers and their device ids, as the kubelet lists
-    them.
-    """
+    """Returns each pod once, with its containers and device ids, as the kubelet lists them."""
     held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
-    for tenant in (tenant for tenant in of if tenant.pod):
-        containers = held.setdefault((tenant.namespace, tenant.pod), {})
-        containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(
-            tenant.device_id
-        )
-    return [
-        SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()
-    ]
+    for tenant in of:
+        if tenant.pod:
+            containers = held.setdefault((tenant.namespace, tenant.pod), {})
+            resources = containers.setdefault(tenant.container, {})
+            resources.setdefault(tenant.resource, []).append(tenant.device_id)
+    return [SimulatedPod(*pod, containers) for pod, containers in held.items()]
 
 
 class SimulatedProc:
@@ -199,16 +210,17 @@ class SimulatedProc:
         os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3", environment: str = "") -> None:
-        """Adds a process. `cgroup` is the text of its cgroup file. With `environment`, adds a user
-        without a name.
+        """Adds a process. `cgroup` is the text of its cgroup file.
+
+        With `environment`, adds a user without a name.
         """
         folder = self.root / str(pid)
         folder.mkdir()
-        before_start, after_start = " ".join(["1"] * 18), " ".join(["0"] * 30)
+        before_start = "1 " * 18
+        after_start = " 0" * 30
         # The kernel cuts the name to 15 characters.
-        (folder / "stat").write_text(
-            f"{pid} ({name[:15]}) S {before_start} {next(self._starts)} {after_start}\n"
-        )
+        stat = f"{pid} ({name[:15]}) S {before_start}{next(self._starts)}{after_start}\n"
+        (folder / "stat").write_text(stat)
         (folder / "cgroup").write_text(cgroup)
         if environment:
             (folder / "status").write_text("Uid:\t4000000000\n")
@@ -219,15 +231,17 @@ class SimulatedProc:
 
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
-"""Namespace -> `SimulatedLoad.sway` of its pods. The load of training is steady, the load of
-services varies.
+"""Namespace -> `SimulatedLoad.sway` of its pods.
+
+The load of training is steady, the load of services varies.
 """
 
 
 @dataclass(eq=False)
 class DemoNode:
-    """A node of the demo: simulated driver, simulated kubelet and files of the host. Pods can be
-    added and removed.
+    """A node of the demo: simulated driver, simulated kubelet and files of the host.
+
+    Pods can be added and removed.
     """
 
     name: str
@@ -247,7 +261,8 @@ class DemoNode:
         self._next_pid = itertools.count(_FIRST_PID + self.first)
         self._pids: dict[Tenant, int] = {}
         self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
-        self.add_tenants(*(users() if self.is_plain else tenants(self.driver, self.first)))
+        present = users() if self.is_plain else tenants(self.driver, self.first)
+        self.add_tenants(*present)
 
     def __enter__(self) -> Self:
         self.kubelet.start()
@@ -262,36 +277,33 @@ class DemoNode:
         return list(self._pids)
 
     def load_of(self, tenant: Tenant) -> SimulatedLoad:
-        """Returns the load of a tenant. The tenant need not be present. One job hardly uses the
-        tensor cores.
-        """
-        load = _make_load(
-            self.driver,
-            tenant,
-            self._pids.get(tenant, _FIRST_PID),
-            _SWAY.get(tenant.namespace, 0.0),
-        )
+        """Returns the load of a tenant. The tenant need not be present."""
+        pid = self._pids.get(tenant, _FIRST_PID)
+        load = _make_load(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
+        # One job hardly uses the tensor cores.
         return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
 
     def add_tenants(self, *new: Tenant) -> None:
         for tenant in new:
-            pid = self._pids[tenant] = next(self._next_pid)
+            pid = next(self._next_pid)
+            self._pids[tenant] = pid
             create_files(self.root, self._proc, tenant, pid)
             if tenant.duty:
                 self.driver.place(self.load_of(tenant))
         self.kubelet.pods = tuple(pods(self._pids))
 
     def remove_pod(self, namespace: str, pod: str) -> None:
-        for tenant in [
-            each for each in self._pids if (each.namespace, each.pod) == (namespace, pod)
-        ]:
+        for tenant in self.tenants:
+            if (tenant.namespace, tenant.pod) != (namespace, pod):
+                continue
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
                 self._proc.remove(pid)
             folder, log = _log_paths(self.root, tenant)
             log.unlink(missing_ok=True)
-            with suppress(OSError):  # already removed with another container of this pod
+            # The folder may be removed already, with another container of this pod.
+            with suppress(OSError):
                 folder.rmdir()
         self.kubelet.pods = tuple(pods(self._pids))
 

@@ -1,6 +1,4 @@
-"""Checks this node: driver, GPUs, counters, per-container usage, privileges, and the sources of
-holders.
-"""
+"""Checks this node: driver, GPUs, counters, usage, privileges, and the sources of holders."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ _SYS_ADMIN = 1 << 21
 _DRIVER_VERSION, _NVML_VERSION = 1, 2
 _RUNTIME = (
     "run the container with the NVIDIA runtime (runtimeClassName: nvidia) and "
-    "NVIDIA_VISIBLE_DEVICES=all,"
-    " NVIDIA_DRIVER_CAPABILITIES=utility"
+    "NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility"
 )
 _DMESG = "check the host's dmesg for NVRM and Xid lines, and whether nvidia-smi works there"
 
@@ -79,13 +76,15 @@ class GpuReadings:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """GPUs and MIG instances, including GPUs that failed. The instances of a failed GPU are not
-        known.
+        """GPUs and MIG instances, including GPUs that failed.
+
+        The instances of a failed GPU are not known.
         """
-        return (
-            *(device for reading in self.read.values() for device in reading.values),
-            *self.failures,
-        )
+        devices: list[Device] = []
+        for reading in self.read.values():
+            devices += reading.values
+        devices += self.failures
+        return tuple(devices)
 
     @property
     def is_complete(self) -> bool:
@@ -99,27 +98,32 @@ def read_gpus(
     deadline: float,
     pause: Callable[[float], object],
 ) -> GpuReadings:
-    wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
-    wanted |= {number: fields()[number] for number in (_DRIVER_VERSION, _NVML_VERSION)}
-    result = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
-    if result.value is None:
-        return GpuReadings(error=result.error)
+    listed = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
+    if listed.value is None:
+        return GpuReadings(error=listed.error)
 
+    wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
+    for number in (_DRIVER_VERSION, _NVML_VERSION):
+        wanted[number] = fields()[number]
     chosen = tuple(wanted.values())
 
     def read(gpu: Device) -> GpuReading:
         telemetry.read(gpu, chosen)
-        pause(MIN_GPM_SECONDS)  # rates and GPM need two readings
+        # Rates and GPM need two readings.
+        pause(MIN_GPM_SECONDS)
         return telemetry.read(gpu, chosen)
 
-    gpus = result.value.gpus
+    gpus = listed.value.gpus
     results = workers.run({f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}, deadline)
-    by_gpu = {gpu: results[f"GPU {gpu.index}"] for gpu in gpus}
-    return GpuReadings(
-        result.value,
-        read={gpu: result.value for gpu, result in by_gpu.items() if result.value is not None},
-        failures={gpu: result.error for gpu, result in by_gpu.items() if result.error is not None},
-    )
+    readings: dict[Device, GpuReading] = {}
+    failures: dict[Device, ReadError] = {}
+    for gpu in gpus:
+        result = results[f"GPU {gpu.index}"]
+        if result.value is not None:
+            readings[gpu] = result.value
+        if result.error is not None:
+            failures[gpu] = result.error
+    return GpuReadings(listed.value, read=readings, failures=failures)
 
 
 def check_gpus(
@@ -129,24 +133,25 @@ def check_gpus(
     proc: str,
     sysfs: str,
 ) -> list[Finding]:
-    """Checks the source of GPU values, its GPUs, their MIG instances, and whether they support the
-    counters.
-    """
+    """Checks the source of GPU values, its GPUs and MIG instances, and the supported counters."""
     if isinstance(telemetry, ExporterTelemetry):
-        findings, provider = (
-            _check_exporter(telemetry.shown, readings),
-            "that exporter's counter file",
-        )
+        provider = "that exporter's counter file"
+        findings = _check_exporter(telemetry.shown, readings)
     elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
-        findings, provider = [wrong("DCGM", str(readings.error))], "DCGM"
+        provider = "DCGM"
+        findings = [wrong("DCGM", str(readings.error))]
     elif isinstance(telemetry, DcgmTelemetry):
+        provider = "DCGM"
         library, engine = map(format_version, telemetry.versions)
-        findings, provider = [ok("DCGM", f"libdcgm {library}, host engine {engine}")], "DCGM"
+        findings = [ok("DCGM", f"libdcgm {library}, host engine {engine}")]
         findings += _check_driver(readings, telemetry.expected, proc, sysfs)
     else:
+        provider = ""
         expected = None if telemetry.name == SIMULATED else telemetry.expected
-        findings, provider = _check_driver(readings, expected, proc, sysfs), ""
-    return [*findings, *_check_mig(readings), *_check_counters(readings, counters, provider)]
+        findings = _check_driver(readings, expected, proc, sysfs)
+    findings += _check_mig(readings)
+    findings += _check_counters(readings, counters, provider)
+    return findings
 
 
 def _count_names(names: Iterable[str]) -> str:
@@ -167,44 +172,33 @@ def _check_driver(
     inventory = readings.inventory
     if inventory is None:
         return [_explain_driver_error(readings.error, proc, sysfs)]
-    values = dict(
-        pair
-        for reading in readings.read.values()
-        for own in reading.values.values()
-        for pair in own.items()
-    )
+
+    values: dict[int, object] = {}
+    for reading in readings.read.values():
+        for device_values in reading.values.values():
+            values.update(device_values)
     driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
     nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
-    return [
-        ok("driver", f"NVIDIA {driver}{nvml}, {plural(len(inventory.gpus), 'GPU')}"),
-        *_check_count(inventory, expected),
-        *(
-            wrong("GPUs", f"GPU {index} does not respond: {error}")
-            for index, error in inventory.unreachable.items()
-        ),
-        *(
-            wrong("GPUs", f"{error} ({gpu.uuid})", _DMESG)
-            for gpu, error in readings.failures.items()
-        ),
-        *(
-            note(
-                "GPUs",
-                f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(reading.errors)))})",
-                _DMESG,
-            )
-            for gpu, reading in readings.read.items()
-            if reading.errors
-        ),
-    ]
+    findings = [ok("driver", f"NVIDIA {driver}{nvml}, {plural(len(inventory.gpus), 'GPU')}")]
+
+    findings += _check_count(inventory, expected)
+    for index, error in inventory.unreachable.items():
+        findings.append(wrong("GPUs", f"GPU {index} does not respond: {error}"))
+    for gpu, failure in readings.failures.items():
+        findings.append(wrong("GPUs", f"{failure} ({gpu.uuid})", _DMESG))
+    for gpu, reading in readings.read.items():
+        if reading.errors:
+            reasons = ", ".join(sorted(set(reading.errors)))
+            findings.append(note("GPUs", f"GPU {gpu.index}: some calls failed ({reasons})", _DMESG))
+    return findings
 
 
 def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
     listed = len(inventory.gpus) + len(inventory.unreachable)
     if expected is not None and listed < expected:
         advice = (
-            "in a container set NVIDIA_VISIBLE_DEVICES=all; on the host check dmesg for NVRM "
-            "lines, and for GPUs"
-            " bound to vfio-pci"
+            "in a container set NVIDIA_VISIBLE_DEVICES=all; "
+            "on the host check dmesg for NVRM lines, and for GPUs bound to vfio-pci"
         )
         return [wrong("GPUs", f"the PCI bus has {expected}, the driver lists {listed}", advice)]
     if not listed:
@@ -213,16 +207,15 @@ def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
 
 
 def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Finding:
-    kernel_driver, pci_gpus = read_kernel_driver(proc), count_pci_gpus(sysfs)
+    kernel_driver = read_kernel_driver(proc)
     text = (
-        f"{error}; driver in the kernel: {kernel_driver or 'none'}; NVIDIA GPUs on the PCI bus: "
-        f"{pci_gpus or 'none'}"
+        f"{error}; driver in the kernel: {kernel_driver or 'none'}; "
+        f"NVIDIA GPUs on the PCI bus: {count_pci_gpus(sysfs) or 'none'}"
     )
     if isinstance(error, VersionMismatch):
         advice = (
-            "the driver was upgraded while podgpu ran: delete the pod so that it is recreated; on "
-            "a host reload the"
-            " nvidia modules or reboot"
+            "the driver was upgraded while podgpu ran: delete the pod so that it is recreated; "
+            "on a host reload the nvidia modules or reboot"
         )
     elif getattr(error, "reason", "") not in ("library_not_found", "driver_not_loaded"):
         advice = _DMESG
@@ -230,44 +223,40 @@ def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Fin
         advice = f"{_RUNTIME}, or mount the library"
     else:
         advice = (
-            "install the driver on the host, or check the GPU operator's driver pod; on nodes "
-            "without GPUs do not run"
-            " podgpu (nodeSelector nvidia.com/gpu.present), or try it with --telemetry simulated"
+            "install the driver on the host, or check the GPU operator's driver pod; "
+            "on nodes without GPUs do not run podgpu (nodeSelector nvidia.com/gpu.present), "
+            "or try it with --telemetry simulated"
         )
     return wrong("driver", text, advice)
 
 
 def _check_mig(readings: GpuReadings) -> list[Finding]:
-    layouts = {
-        gpu: instances
-        for gpu, *instances in filter(None, (reading.values for reading in readings.read.values()))
-    }
-    enabled = {gpu: instances for gpu, instances in layouts.items() if gpu.mig_enabled}
-    if layouts and not enabled:
+    layouts = [list(reading.values) for reading in readings.read.values() if reading.values]
+    findings = [_check_layout(gpu, mig) for gpu, *mig in layouts if gpu.mig_enabled]
+    if layouts and not findings:
         return [ok("MIG", "off")]
-    findings = []
-    for gpu, instances in enabled.items():
-        if instances:
-            profiles = _count_names(instance.profile for instance in instances)
-            findings.append(ok("MIG", f"GPU {gpu.index}: {profiles}"))
-        else:
-            text = f"GPU {gpu.index}: on, but without instances, so no pod can use it"
-            advice = (
-                "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or "
-                "turn MIG off"
-            )
-            findings.append(note("MIG", text, advice))
     return findings
+
+
+def _check_layout(gpu: Device, instances: Sequence[Device]) -> Finding:
+    if instances:
+        profiles = _count_names(instance.profile for instance in instances)
+        return ok("MIG", f"GPU {gpu.index}: {profiles}")
+    text = f"GPU {gpu.index}: on, but without instances, so no pod can use it"
+    advice = (
+        "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), "
+        "or turn MIG off"
+    )
+    return note("MIG", text, advice)
 
 
 def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
     if readings.inventory is None:
         return [wrong("exporter", str(readings.error))]
     gpus = readings.inventory.gpus
-    return [
-        ok("exporter", f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}"),
-        *(wrong("exporter", str(error)) for error in readings.failures.values()),
-    ]
+    findings = [ok("exporter", f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}")]
+    findings += [wrong("exporter", str(error)) for error in readings.failures.values()]
+    return findings
 
 
 # Counters
@@ -279,43 +268,48 @@ def _check_counters(
     """`provider`: where users can add counters; empty if values come directly from the driver."""
     unsupported: dict[str, set[int]] = defaultdict(set)
     for gpu, reading in readings.read.items():
-        in_mig_mode = any(device.mig_enabled for device in reading.values)
-        available = {number for values in reading.values.values() for number in values}
-        model = (gpu.model or "the GPU") + (" in MIG mode" if in_mig_mode else "")
-        unsupported[model] |= {number for _, number in reading.unsupported} - available
+        model = gpu.model or "the GPU"
+        if any(device.mig_enabled for device in reading.values):
+            model += " in MIG mode"
+        missing_fields = {number for _, number in reading.unsupported}
+        unsupported[model] |= missing_fields.difference(*reading.values.values())
+
     findings = []
     for model, numbers in unsupported.items():
         missing = [counter for counter in counters if counter.field.id in numbers]
         if not missing:
             findings.append(ok("counters", f"{model} supports all {len(counters)}"))
             continue
-        advice = "nothing to do: the other counters are exported"
-        if provider:
-            advice = f"they are not exported; add them to {provider} if you need them"
-        elif any(isinstance(counter.field.recipe, Gpm) for counter in missing):
-            advice += "; DCGM_FI_PROF_* need Hopper or later, or DCGM (--telemetry dcgm)"
         names = few_of((counter.name for counter in missing), 10)
         text = f"{model} does not support {len(missing)} of {len(counters)}: {names}"
-        findings.append(note("counters", text, advice))
+        findings.append(note("counters", text, _advise_on_counters(missing, provider)))
     return findings
+
+
+def _advise_on_counters(missing: Iterable[CounterSpec], provider: str) -> str:
+    if provider:
+        return f"they are not exported; add them to {provider} if you need them"
+    advice = "nothing to do: the other counters are exported"
+    if any(isinstance(counter.field.recipe, Gpm) for counter in missing):
+        advice += "; DCGM_FI_PROF_* need Hopper or later, or DCGM (--telemetry dcgm)"
+    return advice
 
 
 # Usage of shared GPUs
 
 _ADD_CAPABILITY = (
-    "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; docker run --cap-add SYS_ADMIN --user "
-    "0), without a user"
-    " namespace"
+    "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; "
+    "docker run --cap-add SYS_ADMIN --user 0), without a user namespace"
 )
 _MPS = (
     "used by clients of MPS. The driver reports only the MPS server, so busy time, idle time, "
-    "energy, waste, cost by"
-    " use and autoscaling metrics are not known, unless all clients belong to one container"
+    "energy, waste, cost by use and autoscaling metrics are not known, "
+    "unless all clients belong to one container"
 )
 _CHECK_DRIVER = (
-    "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check "
-    "the host's dmesg for"
-    " NVRM lines; a vGPU guest needs the profiling capability of its host"
+    "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), "
+    "and check the host's dmesg for NVRM lines; "
+    "a vGPU guest needs the profiling capability of its host"
 )
 
 
@@ -326,52 +320,46 @@ def check_usage(
     workers: Workers,
     deadline: float,
 ) -> list[Finding]:
-    """Checks whether the method of `--usage-from` works on this node, and finds GPUs that are used
-    through MPS.
-    """
-    processes = workers.run(
-        {f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline
-    )
-    under_mps = [
-        gpu.index
-        for gpu in gpus
-        if any(p.mps for p in processes[f"processes-{gpu.uuid}"].value or ())
-    ]
-    mps = [note("MPS", f"GPU {few_of(under_mps)}: {_MPS}")] if under_mps else []
+    """Checks whether the method of `--usage-from` works, and finds GPUs under MPS."""
+    findings = _check_mps(telemetry, gpus, workers, deadline)
     if method == "samples" or telemetry.name == SIMULATED:
         text = (
-            "busy time of shared GPUs is estimated from the driver's samples; --usage-from "
-            "switches or exact is more"
-            " accurate"
+            "busy time of shared GPUs is estimated from the driver's samples; "
+            "--usage-from switches or exact is more accurate"
         )
-        return [*mps, ok("sharing", text)]
+        findings.append(ok("sharing", text))
+        return findings
     if not isinstance(telemetry, NvmlTelemetry):
-        return [
-            *mps,
-            note(
-                "sharing",
-                "--usage-from cannot be checked with this --telemetry",
-                "use --telemetry nvml",
-            ),
-        ]
+        text = "--usage-from cannot be checked with this --telemetry"
+        findings.append(note("sharing", text, "use --telemetry nvml"))
+        return findings
+
     jobs = {
         f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu, method) for gpu in gpus
     }
     results = workers.run(jobs, deadline)
-    findings: dict[Finding, list[str]] = defaultdict(list)
+    gpus_by_finding: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
-        finding = result.value or wrong(
-            "sharing", f"--usage-from {method} could not be checked: {result.error}", _CHECK_DRIVER
-        )
-        findings[finding].append(str(gpu.index))
-    for finding, numbers in findings.items():
-        mps.append(
-            replace(
-                finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}"
-            )
-        )
-    return mps
+        text = f"--usage-from {method} could not be checked: {result.error}"
+        finding = result.value or wrong("sharing", text, _CHECK_DRIVER)
+        gpus_by_finding[finding].append(str(gpu.index))
+    for finding, numbers in gpus_by_finding.items():
+        shown = f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}"
+        findings.append(replace(finding, text=f"{shown}: {finding.text}"))
+    return findings
+
+
+def _check_mps(
+    telemetry: Telemetry, gpus: Sequence[Device], workers: Workers, deadline: float
+) -> list[Finding]:
+    jobs = {f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}
+    results = workers.run(jobs, deadline)
+    shared = []
+    for gpu in gpus:
+        if any(process.mps for process in results[f"processes-{gpu.uuid}"].value or ()):
+            shared.append(gpu.index)
+    return [note("MPS", f"GPU {few_of(shared)}: {_MPS}")] if shared else []
 
 
 def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) -> Finding:
@@ -379,13 +367,11 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
         with closing(telemetry.open_switch_log(gpu)) as listener:
             unsampled = listener.unsampled
     except SwitchLogError as e:
-        text = (
-            "busy time is estimated from driver samples, because context switches cannot be "
-            f"read: {e}"
-        )
-        return wrong("sharing", text, _CHECK_DRIVER)
+        text = "busy time is estimated from driver samples, because context switches cannot be read"
+        return wrong("sharing", f"{text}: {e}", _CHECK_DRIVER)
     if not unsampled:
         return ok("sharing", "busy time is exact: it comes from context switches and busy samples")
+
     text = "busy time comes from context switches and has a lower and an upper bound"
     if not telemetry.switch_logs.privileged():
         finding = wrong if method == "exact" else note
@@ -400,12 +386,12 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) 
 
 
 def read_kernel_driver(proc: str) -> str:
-    """Returns the version of the loaded NVIDIA kernel module, or an empty text. Works in every
-    container.
+    """Returns the version of the loaded NVIDIA kernel module, or an empty text.
+
+    Works in every container.
     """
-    version = re.search(
-        r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _read(Path(proc, "driver/nvidia/version"))
-    )
+    text = _read(Path(proc, "driver/nvidia/version"))
+    version = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
     return version[1] if version else ""
 
 
@@ -419,32 +405,34 @@ def _read(path: Path) -> str:
 def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
     status = _read(Path(proc, "self/status"))
     uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE | re.ASCII)
-    capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
     user = f"uid {uid[1]}" if uid else "unknown uid"
     needed = "CAP_SYS_ADMIN for --usage-from exact" if exact_usage else "none"
     text = (
-        f"running as {user}; root is needed only for the kubelet socket; capabilities needed: "
-        f"{needed}"
+        f"running as {user}; root is needed only for the kubelet socket; "
+        f"capabilities needed: {needed}"
     )
-    if exact_usage or not capabilities or not int(capabilities[1], 16) & _SYS_ADMIN:
-        return [ok("privileges", text)]
-    advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
-    return [
-        ok("privileges", text),
-        note("privileges", "this process has CAP_SYS_ADMIN, which podgpu does not need", advice),
-    ]
+    findings = [ok("privileges", text)]
+
+    capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
+    is_admin = capabilities is not None and int(capabilities[1], 16) & _SYS_ADMIN
+    if is_admin and not exact_usage:
+        text = "this process has CAP_SYS_ADMIN, which podgpu does not need"
+        advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
+        findings.append(note("privileges", text, advice))
+    return findings
 
 
 def check_device_files(dev: str) -> list[Finding]:
-    """Checks that the GPUs' device files can be opened. There may be none, because WSL works
-    without them.
+    """Checks that the GPUs' device files can be opened.
+
+    There may be none, because WSL works without them.
     """
-    files = sorted([*Path(dev).glob("nvidiactl"), *Path(dev).glob("nvidia[0-9]*")])
-    closed = [str(path) for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    files = [*Path(dev).glob("nvidiactl"), *Path(dev).glob("nvidia[0-9]*")]
+    closed = [str(path) for path in sorted(files) if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
         advice = (
-            "use the NVIDIA runtime (runtimeClassName: nvidia), or allow this user to read and "
-            "write them"
+            "use the NVIDIA runtime (runtimeClassName: nvidia), "
+            "or allow this user to read and write them"
         )
         return [wrong("device files", f"no permission to open {few_of(closed)}", advice)]
     return [ok("device files", f"{plural(len(files), 'file')}, all can be opened")] if files else []
@@ -454,17 +442,17 @@ def check_pid_namespace(proc: str) -> Finding:
     if in_host_pid_namespace(proc):
         return ok("pid namespace", "host PID namespace")
     text = "not in the host PID namespace: per-container usage is unavailable"
-    return note(
-        "pid namespace", text, "set hostPID: true, and mount /proc if podgpu cannot read it"
-    )
+    advice = "set hostPID: true, and mount /proc if podgpu cannot read it"
+    return note("pid namespace", text, advice)
 
 
 def check_host_name(no_hostname: bool) -> Finding:
-    name, node_name = socket.gethostname(), os.environ.get("NODE_NAME")
     if no_hostname:
         return ok("host name", "not in the labels (--no-hostname)")
+    node_name = os.environ.get("NODE_NAME")
     if node_name:
         return ok("host name", f"{node_name}, from NODE_NAME")
+    name = socket.gethostname()
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         text = f"NODE_NAME is not set: the host label is the pod's name, {name}"
         advice = "env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]"
@@ -475,8 +463,9 @@ def check_host_name(no_hostname: bool) -> Finding:
 # The API server, the kubelet and other allocation sources, and the device ids that they report
 
 _WATCH_REFUSED_S = 0.5
-"""Seconds to wait for the rejection of a watch. An accepted watch gets no response before the first
-event.
+"""Seconds to wait for the rejection of a watch.
+
+An accepted watch gets no response before the first event.
 """
 
 
@@ -510,12 +499,8 @@ def check_holders(
 ) -> list[Finding]:
     """Reads each source of holders, reports its state, and checks the merged allocation."""
     if not sources:
-        return [
-            note(
-                "kubelet",
-                "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels",
-            )
-        ]
+        text = "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels"
+        return [note("kubelet", text)]
     kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
     responses: list[Any] = []  # responses of the kubelet
 
@@ -528,39 +513,38 @@ def check_holders(
 
     allocations: dict[str, Allocation] = {}
     findings: list[Finding] = []
-    for name, result in workers.run(
-        {source.name: partial(read, source) for source in sources}, deadline
-    ).items():
-        if result.value is None:
+    jobs = {source.name: partial(read, source) for source in sources}
+    for name, result in workers.run(jobs, deadline).items():
+        allocation = result.value
+        if allocation is None:
             findings.append(_explain_error(name, result.error, kubelet_required))
             continue
-        allocations[name] = result.value
+        allocations[name] = allocation
         if kubelet is not None and name == SOURCE:
-            findings += _check_kubelet(kubelet.socket, responses[0], result.value, api)
+            findings += _check_kubelet(kubelet.socket, responses[0], allocation, api)
         else:
-            findings.append(
-                ok(
-                    name,
-                    plural(
-                        len(result.value.assignments) + len(result.value.unmapped), "assignment"
-                    ),
-                )
-            )
+            count = len(allocation.assignments) + len(allocation.unmapped)
+            findings.append(ok(name, plural(count, "assignment")))
     if not allocations:
         return findings
+
     names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
     allocations = replace_reservations(allocations, names.pods, readings.devices, names.complete)
-    resource_names = kubelet.resource_names if kubelet is not None else frozenset()
-    containers = [
-        container
-        for response in responses
-        for pod in response.pod_resources
-        for container in pod.containers
-    ]
-    resources = {entry.resource_name for container in containers for entry in container.devices}
-    return findings + check_mapping(
-        merge(allocations, names.complete), readings, selection, resource_names, sorted(resources)
-    )
+    merged = merge(allocations, names.complete)
+    gpu_resources = kubelet.resource_names if kubelet is not None else frozenset()
+    resources = _list_resources(responses)
+    findings += check_mapping(merged, readings, selection, gpu_resources, resources)
+    return findings
+
+
+def _list_resources(responses: Iterable[Any]) -> list[str]:
+    """Returns the names of all resources that pods hold."""
+    resources: set[str] = set()
+    for response in responses:
+        for pod in response.pod_resources:
+            for container in pod.containers:
+                resources.update(entry.resource_name for entry in container.devices)
+    return sorted(resources)
 
 
 def _check_kubelet(
@@ -570,54 +554,50 @@ def _check_kubelet(
     pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
     watched = api.watched_pods
     is_read = watched is not None and watched.synced and watched.error is None
-    api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()} if is_read else set()
+    api_pods: set[tuple[str, str]] = set()
+    if is_read:
+        api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()}
     if not pods:
         return [_explain_no_pods(responds, len(api_pods))]
-    workloads = [entry.holder for entry in allocation.assignments] + [
-        entry.holder for entry in allocation.unmapped
-    ]
+
+    workloads = [entry.holder for entry in allocation.assignments]
+    workloads += [entry.holder for entry in allocation.unmapped]
     holders = {(workload.namespace, workload.pod) for workload in workloads}
-    text = (
-        f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs, "
-        f"{plural(len(workloads), 'assignment')}"
-    )
-    findings = [ok("kubelet", f"{responds}: {text}")]
+    counts = f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs"
+    text = f"{responds}: {counts}, {plural(len(workloads), 'assignment')}"
+    findings = [ok("kubelet", text)]
+
     if is_read and not pods & api_pods:
+        node = os.environ.get("NODE_NAME", "")
         text = (
-            f"NODE_NAME is not this node: the API server has {plural(len(api_pods), 'pod')} on "
-            "the node"
-            f" {os.environ.get('NODE_NAME', '')!r}, this node's kubelet has "
-            f"{plural(len(pods), 'pod')}, and none is in"
-            " both lists, so data of the API server cannot be used"
+            f"NODE_NAME is not this node: the API server has {plural(len(api_pods), 'pod')} "
+            f"on the node {node!r}, this node's kubelet has {plural(len(pods), 'pod')}, "
+            "and none is in both lists, so data of the API server cannot be used"
         )
         advice = (
-            "set NODE_NAME from spec.nodeName by the downward API; outside a pod, to the name in "
-            "`kubectl get nodes`"
+            "set NODE_NAME from spec.nodeName by the downward API; "
+            "outside a pod, to the name in `kubectl get nodes`"
         )
         findings.append(wrong("node name", text, advice))
     return findings
 
 
 def _explain_no_pods(responds: str, api_pods: int) -> Finding:
-    """Explains an empty list of pods. A restarted kubelet lists no pods until the API server has
-    answered.
+    """Explains an empty list of pods.
+
+    A restarted kubelet lists no pods until the API server has answered.
     """
     advice = (
         "run doctor again in a minute; if this persists, check the kubelet's log and the API server"
     )
     if api_pods:
-        text = (
-            f"{responds}, but lists no pods, and the API server has {plural(api_pods, 'pod')} on "
-            "this node"
-        )
+        pods = plural(api_pods, "pod")
+        text = f"{responds}, but lists no pods, and the API server has {pods} on this node"
     elif "KUBERNETES_SERVICE_HOST" in os.environ:
         text = f"{responds}, but lists no pods, not even this one"
     else:
-        return note(
-            "kubelet",
-            f"{responds}: no pods; if some run here, the kubelet was just restarted",
-            advice,
-        )
+        text = f"{responds}: no pods; if some run here, the kubelet was just restarted"
+        return note("kubelet", text, advice)
     return wrong("kubelet", f"{text}: it was restarted and does not know its pods yet", advice)
 
 
@@ -628,12 +608,12 @@ _ROOTS = (
 
 
 def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -> Finding:
-    text = str(error).removeprefix(f"{name}: ")  # the finding itself shows the name
+    # The finding itself shows the name.
+    text = str(error).removeprefix(f"{name}: ")
     if name != SOURCE or getattr(error, "reason", "") != "socket_missing":
         return wrong(name, text)
-    return (wrong if kubelet_required else note)(
-        "kubelet", f"no pod labels, because {text}", _ROOTS
-    )
+    finding = wrong if kubelet_required else note
+    return finding("kubelet", f"no pod labels, because {text}", _ROOTS)
 
 
 # Mapping
@@ -648,47 +628,46 @@ def check_mapping(
     resource_names: frozenset[str],
     resources: Sequence[str],
 ) -> list[Finding]:
-    """Checks that each assigned id is a device of this node. `resources`: names of all resources
-    that pods hold.
+    """Checks that each assigned id is a device of this node.
+
+    `resources`: names of all resources that pods hold.
     """
     if readings.inventory is None:
         assignments = plural(len(allocation.unmapped), "assignment")
         return [note("mapping", f"{assignments} cannot be mapped to GPUs without the driver")]
     findings = [_explain_unmapped(entry, readings, resource_names) for entry in allocation.unmapped]
-    if not findings and allocation.assignments:
-        text = f"{plural(len(allocation.assignments), 'assignment')}, all to devices of this node"
-        findings.append(ok("mapping", text))
-    elif not findings and resources:
-        text = f"no pod holds a known GPU resource; pods hold devices of {few_of(resources)}"
-        findings.append(
-            note(
-                "mapping", text, "if one of these contains GPUs, add it to --nvidia-resource-names"
-            )
-        )
-    elif not findings:
-        findings.append(ok("mapping", "no pod holds a GPU"))
-    unnamed = [
-        entry for entry in allocation.assignments if not entry.holder.pod and not entry.holder.job
-    ]
+    if not findings:
+        findings.append(_describe_mapping(allocation, resources))
+
+    holders = [entry.holder for entry in allocation.assignments]
+    unnamed = [holder for holder in holders if not holder.pod and not holder.job]
     if unnamed:
-        text = (
-            f"{plural(len(unnamed), 'assignment')} of pods with unknown names "
-            f"({unnamed[0].holder.text})"
-        )
+        count = plural(len(unnamed), "assignment")
+        text = f"{count} of pods with unknown names ({unnamed[0].text})"
         advice = (
-            "names come from the host's /var/log/pods and /var/log/containers: mount /var/log, or "
-            "set --path-varlog"
+            "names come from the host's /var/log/pods and /var/log/containers: "
+            "mount /var/log, or set --path-varlog"
         )
         findings.append(note("mapping", text, advice))
+
     shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
-        text = (
-            f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection}: they are "
-            "not exported"
-        )
+        count = plural(len(hidden), "assignment")
+        text = f"{count} on devices excluded by -d {selection}: they are not exported"
         findings.append(note("mapping", text, "use -d f to export all devices"))
     return findings
+
+
+def _describe_mapping(allocation: Allocation, resources: Sequence[str]) -> Finding:
+    if allocation.assignments:
+        text = f"{plural(len(allocation.assignments), 'assignment')}, all to devices of this node"
+        return ok("mapping", text)
+    if resources:
+        text = f"no pod holds a known GPU resource; pods hold devices of {few_of(resources)}"
+        advice = "if one of these contains GPUs, add it to --nvidia-resource-names"
+        return note("mapping", text, advice)
+    return ok("mapping", "no pod holds a GPU")
 
 
 def _explain_unmapped(
@@ -699,26 +678,23 @@ def _explain_unmapped(
     if unmapped.reason == "unknown_device" and device_id is not None and unmapped.source != "hpc":
         reason, advice = _explain_unknown(device_id, readings)
         return wrong("mapping", f"{text}: {reason}", advice)
-    if unmapped.reason == "unrecognised_id":
-        resource = unmapped.resource
-        if (
-            unmapped.source != "kubelet"
-            or resource in resource_names
-            or resource.startswith(_GPU_RESOURCES)
-        ):
-            advice = (
-                "report the id and its device plugin or scheduler; until then the pod's GPU has "
-                "no pod labels"
-            )
-            return wrong("mapping", f"{text}: the format of the id is not recognised", advice)
-        return note(
-            "mapping", f"{text}: not a GPU", "nothing to do unless this resource contains GPUs"
-        )
-    explanation = explain(unmapped)
-    finding = note if explanation.harmless else wrong
-    return finding(
-        "mapping", f"{text} ({unmapped.source}): {explanation.reason}", explanation.advice
+
+    if unmapped.reason != "unrecognised_id":
+        explanation = explain(unmapped)
+        finding = note if explanation.harmless else wrong
+        text = f"{text} ({unmapped.source}): {explanation.reason}"
+        return finding("mapping", text, explanation.advice)
+
+    resource = unmapped.resource
+    is_gpu = resource in resource_names or resource.startswith(_GPU_RESOURCES)
+    if unmapped.source == "kubelet" and not is_gpu:
+        advice = "nothing to do unless this resource contains GPUs"
+        return note("mapping", f"{text}: not a GPU", advice)
+    advice = (
+        "report the id and its device plugin or scheduler; "
+        "until then the pod's GPU has no pod labels"
     )
+    return wrong("mapping", f"{text}: the format of the id is not recognised", advice)
 
 
 def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, str]:
@@ -728,14 +704,12 @@ def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, s
     if device_id.mig_uuid is not None or device_id.gi_id is not None:
         return (
             "this node has no such MIG instance",
-            "the MIG layout was changed after the pod got the device: delete the pod, and restart "
-            "the device plugin so"
-            " that it offers the new instances",
+            "the MIG layout was changed after the pod got the device: delete the pod, "
+            "and restart the device plugin so that it offers the new instances",
         )
     return (
         "this node has no such GPU",
-        "if the GPU was replaced, restart the device plugin and delete the pod; otherwise check "
-        "that the socket belongs"
-        " to this node's kubelet, and that this container gets all GPUs "
-        "(NVIDIA_VISIBLE_DEVICES=all)",
+        "if the GPU was replaced, restart the device plugin and delete the pod; "
+        "otherwise check that the socket belongs to this node's kubelet, "
+        "and that this container gets all GPUs (NVIDIA_VISIBLE_DEVICES=all)",
     )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from podgpu import __version__
 from podgpu.clock import Clock, FaultLog
@@ -22,7 +23,7 @@ from podgpu.node.gpu.source import CompanionDriver
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
-# value of the `source` label in podgpu's own metrics, for reads of the other exporter
+# Value of the `source` label in podgpu's own metrics, for reads of the other exporter.
 SOURCE = "exporter"
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
@@ -32,11 +33,11 @@ _LOG_AGAIN_SECONDS = 60.0
 def relabel(
     exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
 ) -> tuple[list[ParsedFamily], int]:
-    """Replaces the pod labels of an exposition. Only series of devices with exactly one holder get
-    new pod labels.
+    """Replaces the pod labels of an exposition.
 
-    Series that then have equal labels are merged, or dropped if their values differ. podgpu's own
-    families stay unchanged. Returns the families and the number of dropped series.
+    Only series of devices with exactly one holder get new pod labels. Series that then have equal
+    labels are merged, or dropped if their values differ. podgpu's own families stay unchanged.
+    Returns the families and the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -50,25 +51,30 @@ def relabel(
             labels = _make_labels(sample, holders, policy)
             key = sample.name, frozenset(labels.items())
             copies.setdefault(key, (labels, []))[1].append(sample)
-        kept = [
-            ParsedSample(chosen.name, labels, chosen.value)
-            for labels, samples in copies.values()
-            if (chosen := samples[0] if len(samples) == 1 else _select_copy(samples)) is not None
-        ]
-        ambiguous += len(copies) - len(kept)
+
+        kept: list[ParsedSample] = []
+        for labels, samples in copies.values():
+            chosen = _select_copy(samples)
+            if chosen is None:
+                ambiguous += 1
+            else:
+                kept.append(ParsedSample(chosen.name, labels, chosen.value))
         families.append(ParsedFamily(family.name, family.type, family.help, kept))
     return families, ambiguous
 
 
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Returns the copy that had no pod labels, or else the first copy. Returns None if the values
-    of copies differ.
+    """Returns the copy that had no pod labels, or else the first copy.
+
+    Returns None if the values of copies differ.
     """
+    if len(copies) == 1:
+        return copies[0]
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
-    chosen = without_holder or copies
-    return (
-        chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None
-    )  # as text, because NaN != NaN
+    candidates = without_holder or copies
+    # Compares texts, because NaN != NaN.
+    values = {str(sample.value) for sample in candidates}
+    return candidates[0] if len(values) == 1 else None
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
@@ -111,43 +117,35 @@ class Enricher:
         self._written_at: float | None = None
         """Monotonic time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
-            age = self.clock.wall() - identify_file(str(self.file.path)).modified_ns / 1e9
-            self._written_at = self.clock.monotonic() - max(0.0, age)
+            modified_at = identify_file(str(self.file.path)).modified_ns / 1e9
+            age = max(0.0, self.clock.wall() - modified_at)
+            self._written_at = self.clock.monotonic() - age
 
     def update_file(self) -> Sequence[SourceStatus]:
-        """Reads the metrics, adds the labels and writes the file. Returns the status of the
-        allocation sources.
+        """Reads the metrics, adds the labels and writes the file.
 
-        Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
+        Returns the status of the allocation sources. Raises SourceError if the metrics cannot be
+        read, OutputError if the file cannot be written.
         """
         started = self.clock.monotonic()
         try:
             exposition = self.fetch()
-            found = find_devices(
-                (s for f in exposition for s in f.samples), SOURCE, self.device_name_ids
-            )
-            self.companion.update()
-            devices = tuple(self.companion.complete(device) for device, _ in found)
+            devices = self._find_devices(exposition)
         except SourceError as e:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
-                failure = SourceStatus(
-                    SOURCE, False, self.clock.monotonic() - started, e.reason, str(e)
-                )
-                self._write(self._encode_self((failure,), Allocation(), 0.0))
-                if self._written_at is not None:
-                    _log.warning(
-                        "%s: the values were removed, because they are stale", self.file.path
-                    )
-                self._written_at = None
+                seconds = self.clock.monotonic() - started
+                self._remove_values(SourceStatus(SOURCE, False, seconds, e.reason, str(e)))
             raise
         self._log_success(SOURCE)
+
         held = self.find_holders(devices)
         for source in held.sources:
             if source.up:
                 self._log_success(source.name)
             else:
                 self._log_failure(source.name, source.error, source.message)
+
         assignments = [
             replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments
         ]
@@ -156,11 +154,23 @@ class Enricher:
             self.errors.add(SOURCE, "copies_differ", ambiguous)
         sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
         existing = {family.name for family in families}
-        self._write(
-            encode_parsed(families) + self._encode_self(sources, held, self.clock.wall(), existing)
-        )
+        own = self._encode_self(sources, held, self.clock.wall(), existing)
+        self._write(encode_parsed(families) + own)
         self._written_at = self.clock.monotonic()
         return held.sources
+
+    def _find_devices(self, exposition: Sequence[ParsedFamily]) -> tuple[Device, ...]:
+        samples = chain.from_iterable(family.samples for family in exposition)
+        found = find_devices(samples, SOURCE, self.device_name_ids)
+        self.companion.update()
+        return tuple(self.companion.complete(device) for device, _ in found)
+
+    def _remove_values(self, failure: SourceStatus) -> None:
+        """Writes a file that has only podgpu's own metrics."""
+        self._write(self._encode_self((failure,), Allocation(), 0.0))
+        if self._written_at is not None:
+            _log.warning("%s: the values were removed, because they are stale", self.file.path)
+        self._written_at = None
 
     def _write(self, content: bytes) -> None:
         try:
@@ -182,15 +192,15 @@ class Enricher:
             self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
             return
         self._written_at = None
-        _log.warning(
-            "%s: removed, because its values are stale and it cannot be written", self.file.path
-        )
+        text = "%s: removed, because its values are stale and it cannot be written"
+        _log.warning(text, self.file.path)
 
     def _is_stale(self) -> bool:
-        limit = self.stale_after
-        return limit is not None and (
-            self._written_at is None or self.clock.monotonic() - self._written_at > limit
-        )
+        if self.stale_after is None:
+            return False
+        if self._written_at is None:
+            return True
+        return self.clock.monotonic() - self._written_at > self.stale_after
 
     def _encode_self(
         self,
@@ -199,8 +209,9 @@ class Enricher:
         taken_at: float,
         existing: Set[str] = frozenset(),
     ) -> bytes:
-        """Encodes podgpu's own metrics. Skips families in `existing`, because a second HELP line
-        would be invalid.
+        """Encodes podgpu's own metrics.
+
+        Skips families in `existing`, because a second HELP line would be invalid.
         """
         statuses = self.errors.add_to(sources, held.unmapped)
         state = NodeState(
@@ -223,11 +234,9 @@ class Enricher:
 
 
 def _add_file_label(family: Family, file: str) -> Family:
-    """Adds the label `file`, because two files in node_exporter's directory must not contain the
-    same series.
-    """
-    return family._replace(
-        samples=tuple(
-            Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples
-        )
-    )
+    """Adds the label `file`: node_exporter's directory must not contain the same series twice."""
+    samples = []
+    for sample in family.samples:
+        labels = Labels((*sample.labels.pairs, ("file", file)))
+        samples.append(Sample(labels, sample.value))
+    return family._replace(samples=tuple(samples))

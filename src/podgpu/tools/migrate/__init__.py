@@ -1,3 +1,1 @@
-"""Converts dashboards, rules and queries from the names and units of dcgm-exporter 4.8 to those of
-4.9.
-"""
+"""Converts dashboards, rules and queries from dcgm-exporter 4.8 to 4.9: names and units."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ import yaml
 
 from podgpu.errors import UsageError
 from podgpu.tools.migrate.query_rewriter import (
+    Edit,
     PromqlError,
     RewriteResult,
     apply_edits,
@@ -26,9 +27,7 @@ from podgpu.tools.migrate.query_rewriter import (
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    start: int
-    end: int
-    text: str
+    edit: Edit
     place: str  # position in the file, for messages
     result: RewriteResult
 
@@ -40,19 +39,19 @@ def _report_old_names(text: str, problem: str) -> RewriteResult | None:
 
 
 def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
-    changes = sorted(changes, key=lambda change: change.start)
-    return RewriteResult(
-        apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
-        tuple(
-            f"{change.place}: {message}"
-            for change in changes
-            for message in change.result.unconverted
-        ),
-        tuple(
-            f"{change.place}: {message}" for change in changes for message in change.result.notes
-        ),
-        changed=sum(text[change.start : change.end] != change.text for change in changes),
-    )
+    edits: list[Edit] = []
+    unconverted: list[str] = []
+    notes: list[str] = []
+    changed = 0
+    for change in sorted(changes, key=lambda change: change.edit.start):
+        edit = change.edit
+        edits.append(edit)
+        unconverted += [f"{change.place}: {message}" for message in change.result.unconverted]
+        notes += [f"{change.place}: {message}" for message in change.result.notes]
+        if text[edit.start : edit.end] != edit.text:
+            changed += 1
+    new = apply_edits(text, edits)
+    return RewriteResult(new, tuple(unconverted), tuple(notes), changed=changed)
 
 
 # Dashboards
@@ -62,8 +61,9 @@ _PROSE = frozenset(
     {"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"}
 )
 _VARIABLE_KEYS = frozenset({"repeat", "scopedVars"})
-"""Keys whose values are names of dashboard variables. These are not rewritten, even if they equal a
-label name.
+"""Keys whose values are names of dashboard variables.
+
+These are not rewritten, even if they equal a label name.
 """
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
 _PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
@@ -81,17 +81,20 @@ class _JsonString:
     @property
     def key(self) -> str:
         """The last key in the path. List indices are skipped."""
-        return next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
+        return next((part for part in reversed(self.path) if isinstance(part, str)), "")
 
     @property
     def shown(self) -> str:
-        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
-        return "".join(parts).lstrip(".")
+        text = ""
+        for part in self.path:
+            text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        return text.lstrip(".")
 
 
 def migrate_dashboard(text: str, origin: str) -> RewriteResult:
-    """Rewrites the queries of a dashboard, and the label names in panels. Raises UsageError if it
-    is no JSON object.
+    """Rewrites the queries of a dashboard, and the label names in panels.
+
+    Raises UsageError if it is no JSON object.
     """
     try:
         document = json.loads(text.removeprefix("\ufeff"))
@@ -99,48 +102,45 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
         raise UsageError(f"{origin}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
-    texts = _find_strings(text)
-    rewritten = {
-        string: result for string in texts if (result := _rewrite_string(string)) is not None
-    }
+    strings = _find_strings(text)
+    rewritten: dict[_JsonString, RewriteResult] = {}
+    for string in strings:
+        result = _rewrite_string(string)
+        if result is not None:
+            rewritten[string] = result
+
     # Legends, columns and patterns may contain label names. They are renamed where the exporter's
     # series are read.
-    to_rewrite = {
-        _owner_of(string) for string, result in rewritten.items() if result.reads_exporter
-    }
-    for string in texts:
-        if _owner_of(string) in to_rewrite and string not in rewritten:
+    readers = {_owner_of(string) for string, result in rewritten.items() if result.reads_exporter}
+    for string in strings:
+        if string not in rewritten and _owner_of(string) in readers:
             rewritten[string] = _rewrite_label_text(string)
-    return _apply_changes(
-        text, [_change_string(string, result, text) for string, result in rewritten.items()]
-    )
+
+    changes = [_change_string(string, result, text) for string, result in rewritten.items()]
+    return _apply_changes(text, changes)
 
 
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     """Returns the path of the panel or variable that contains the string."""
-    for length in range(len(string.path), 0, -1):
-        if (
-            isinstance(string.path[length - 1], int)
-            and length > 1
-            and string.path[length - 2] in ("panels", "list")
-        ):
-            return string.path[:length]
-    return string.path
+    path = string.path
+    for last in range(len(path) - 1, 0, -1):
+        if isinstance(path[last], int) and path[last - 1] in ("panels", "list"):
+            return path[: last + 1]
+    return path
 
 
 def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange:
     new = text[string.start : string.end]
     if rewritten.text != string.value:
         new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
-    return FileChange(string.start, string.end, new, string.shown, rewritten)
+    return FileChange(Edit(string.start, string.end, new), string.shown, rewritten)
 
 
 def _rewrite_string(string: _JsonString) -> RewriteResult | None:
     """Rewrites a query. Reports old names in other strings, except in titles and descriptions."""
     is_variable = string.path[:1] == ("templating",)
-    if not string.is_key and (
-        string.key == "expr" or (is_variable and string.key in ("query", "definition"))
-    ):
+    is_query = string.key == "expr" or (is_variable and string.key in ("query", "definition"))
+    if is_query and not string.is_key:
         return _rewrite_promql(string.value)
     if string.key in _PROSE or is_variable:
         return None
@@ -150,37 +150,39 @@ def _rewrite_string(string: _JsonString) -> RewriteResult | None:
 def _rewrite_promql(text: str, recorded: frozenset[str] = frozenset()) -> RewriteResult | None:
     try:
         return rewrite_query(text, recorded)
-    except PromqlError as error:  # the query of a dashboard variable need not be PromQL
+    except PromqlError as error:
+        # The query of a dashboard variable need not be PromQL.
         return _report_old_names(text, f"cannot be parsed as PromQL: {error}")
 
 
 def _rewrite_label_text(string: _JsonString) -> RewriteResult:
     """Rewrites label names in legends, columns and patterns."""
+    text = string.value
     if not _VARIABLE_KEYS.isdisjoint(string.path):
-        return RewriteResult(string.value)
-    if (
-        string.key == "regex" and not string.is_key
-    ):  # Grafana applies it to the text of series: `Hostname="…"`
-        return RewriteResult(
-            _PRINTED_LABEL.sub(lambda match: renamed_labels().get(match[0], match[0]), string.value)
-        )
-    if string.key in _LEGENDS or "${__" in string.value:
-        return RewriteResult(_TEMPLATE.sub(_rename_in_legend, string.value))
+        return RewriteResult(text)
+    if string.key == "regex" and not string.is_key:
+        # Grafana applies it to the text of series: `Hostname="…"`.
+        return RewriteResult(_PRINTED_LABEL.sub(lambda match: _rename_label(match[0]), text))
+    if string.key in _LEGENDS or "${__" in text:
+        return RewriteResult(_TEMPLATE.sub(_rename_in_legend, text))
     if string.is_key or string.key not in _PROSE:
-        return RewriteResult(renamed_labels().get(string.value, string.value))
-    return RewriteResult(string.value)
+        return RewriteResult(_rename_label(text))
+    return RewriteResult(text)
 
 
 def _rename_in_legend(match: re.Match[str]) -> str:
     label = match[1] or match[2]
-    return match[0].replace(label, renamed_labels().get(label, label))
+    return match[0].replace(label, _rename_label(label))
+
+
+def _rename_label(name: str) -> str:
+    return renamed_labels().get(name, name)
 
 
 def _find_strings(text: str) -> list[_JsonString]:
     strings: list[_JsonString] = []
-    path: list[
-        str | int | None
-    ] = []  # key or index at each nesting level; None where a key is expected
+    # The key or index at each nesting level; None where a key is expected.
+    path: list[str | int | None] = []
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token in "{[":
@@ -204,9 +206,8 @@ def _find_strings(text: str) -> list[_JsonString]:
 
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
-_PROPERTIES = re.compile(
-    r"(?:[&!]\S*[ \t]+)+"
-)  # matches the YAML anchors and tags in front of a value
+_PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
+"""Matches the YAML anchors and tags in front of a value."""
 _USES = {"expr": "expr", "record": "record", "annotations": "template", "labels": "template"}
 """Key of a rule -> `_Scalar.use`."""
 
@@ -225,62 +226,66 @@ class _Scalar:
 
 
 def migrate_rules(text: str, origin: str) -> RewriteResult:
-    """Rewrites the expressions and templates of a rule file. Raises UsageError if it is not YAML or
-    has no rules.
+    """Rewrites the expressions and templates of a rule file.
+
+    Raises UsageError if it is not YAML or has no rules.
     """
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules. A rule needs expr, and either alert or record")
-    recorded: frozenset[str] | None = (
-        None  # metrics that rules of this file record from the exporter's series
-    )
-    next_recorded: frozenset[str] = frozenset()
-    while next_recorded != recorded:  # repeated, because rules may read the metrics of other rules
-        recorded = next_recorded
-        results = {
-            scalar: result
-            for scalar in scalars
-            if (result := _rewrite_value(scalar, recorded)) is not None
-        }
-        of_exporter = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
-        next_recorded = frozenset(
-            s.value for s in scalars if s.use == "record" and s.rule in of_exporter
-        )
-    # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
-    # from other exporters.
-    results = {
-        s: result for s, result in results.items() if s.use != "template" or s.rule in of_exporter
-    }
+
+    results = _rewrite_scalars(scalars)
     intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
     for write in (_write_in_style, _write_quoted):
-        migrated = _apply_changes(
-            text, [_make_change(text, s, result, write) for s, result in results.items()]
-        )
+        changes = [_make_change(text, scalar, result, write) for scalar, result in results.items()]
+        migrated = _apply_changes(text, changes)
         with suppress(UsageError):
             if [scalar.value for scalar in _find_scalars(migrated.text, origin)] == intended:
                 return migrated
     raise UsageError(
-        f"{origin}: cannot be rewritten without changing its formatting; please report this "
-        "and "
-        "attach the file"
+        f"{origin}: cannot be rewritten without changing its formatting; "
+        "please report this and attach the file"
     )
 
 
+def _rewrite_scalars(scalars: Iterable[_Scalar]) -> dict[_Scalar, RewriteResult]:
+    # Metrics that rules of this file record from the exporter's series. Rules may read the metrics
+    # of other rules, so this repeats until there are no more such metrics.
+    recorded: frozenset[str] = frozenset()
+    while True:
+        results: dict[_Scalar, RewriteResult] = {}
+        for scalar in scalars:
+            result = _rewrite_value(scalar, recorded)
+            if result is not None:
+                results[scalar] = result
+
+        readers = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
+        records = (scalar for scalar in scalars if scalar.use == "record")
+        found = frozenset(scalar.value for scalar in records if scalar.rule in readers)
+        if found == recorded:
+            break
+        recorded = found
+
+    # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
+    # from other exporters.
+    for scalar in scalars:
+        if scalar.use == "template" and scalar.rule not in readers:
+            del results[scalar]
+    return results
+
+
 def _find_scalars(text: str, origin: str) -> list[_Scalar]:
+    scalars: list[_Scalar] = []
     try:
-        documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
-        return [
-            scalar
-            for document in documents
-            if document is not None
-            for scalar in _walk(document, set())
-        ]
+        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            if document is not None:
+                scalars += _walk(document, set())
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UsageError(
-            f"{origin}{place}: not YAML: {getattr(error, 'problem', type(error).__name__)}"
-        ) from None
+        problem = getattr(error, "problem", type(error).__name__)
+        raise UsageError(f"{origin}{place}: not YAML: {problem}") from None
+    return scalars
 
 
 def _walk(
@@ -296,27 +301,30 @@ def _walk(
         for number, child in enumerate(node.value):
             yield from _walk(child, seen, f"{path}[{number}]", use, rule)
     elif isinstance(node, yaml.MappingNode):
-        children = {
-            str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)
-        }
-        kind = next(
-            (kind for kind in ("alert", "record") if kind in children and "expr" in children), ""
-        )
+        children: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                children[str(key.value)] = value
+
+        kind = _find_rule_kind(children)
         if kind:
             rule = f"{path} at {node.start_mark.index}"
-            path = (
-                f"{kind} {children[kind].value}"
-                if isinstance(children[kind], yaml.ScalarNode)
-                else path
-            )
-        for name, value in children.items():
-            yield from _walk(
-                value,
-                seen,
-                f"{path}.{name}".lstrip("."),
-                _USES.get(name, "") if kind else use,
-                rule,
-            )
+            name = children[kind]
+            if isinstance(name, yaml.ScalarNode):
+                path = f"{kind} {name.value}"
+
+        for key, value in children.items():
+            child_use = _USES.get(key, "") if kind else use
+            yield from _walk(value, seen, f"{path}.{key}".lstrip("."), child_use, rule)
+
+
+def _find_rule_kind(children: Container[str]) -> str:
+    """Returns `alert` or `record`, or an empty text if the mapping is not a rule."""
+    if "expr" in children:
+        for kind in ("alert", "record"):
+            if kind in children:
+                return kind
+    return ""
 
 
 def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
@@ -328,16 +336,16 @@ def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult |
 
 
 def _rewrite_template(value: str) -> RewriteResult:
-    left: list[str] = []
+    unconverted: list[str] = []
 
     def rewrite_block(block: re.Match[str]) -> str:
-        if "query" in block[0] and (names := find_old_names(block[0])):
-            left.append(f"{', '.join(names)}: queried in a template; check it manually")
-        return _LABELS.sub(
-            lambda match: match[1] + renamed_labels().get(match[2], match[2]), block[0]
-        )
+        if "query" in block[0]:
+            names = find_old_names(block[0])
+            if names:
+                unconverted.append(f"{', '.join(names)}: queried in a template; check it manually")
+        return _LABELS.sub(lambda match: match[1] + _rename_label(match[2]), block[0])
 
-    return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(left))
+    return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(unconverted))
 
 
 def _make_change(
@@ -346,14 +354,18 @@ def _make_change(
     result: RewriteResult,
     write: Callable[[str, yaml.ScalarNode, str], str],
 ) -> FileChange:
-    start, end = scalar.node.start_mark.index, scalar.node.end_mark.index
-    if (prefix := _PROPERTIES.match(text, start, end)) is not None:
-        start = prefix.end()
-    source = text[start:end]
-    new = source if result.text == scalar.value else write(source, scalar.node, result.text)
-    return FileChange(
-        start, end, new, f"line {scalar.node.start_mark.line + 1}, {scalar.path}", result
-    )
+    node = scalar.node
+    start = node.start_mark.index
+    end = node.end_mark.index
+    properties = _PROPERTIES.match(text, start, end)
+    if properties is not None:
+        start = properties.end()
+
+    new = text[start:end]
+    if result.text != scalar.value:
+        new = write(new, node, result.text)
+    place = f"line {node.start_mark.line + 1}, {scalar.path}"
+    return FileChange(Edit(start, end, new), place, result)
 
 
 def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
@@ -364,12 +376,11 @@ def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
         return _write_quoted(source, node, value)
     if node.style not in ("|", ">"):
         return value
-    header, _, lines = source.partition("\n")
+    block, _, lines = source.partition("\n")
     indent = lines[: len(lines) - len(lines.lstrip(" "))]
-    block = "".join(
-        f"\n{indent}{line}" if line else "\n" for line in value.rstrip("\n").split("\n")
-    )
-    return header + block + source[len(source.rstrip()) :]
+    for line in value.rstrip("\n").split("\n"):
+        block += f"\n{indent}{line}" if line else "\n"
+    return block + source[len(source.rstrip()) :]
 
 
 def _write_quoted(source: str, _node: yaml.ScalarNode, value: str) -> str:

@@ -1,9 +1,9 @@
-"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9, without
-changing its result.
+"""Converts a PromQL expression from the names of dcgm-exporter 4.8 to those of 4.9.
 
-If the unit of a metric changed, the expression converts the value: `X` becomes `(Y * 100)`. A range
-vector cannot be multiplied, so `rate(X[5m])` becomes `(rate(Y[5m]) * 100)`. Grafana variables are
-accepted. If a part of the expression cannot be converted, the whole expression stays unchanged.
+The result of the expression stays the same. If the unit of a metric changed, the expression
+converts the value: `X` becomes `(Y * 100)`. A range vector cannot be multiplied, so `rate(X[5m])`
+becomes `(rate(Y[5m]) * 100)`. Grafana variables are accepted. If a part of the expression cannot be
+converted, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
@@ -35,75 +35,84 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_COMPARISONS = ("==", "!=", "<=", "<", ">=", ">")
+_COMPARISONS = frozenset({"==", "!=", "<=", "<", ">=", ">"})
 _PRECEDENCE = {
     "or": 0,
-    **dict.fromkeys(("and", "unless"), 1),
+    "and": 1,
+    "unless": 1,
     **dict.fromkeys(_COMPARISONS, 2),
-    **dict.fromkeys(("+", "-"), 3),
-    **dict.fromkeys(("*", "/", "%", "atan2"), 4),
+    "+": 3,
+    "-": 3,
+    "*": 4,
+    "/": 4,
+    "%": 4,
+    "atan2": 4,
     "^": 5,
 }
-"""Precedence of binary operators. All are parsed as left-associative, because values are not
-computed.
+"""Precedence of binary operators.
+
+All are parsed as left-associative, because values are not computed.
 """
 _EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
-"""Matches metrics that have the exporter's labels: those of the exporter, and those that podgpu's
-rules record.
+"""Matches metrics that have the exporter's labels.
+
+These are the metrics of the exporter, and those that podgpu's rules record.
 """
 _WORDS = re.compile(r"[A-Za-z_:][\w:]*")
 _PERCENT = Fraction(100)
 _LINEAR = frozenset(
     {
-        *(
-            "rate",
-            "irate",
-            "increase",
-            "delta",
-            "idelta",
-            "deriv",
-            "predict_linear",
-            "holt_winters",
-        ),
-        *(
-            "double_exponential_smoothing",
-            "avg_over_time",
-            "min_over_time",
-            "max_over_time",
-            "sum_over_time",
-        ),
-        *(
-            "quantile_over_time",
-            "stddev_over_time",
-            "last_over_time",
-            "first_over_time",
-            "mad_over_time",
-        ),
+        "rate",
+        "irate",
+        "increase",
+        "delta",
+        "idelta",
+        "deriv",
+        "predict_linear",
+        "holt_winters",
+        "double_exponential_smoothing",
+        "avg_over_time",
+        "min_over_time",
+        "max_over_time",
+        "sum_over_time",
+        "quantile_over_time",
+        "stddev_over_time",
+        "last_over_time",
+        "first_over_time",
+        "mad_over_time",
     }
 )
-"""Range functions whose result scales with the values, so that the result can be converted instead
-of the range.
+"""Range functions whose result scales with the values.
+
+So the result can be converted instead of the range.
 """
 _UNITLESS = frozenset(
     {
-        *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
-        *(
-            "ts_of_min_over_time",
-            "ts_of_max_over_time",
-            "ts_of_first_over_time",
-            "ts_of_last_over_time",
-        ),
-        *("absent", "timestamp", "count", "group", "label_values"),
+        "count_over_time",
+        "present_over_time",
+        "absent_over_time",
+        "changes",
+        "resets",
+        "ts_of_min_over_time",
+        "ts_of_max_over_time",
+        "ts_of_first_over_time",
+        "ts_of_last_over_time",
+        "absent",
+        "timestamp",
+        "count",
+        "group",
     }
 )
 """Functions whose result does not depend on the unit."""
+_SETS_LABEL = ("label_replace", "label_join")
+"""Functions whose first label argument is a label that they set."""
 _LABEL_ARGUMENTS = {
-    **{"label_replace": slice(1, 4, 2), "label_join": slice(1, None)},
-    **dict.fromkeys(("sort_by_label", "sort_by_label_desc"), slice(1, None)),
+    "label_replace": slice(1, 4, 2),
+    "label_join": slice(1, None),
+    "sort_by_label": slice(1, None),
+    "sort_by_label_desc": slice(1, None),
 }
-"""Function -> positions of arguments that are label names. label_replace and label_join set the
-first of them.
-"""
+"""Function -> positions of arguments that are label names."""
 
 
 class PromqlError(PodgpuError):
@@ -120,47 +129,48 @@ class RenamedMetric(NamedTuple):
 def renamed_metrics() -> Mapping[str, RenamedMetric]:
     """Returns old metric name -> new metric."""
     default = {counter.name for counter in shipped_counters("default") or ()}
-    return {
-        name: RenamedMetric(
-            rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default
-        )
-        for rename in renames()
-        if rename.old.type != "text" and rename.new_name != rename.old.name
-        for name in rename.old_names
-    }
+    metrics: dict[str, RenamedMetric] = {}
+    for rename in renames():
+        old = rename.old
+        if old.type == "text" or old.name == rename.new_name:
+            continue
+        factor = 1 / Fraction(str(rename.factor))
+        for name in rename.old_names:
+            metrics[name] = RenamedMetric(rename.new_name, factor, old.name in default)
+    return metrics
 
 
 @cache
 def renamed_labels() -> Mapping[str, str]:
     """Returns old label name -> new label name."""
-    old, new = HOST_LABELS["4.8"][0], HOST_LABELS["4.9"][0]
-    return {old: new} | {
-        rename.old.name: rename.new_name for rename in renames() if rename.old.type == "text"
-    }
+    labels = {HOST_LABELS["4.8"][0]: HOST_LABELS["4.9"][0]}
+    for rename in renames():
+        if rename.old.type == "text":
+            labels[rename.old.name] = rename.new_name
+    return labels
 
 
 def find_old_names(text: str) -> list[str]:
-    """Returns the old metric and label names in a text. Skips the label `Hostname`, because the
-    word is too common.
+    """Returns the old metric and label names in a text.
+
+    Skips the label `Hostname`, because the word is too common.
     """
-    words = dict.fromkeys(_WORDS.findall(text))
-    return [
-        w
-        for w in words
-        if w in renamed_metrics() or (w in renamed_labels() and w.startswith("DCGM_"))
-    ]
+    old_names = []
+    for word in dict.fromkeys(_WORDS.findall(text)):
+        is_label = word in renamed_labels() and word.startswith("DCGM_")
+        if is_label or word in renamed_metrics():
+            old_names.append(word)
+    return old_names
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
     text: str
-    unconverted: tuple[
-        str, ...
-    ] = ()  # messages about text that was not converted and needs a manual change
+    # Messages about text that was not converted and needs a manual change.
+    unconverted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    reads_exporter: bool = (
-        False  # True if the expression reads the exporter's series, whose labels were renamed
-    )
+    # True if the expression reads the exporter's series, whose labels were renamed.
+    reads_exporter: bool = False
     changed: int = 0  # number of rewritten strings
 
 
@@ -170,32 +180,37 @@ def rewrite_query(text: str, recorded: frozenset[str] = frozenset()) -> RewriteR
     Metrics in `recorded` have the exporter's labels. Raises PromqlError if parsing fails.
     """
     if text.lstrip().startswith("metrics("):
-        return RewriteResult(
-            text, (f"{text.strip()}: selects metrics by a pattern; rewrite it manually",)
-        )
+        problem = f"{text.strip()}: selects metrics by a pattern; rewrite it manually"
+        return RewriteResult(text, (problem,))
     rewriter = _Rewriter(text, recorded, _tokenize(text))
     try:
         reads_exporter = rewriter.parse()
     except RecursionError:
         raise PromqlError("nested too deep") from None
     if rewriter.unconverted:
-        return RewriteResult(
-            text, tuple(dict.fromkeys(rewriter.unconverted)), reads_exporter=reads_exporter
-        )
-    new, notes = apply_edits(text, rewriter.edits), tuple(dict.fromkeys(rewriter.notes))
+        problems = tuple(dict.fromkeys(rewriter.unconverted))
+        return RewriteResult(text, problems, reads_exporter=reads_exporter)
+    new = apply_edits(text, rewriter.edits)
+    notes = tuple(dict.fromkeys(rewriter.notes))
     return RewriteResult(new, (), notes, reads_exporter, int(new != text))
 
 
-def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
-    """Applies edits of (start, end, new text), which must not overlap. Insertions at one position
-    keep their order.
-    """
+class Edit(NamedTuple):
+    """Replaces the characters from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
+    """Applies edits, which must not overlap. Insertions at one position keep their order."""
     parts: list[str] = []
     position = 0
-    for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[1])):
-        parts += (text[position:start], new)
-        position = end
-    return "".join((*parts, text[position:]))
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
+        parts += (text[position : edit.start], edit.text)
+        position = edit.end
+    return "".join(parts) + text[position:]
 
 
 class _Token(NamedTuple):
@@ -206,34 +221,42 @@ class _Token(NamedTuple):
 
     def unquote(self) -> _Token:
         """Removes the quotes of a string. Escapes stay, because names contain none."""
-        return (
-            _Token(self.text[1:-1], self.start + 1, self.end - 1, "")
-            if self.kind == "string"
-            else self
-        )
+        if self.kind != "string":
+            return self
+        return _Token(self.text[1:-1], self.start + 1, self.end - 1, "")
+
+
+def _tokenize(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup or ""
+        if kind == "unknown":
+            raise PromqlError(f"cannot parse {match[0]!a} at character {match.start() + 1}")
+        if kind != "space":
+            tokens.append(_Token(match[0], match.start(), match.end(), kind))
+    tokens.append(_Token("", len(text), len(text), "end"))
+    return tokens
 
 
 @dataclass(slots=True)
 class _Expression:
     start: int
     end: int
-    token: _Token | None = (
-        None  # first token of a string, number or selector; None for other expressions
-    )
+    # First token of a string, number or selector; None for other expressions.
+    token: _Token | None = None
     metrics: tuple[str, ...] = ()  # metric names in the subexpression's selectors
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
     factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
     is_range: bool = False
+    is_compared: bool = False  # True if the value is compared with another value
 
 
-def _tokenize(text: str) -> list[_Token]:
-    tokens: list[_Token] = []
-    for match in _TOKEN.finditer(text):
-        if match.lastgroup == "unknown":
-            raise PromqlError(f"cannot parse {match[0]!a} at character {match.start() + 1}")
-        if match.lastgroup != "space":
-            tokens.append(_Token(match[0], match.start(), match.end(), match.lastgroup or ""))
-    return [*tokens, _Token("", len(text), len(text), "end")]
+def _join(start: int, end: int, parts: Iterable[_Expression]) -> _Expression:
+    joined = _Expression(start, end)
+    for part in parts:
+        joined.metrics += part.metrics
+        joined.set_labels += part.set_labels
+    return joined
 
 
 @dataclass
@@ -242,27 +265,27 @@ class _Rewriter:
     recorded: frozenset[str]
     tokens: Sequence[_Token]
     position: int = 0
-    edits: list[tuple[int, int, str]] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
     unconverted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    # Expressions whose values change their unit, and whether each value is compared with another
-    # value.
-    conversions: list[tuple[_Expression, bool]] = field(default_factory=list)
-    patterns: list[tuple[_Expression, str]] = field(
-        default_factory=list
-    )  # selector, pattern of metric names
+    # Expressions whose values change their unit.
+    conversions: list[_Expression] = field(default_factory=list)
+    # Selectors that select metrics by a pattern of names, and the pattern.
+    patterns: list[tuple[_Expression, str]] = field(default_factory=list)
 
     def parse(self) -> bool:
-        """Parses the expression and collects the edits. Returns True if the expression reads the
-        exporter's series.
+        """Parses the expression and collects the edits.
+
+        Returns True if the expression reads the exporter's series.
         """
-        whole = self._parse_binary(0)
-        self._write_conversion(whole)
+        whole = self._parse_binary()
+        self._request_conversion(whole)
         if self.next.kind != "end":
             raise _unexpected(self.next, "an operator or the end")
-        for part, is_compared in self.conversions:
-            self._convert(part, is_compared)
-        reads_exporter = any(map(self._has_exporter_labels, whole.metrics))
+        for part in self.conversions:
+            self._convert(part)
+
+        reads_exporter = self._reads_exporter(whole)
         for selector, pattern in self.patterns:
             if reads_exporter or "DCGM" in pattern:
                 self._fail(selector, "selects metrics by a pattern of names; rewrite it manually")
@@ -272,27 +295,15 @@ class _Rewriter:
     def next(self) -> _Token:
         return self.tokens[self.position]
 
-    def _take(self) -> _Token:
-        token = self.next
-        self.position += token.kind != "end"
-        return token
-
-    def _is_next(self, *texts: str) -> bool:
-        return self.next.kind in ("operator", "name") and self.next.text.lower() in texts
-
-    def _accept(self, *texts: str) -> bool:
-        is_next = self._is_next(*texts)
-        self.position += is_next
-        return is_next
-
-    def _expect(self, text: str) -> None:
-        token = self._take()
-        if token.text != text or token.kind != "operator":
-            raise _unexpected(token, repr(text))
-
     @property
     def _last_end(self) -> int:
         return self.tokens[self.position - 1].end
+
+    def _take(self) -> _Token:
+        token = self.next
+        if token.kind != "end":
+            self.position += 1
+        return token
 
     def _take_kind(self, expected: str, *kinds: str) -> _Token:
         token = self._take()
@@ -300,36 +311,57 @@ class _Rewriter:
             raise _unexpected(token, expected)
         return token
 
+    def _is_next(self, *texts: str) -> bool:
+        return self.next.kind in ("operator", "name") and self.next.text.lower() in texts
+
+    def _accept(self, *texts: str) -> bool:
+        is_next = self._is_next(*texts)
+        if is_next:
+            self.position += 1
+        return is_next
+
+    def _expect(self, text: str) -> None:
+        token = self._take()
+        if token.text != text or token.kind != "operator":
+            raise _unexpected(token, repr(text))
+
     def _fail(self, part: _Expression, problem: str) -> None:
         text = " ".join(self.text[part.start : part.end].split())
-        self.unconverted.append(f"{text if len(text) <= 100 else f'{text[:99]}…'}: {problem}")
+        if len(text) > 100:
+            text = f"{text[:99]}…"
+        self.unconverted.append(f"{text}: {problem}")
 
-    def _parse_binary(self, level: int) -> _Expression:
+    def _parse_binary(self, level: int = 0) -> _Expression:
+        """Parses operands and binary operators of at least this precedence."""
         left = self._parse_signed()
         while self._is_next(*_PRECEDENCE) and _PRECEDENCE[self.next.text.lower()] >= level:
             operator = self._take().text.lower()
             self._accept("bool")
-            labels = self._parse_labels() if self._accept("on", "ignoring") else []
+            labels = self._accept_labels("on", "ignoring")
             if self._accept("group_left", "group_right") and self._is_next("("):
                 labels += self._parse_labels()
             right = self._parse_binary(_PRECEDENCE[operator] + 1)
-            self._write_conversion(left)
-            self._write_conversion(right)
-            both = _join(left.start, right.end, (left, right))
-            self._rename_labels(both, labels, (left, right))
-            if operator in _COMPARISONS:
-                self.conversions = [
-                    (part, old or part.start >= both.start) for part, old in self.conversions
-                ]
-            left = both
+            left = self._combine(left, operator, labels, right)
         return left
+
+    def _combine(
+        self, left: _Expression, operator: str, labels: Iterable[_Token], right: _Expression
+    ) -> _Expression:
+        self._request_conversion(left)
+        self._request_conversion(right)
+        both = _join(left.start, right.end, (left, right))
+        self._rename_labels(both, labels, (left, right))
+        if operator in _COMPARISONS:
+            for part in self.conversions:
+                part.is_compared |= part.start >= both.start
+        return both
 
     def _parse_signed(self) -> _Expression:
         start = self.next.start
         if not self._accept("+", "-"):
             return self._parse_modifiers(self._parse_primary())
         part = self._parse_signed()
-        self._write_conversion(part)
+        self._request_conversion(part)
         return _join(start, part.end, (part,))
 
     def _parse_modifiers(self, part: _Expression) -> _Expression:
@@ -337,19 +369,14 @@ class _Rewriter:
         while True:
             if self._accept("["):
                 if self._parse_range():
-                    self._write_conversion(part)
+                    self._request_conversion(part)
                     part = _join(part.start, part.end, (part,))
                 part.is_range = True
             elif self._accept("offset"):
                 self._accept("-")
                 self._take_kind("a duration", "duration", "number", "variable")
             elif self._accept("@"):
-                self._accept("-")
-                if self._accept("start", "end"):
-                    self._expect("(")
-                    self._expect(")")
-                else:
-                    self._take_kind("a time", "number", "variable")
+                self._parse_time()
             else:
                 return part
             part.end = self._last_end
@@ -357,21 +384,31 @@ class _Rewriter:
     def _parse_range(self) -> bool:
         """Parses a range after the opening bracket. Returns True if it is a subquery."""
         is_subquery = False
-        while self.next.kind in ("duration", "number", "variable") or self._is_next(
-            ":", "+", "-", "*", "/"
-        ):
-            is_subquery |= self._take().text == ":"
+        while not self._is_next("]"):
+            if not self._is_next(":", "+", "-", "*", "/"):
+                self._take_kind("']'", "duration", "number", "variable")
+            elif self._take().text == ":":
+                is_subquery = True
         self._expect("]")
         return is_subquery
+
+    def _parse_time(self) -> None:
+        self._accept("-")
+        if self._accept("start", "end"):
+            self._expect("(")
+            self._expect(")")
+        else:
+            self._take_kind("a time", "number", "variable")
 
     def _parse_primary(self) -> _Expression:
         token = self._take()
         if token.kind in ("number", "duration", "string"):
             return _Expression(token.start, token.end, token)
         if token.kind == "operator" and token.text == "(":
-            part = self._parse_binary(0)
+            part = self._parse_binary()
             self._expect(")")
-            part.start, part.end = token.start, self._last_end
+            part.start = token.start
+            part.end = self._last_end
             return part
         if token.kind == "operator" and token.text == "{":
             return self._parse_selector(token, None)
@@ -385,44 +422,50 @@ class _Rewriter:
 
     def _parse_call(self, token: _Token) -> _Expression:
         function = token.text.lower()
-        labels = self._parse_labels() if self._accept("by", "without") else []
+        labels = self._accept_labels("by", "without")
         self._expect("(")
-        arguments = list(self._parse_list(")", lambda: self._parse_binary(0)))
-        if self._accept("by", "without"):
-            labels = self._parse_labels()
+        arguments = list(self._parse_list(")", self._parse_binary))
+        labels += self._accept_labels("by", "without")
         call = _join(token.start, self._last_end, arguments)
-        for argument in arguments:
-            if function in _UNITLESS:
-                continue
-            if argument.is_range and argument.factor != 1 and function not in _LINEAR:
-                self._fail(
-                    call,
-                    f"the unit of the range changes, and its effect on {function}() is unknown",
-                )
-            elif argument.is_range:
-                call.factor = argument.factor
-            else:
-                self._write_conversion(argument)
+
         if function == "label_values":
-            words = [argument.token for argument in arguments[-1:] if argument.token]
-            all_series = _Expression(
-                call.start, call.end, metrics=("",)
-            )  # label_values(label) has no selector and reads all series
-            self._rename_labels(call, words, arguments[:-1] or [all_series])
+            self._rename_queried_label(call, arguments)
             return call
+        if function not in _UNITLESS:
+            for argument in arguments:
+                self._convert_argument(call, function, argument)
+
+        named = arguments[_LABEL_ARGUMENTS.get(function, slice(0))]
+        words = [argument.token.unquote() for argument in named if argument.token]
+        if function in _SETS_LABEL:
+            call.set_labels += tuple(word.text for word in words[:1])
         self._rename_labels(call, labels, (call,))
-        named = [
-            argument.token
-            for argument in arguments[_LABEL_ARGUMENTS.get(function, slice(0))]
-            if argument.token
-        ]
-        if function in ("label_replace", "label_join"):
-            call.set_labels += tuple(word.unquote().text for word in named[:1])
-        self._rename_labels(call, named, ())
-        is_renamed = any(metric in renamed_metrics() for metric in call.metrics)
-        if is_renamed and _NAME in (word.unquote().text for word in (*labels, *named)):
+        self._rename_labels(call, words, ())
+
+        used = [word.unquote().text for word in labels + words]
+        if _NAME in used and any(metric in renamed_metrics() for metric in call.metrics):
             self._fail(call, f"uses {_NAME}, which the migration changes")
         return call
+
+    def _rename_queried_label(self, call: _Expression, arguments: Sequence[_Expression]) -> None:
+        """Renames the label in label_values(label) or label_values(selector, label)."""
+        words = [argument.token for argument in arguments[-1:] if argument.token]
+        # label_values(label) has no selector and reads all series.
+        all_series = _Expression(call.start, call.end, metrics=("",))
+        self._rename_labels(call, words, arguments[:-1] or [all_series])
+
+    def _convert_argument(self, call: _Expression, function: str, argument: _Expression) -> None:
+        if not argument.is_range:
+            self._request_conversion(argument)
+        elif argument.factor == 1 or function in _LINEAR:
+            call.factor = argument.factor
+        else:
+            problem = f"the unit of the range changes, and its effect on {function}() is unknown"
+            self._fail(call, problem)
+
+    def _accept_labels(self, *keywords: str) -> list[_Token]:
+        """Parses a keyword and its labels, such as `by (pod)`. Returns no labels without it."""
+        return self._parse_labels() if self._accept(*keywords) else []
 
     def _parse_labels(self) -> list[_Token]:
         self._expect("(")
@@ -441,93 +484,110 @@ class _Rewriter:
     def _rename_labels(
         self, part: _Expression, words: Iterable[_Token], operands: Iterable[_Expression]
     ) -> None:
-        """Renames labels. Reports a label if an operand reads metrics that may come from another
-        exporter.
+        """Renames labels.
+
+        Reports a label if an operand reads metrics that may come from another exporter.
         """
         for word in words:
             label = word.unquote()
-            if new := renamed_labels().get(label.text):
-                self.edits.append((label.start, label.end, new))
-                unknown = (
-                    one for one in operands if one.metrics and label.text not in one.set_labels
-                )
-                if not all(any(map(self._has_exporter_labels, one.metrics)) for one in unknown):
-                    self._fail(
-                        part, f"has the label {label.text}, which may belong to another exporter"
-                    )
+            new = renamed_labels().get(label.text)
+            if new is None:
+                continue
+            self.edits.append(Edit(label.start, label.end, new))
+            if any(self._may_be_foreign(label.text, operand) for operand in operands):
+                problem = f"has the label {label.text}, which may belong to another exporter"
+                self._fail(part, problem)
 
-    def _has_exporter_labels(self, metric: str) -> bool:
-        return metric in self.recorded or _EXPORTER_METRICS.match(metric) is not None
+    def _may_be_foreign(self, label: str, operand: _Expression) -> bool:
+        if not operand.metrics or label in operand.set_labels:
+            return False
+        return not self._reads_exporter(operand)
+
+    def _reads_exporter(self, part: _Expression) -> bool:
+        for metric in part.metrics:
+            if metric in self.recorded or _EXPORTER_METRICS.match(metric):
+                return True
+        return False
 
     def _parse_selector(self, first: _Token, name: _Token | None) -> _Expression:
         """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
-        end, labels, patterns = first.end, [], []
+        labels: list[_Token] = []
+        patterns: list[str] = []
         if name is None or self._accept("{"):
             for label in self._parse_list("}", self._take_label):
-                if label.kind == "string" and self._is_next(",", "}") and name is None:
-                    name = label.unquote()  # {"metric"}
-                else:
-                    operator = self._take()
-                    if operator.text not in ("=", "!=", "=~", "!~"):
-                        raise _unexpected(operator, "one of = != =~ !~")
-                    value = self._take_kind("a string", "string", "variable")
-                    labels.append(label)
-                    if label.text == _NAME and operator.text == "=" and name is None:
-                        name = value.unquote()
-                    elif label.text == _NAME:
-                        patterns.append(value.text)
-            end = self._last_end
-        part = _Expression(first.start, end, first, (name.text if name else "",))
-        text = part.metrics[0]
-        is_number = _VARIABLE.fullmatch(text) and not labels and not self._is_next("[")
-        if (
-            _VARIABLE.search(text) and not is_number
-        ):  # a text that consists only of a variable may be a number
+                if name is None and label.kind == "string" and self._is_next(",", "}"):
+                    # {"metric"}
+                    name = label.unquote()
+                    continue
+                operator, value = self._parse_match()
+                labels.append(label)
+                if label.text == _NAME and operator == "=" and name is None:
+                    name = value.unquote()
+                elif label.text == _NAME:
+                    patterns.append(value.text)
+
+        metric = name.text if name else ""
+        part = _Expression(first.start, self._last_end, first, (metric,))
+        # A text that consists only of a variable may be a number.
+        is_number = _VARIABLE.fullmatch(metric) and not labels and not self._is_next("[")
+        if _VARIABLE.search(metric) and not is_number:
             self._fail(part, "the metric's name is or contains a dashboard variable")
         self.patterns += [(part, pattern) for pattern in patterns]
-        if name and (renamed := renamed_metrics().get(text)):
-            self.edits.append((name.start, name.end, renamed.name))
-            part.factor = renamed.factor
-            if not renamed.is_default:
-                self.notes.append(
-                    f"{text} is not a default counter of dcgm-exporter: also rename it to "
-                    f"{renamed.name} in your"
-                    " counter file"
-                )
+        if name:
+            self._rename_metric(part, name)
         self._rename_labels(part, labels, (part,))
         return part
 
-    def _write_conversion(self, part: _Expression) -> None:
-        if part.factor != 1 and part.is_range:
+    def _parse_match(self) -> tuple[str, _Token]:
+        """Parses the operator and the value after a label in a selector."""
+        operator = self._take()
+        if operator.text not in ("=", "!=", "=~", "!~"):
+            raise _unexpected(operator, "one of = != =~ !~")
+        return operator.text, self._take_kind("a string", "string", "variable")
+
+    def _rename_metric(self, selector: _Expression, name: _Token) -> None:
+        renamed = renamed_metrics().get(name.text)
+        if renamed is None:
+            return
+        self.edits.append(Edit(name.start, name.end, renamed.name))
+        selector.factor = renamed.factor
+        if not renamed.is_default:
+            self.notes.append(
+                f"{name.text} is not a default counter of dcgm-exporter: "
+                f"also rename it to {renamed.name} in your counter file"
+            )
+
+    def _request_conversion(self, part: _Expression) -> None:
+        if part.factor == 1:
+            return
+        if part.is_range:
             self._fail(part, "a range without a function cannot be converted to another unit")
-        elif part.factor != 1:
-            self.conversions.append((part, False))
+        else:
+            self.conversions.append(part)
 
-    def _convert(self, part: _Expression, is_compared: bool) -> None:
-        """Adds edits that convert the value. Rounds percentages in comparisons, because 0.55 * 100
-        exceeds 55.
+    def _convert(self, part: _Expression) -> None:
+        """Adds edits that convert the value.
+
+        Rounds percentages in comparisons, because 0.55 * 100 exceeds 55.
         """
-        operator, number = ("*", part.factor) if part.factor > 1 else ("/", 1 / part.factor)
-        conversion = (
-            f" {operator} "
-            f"{number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
-        )
-        rounds = is_compared and part.factor == _PERCENT
-        self.edits.append((part.start, part.start, "round(" if rounds else "("))
-        self.edits.append(
-            (part.end, part.end, f"{conversion}, 0.0001)" if rounds else f"{conversion})")
-        )
+        if part.factor > 1:
+            conversion = f" * {_write_number(part.factor)}"
+        else:
+            conversion = f" / {_write_number(1 / part.factor)}"
+        opening = "("
+        if part.is_compared and part.factor == _PERCENT:
+            opening = "round("
+            conversion += ", 0.0001"
+        self.edits.append(Edit(part.start, part.start, opening))
+        self.edits.append(Edit(part.end, part.end, f"{conversion})"))
 
 
-def _join(start: int, end: int, parts: Iterable[_Expression]) -> _Expression:
-    metrics = tuple(metric for part in parts for metric in part.metrics)
-    return _Expression(
-        start, end, None, metrics, tuple(label for part in parts for label in part.set_labels)
-    )
+def _write_number(number: Fraction) -> str:
+    return str(number) if number.denominator == 1 else f"{float(number):.17g}"
 
 
 def _unexpected(token: _Token, expected: str) -> PromqlError:
-    what = (
-        "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
-    )
-    return PromqlError(f"expected {expected}, but got {what}")
+    actual = "the end"
+    if token.kind != "end":
+        actual = f"{token.text[:40]!a} at character {token.start + 1}"
+    return PromqlError(f"expected {expected}, but got {actual}")
