@@ -13,8 +13,10 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -290,17 +292,9 @@ class Plugin:
         self._reported_containers += request.containers
         if request.more:
             return _serialize(nri_pb2.SynchronizeResponse(more=True))
-        self._sandboxes = {}
-        for pod in self._reported_pods:
-            self._add(pod)
-        # If two containers have the same name, the newer one replaces the other, because only the
-        # newer one runs.
-        for container in sorted(
-            self._reported_containers, key=lambda container: container.created_at
-        ):
-            if container.pod_sandbox_id in self._sandboxes:
-                self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
-        self._reported_pods, self._reported_containers = [], []
+        self._sandboxes = _group_containers(self._reported_pods, self._reported_containers)
+        self._reported_pods = []
+        self._reported_containers = []
         self.is_synchronised = True
         self.counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
@@ -375,3 +369,22 @@ class Plugin:
     def _publish(self) -> None:
         if self.is_synchronised:
             self.on_change(self.sandboxes)
+
+
+def _group_containers(pods: Sequence[Any], containers: Iterable[Any]) -> dict[str, Sandbox]:
+    """Returns the sandboxes of a full report by id, with their running containers.
+
+    A pod may be reported with several sandboxes, and a sandbox with several containers of one
+    name. Only the last sandbox and the newest container count, because only these run.
+    """
+    last_ids = {pod.uid: pod.id for pod in pods}
+    running: dict[str, dict[str, Any]] = defaultdict(dict)
+    for container in sorted(containers, key=attrgetter("created_at")):
+        if container.state != _STOPPED:
+            running[container.pod_sandbox_id][container.name] = container
+
+    sandboxes = {}
+    for pod in pods:
+        if not pod.uid or last_ids[pod.uid] == pod.id:
+            sandboxes[pod.id] = Sandbox(pod, tuple(running[pod.id].values()))
+    return sandboxes
