@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
@@ -39,9 +39,6 @@ from podgpu.node.holders.device_ids import (
     sort_allocation,
 )
 
-if TYPE_CHECKING:
-    from podgpu.node.holders.dra import DraClaims
-
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
@@ -59,6 +56,12 @@ SocketIdentity = tuple[int, int, int]
 """
 
 
+class ClaimMapping(Protocol):
+    """Maps the DRA claims in the kubelet's decoded List answer to devices."""
+
+    def held(self, response: Any, devices: Sequence[Device]) -> Allocation: ...
+
+
 class KubeletAllocation(AllocationSource):
     """Calls List for each reading, and GetAllocatableResources about once a minute."""
 
@@ -70,9 +73,9 @@ class KubeletAllocation(AllocationSource):
         resource_names: frozenset[str] = frozenset(),
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
-        claims: DraClaims | None = None,
+        claims: ClaimMapping | None = None,
     ) -> None:
-        """`claims`: object that maps DRA claims to devices. If None, DRA claims are ignored."""
+        """If `claims` is None, DRA claims are ignored."""
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
         self._identity: SocketIdentity | None = None
