@@ -1,5 +1,4 @@
-"""Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the
-runtime's requests.
+"""Handles one NRI connection: ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the
 plugin. The runtime waits for each answer, so `Plugin` never waits for a disk, a driver or a lock.
@@ -27,7 +26,8 @@ from podgpu.node.hook.devices import VISIBLE_DEVICES, Cards, Sandbox, find_assig
 
 PLUGIN_SERVICE = 1  # stream of the runtime's requests
 RUNTIME_SERVICE = 2  # stream of the plugin's requests
-REQUEST, RESPONSE = 1, 2
+REQUEST = 1
+RESPONSE = 2
 PLUGIN_API = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_API = "nri.pkg.api.v1alpha1.Runtime"
 MAX_MESSAGE = 4 * 1024 * 1024
@@ -49,9 +49,7 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod
-starts.
-"""
+"""Subscribed events: number -> method. There are few, because each one delays pod starts."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -65,10 +63,12 @@ class Message(NamedTuple):
 
 
 def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
-    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes
-    exceeds the maximum.
+    """Yields the messages in the received bytes.
+
+    Raises SourceError if a length in the bytes exceeds the maximum.
     """
-    frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
+    frames = bytearray()
+    streams = {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
     for piece in received:
         frames += piece
         while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
@@ -84,19 +84,20 @@ def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
 def _cut(
     buffer: bytearray, header: struct.Struct, length_position: int, limit: int
 ) -> tuple[tuple[int, ...], bytes] | None:
-    """Removes a header and its content from the start of the buffer. Returns both, or None if they
-    are incomplete.
+    """Removes a header and its content from the start of the buffer.
+
+    Returns both, or None if they are incomplete.
     """
     if len(buffer) < header.size:
         return None
     fields = header.unpack_from(buffer)
     length = fields[length_position]
     if length > limit:
-        problem = (
+        raise SourceError(
+            "bad_frame",
             f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is "
-            f"{limit:,})"
+            f"{limit:,})",
         )
-        raise SourceError("bad_frame", problem)
     end = header.size + length
     if len(buffer) < end:
         return None
@@ -106,14 +107,13 @@ def _cut(
 
 
 def encode(message: Message) -> bytes:
-    content = (
-        _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0) + message.data
-    )
-    frames = (
-        content[start : start + _MAX_SENT_FRAME]
-        for start in range(0, len(content), _MAX_SENT_FRAME)
-    )
-    return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
+    header = _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0)
+    content = header + message.data
+    frames = bytearray()
+    for start in range(0, len(content), _MAX_SENT_FRAME):
+        frame = content[start : start + _MAX_SENT_FRAME]
+        frames += _FRAME_HEADER.pack(message.service, len(frame)) + frame
+    return bytes(frames)
 
 
 @dataclass
@@ -121,31 +121,22 @@ class Session:
     """Registers the plugin and answers requests until the connection ends."""
 
     connection: socket.socket
-    call: Callable[
-        [str, bytes], bytes
-    ]  # (method, payload) -> encoded response; may raise any exception
+    # (method, payload) -> encoded response. May raise any exception.
+    call: Callable[[str, bytes], bytes]
     name: tuple[str, str]  # name and two-digit index of the plugin
     counters: HookCounters
     is_registered: bool = False
 
     def run(self) -> None:
-        """Returns when the runtime ends the connection. Raises SourceError if the connection or
-        registration fails.
+        """Returns when the runtime ends the connection.
+
+        Raises SourceError if the connection or registration fails.
         """
-        self.connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0)
-        )
+        send_timeout = struct.pack("@ll", _SEND_SECONDS, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         self.connection.settimeout(_REGISTRATION_SECONDS)
         try:
-            registration = nri_pb2.RegisterPluginRequest(
-                plugin_name=self.name[0], plugin_idx=self.name[1]
-            )
-            request = nri_pb2.Request(
-                service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration)
-            )
-            self.connection.sendall(
-                encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request)))
-            )
+            self._register()
             for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
                 self._handle(message)
         except TimeoutError as error:
@@ -163,17 +154,27 @@ class Session:
             raise SourceError(
                 "refused",
                 "the runtime closed the connection before it registered the plugin: see its log; "
-                "it may accept only"
-                " plugins that it started itself (containerd: disable_connections)",
+                "it may accept only plugins that it started itself (containerd: "
+                "disable_connections)",
             )
+
+    def _register(self) -> None:
+        name, index = self.name
+        plugin = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
+        request = nri_pb2.Request(
+            service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(plugin)
+        )
+        self._send(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request)))
+
+    def _send(self, message: Message) -> None:
+        self.connection.sendall(encode(message))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
             self._finish_registration(message.data)
         elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
-            self.connection.sendall(
-                encode(message._replace(kind=RESPONSE, data=self._answer(message.data)))
-            )
+            answer = self._answer(message.data)
+            self._send(message._replace(kind=RESPONSE, data=answer))
         else:
             self.counters.error("unexpected_message")
 
@@ -188,16 +189,17 @@ class Session:
             raise SourceError(
                 "refused",
                 f"the runtime rejects the plugin {'-'.join(reversed(self.name))} "
-                f"({answer.status.message}): podgpu"
-                " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see "
-                "the runtime's log",
+                f"({answer.status.message}): podgpu needs NRI version v1alpha1 (containerd 1.7 or "
+                "later, CRI-O 1.26 or later); see the runtime's log",
             )
         self.is_registered = True
         self.connection.settimeout(None)
 
     def _answer(self, data: bytes) -> bytes:
         started = time.monotonic()
-        request, response, method = nri_pb2.Request(), nri_pb2.Response(), "other"
+        request = nri_pb2.Request()
+        response = nri_pb2.Response()
+        method = "other"
         try:
             request.ParseFromString(data)
             method = request.method
@@ -205,12 +207,10 @@ class Session:
                 raise NotImplementedError
             response.payload = self.call(method, request.payload)
         except NotImplementedError:
-            self._failed(
-                f"{request.service}/{method}",
-                "other_protocol",
-                f"podgpu implements {PLUGIN_API} only",
-            )
-            response.status.code, method = _UNIMPLEMENTED, "other"
+            problem = f"podgpu implements {PLUGIN_API} only"
+            self._failed(f"{request.service}/{method}", "other_protocol", problem)
+            response.status.code = _UNIMPLEMENTED
+            method = "other"
         except DecodeError:
             self._failed(method, "bad_request", "the request is not an NRI message")
         except SourceError as error:
@@ -234,20 +234,21 @@ def _serialize(message: Any) -> bytes:
 
 @dataclass
 class Plugin:
-    """Answers requests and tracks the containers. Lives as long as the connection, because the
-    runtime reports all containers again after a reconnect.
+    """Answers requests and tracks the containers.
+
+    Lives as long as the connection, because the runtime reports all containers again after a
+    reconnect.
     """
 
+    # Called with all sandboxes after every change, after the first full report of the runtime.
     on_change: Callable[[tuple[Sandbox, ...]], None]
-    """Called with all sandboxes after every change, after the first full report of the runtime."""
     counters: HookCounters
+    # If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers.
     cards: Callable[[], Cards] | None = None
-    """If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers."""
     is_synchronised: bool = False
     _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
-    _reported_pods: list[Any] = field(
-        default_factory=list
-    )  # of a Synchronize request that has more messages to come
+    # Of a Synchronize request that has more messages to come.
+    _reported_pods: list[Any] = field(default_factory=list)
     _reported_containers: list[Any] = field(default_factory=list)
 
     @property
@@ -259,16 +260,16 @@ class Plugin:
         return tuple(self._sandboxes.values())
 
     def answer(self, method: str, payload: bytes) -> bytes:
-        """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's
-        DecodeError.
+        """Returns the encoded response.
+
+        Raises NotImplementedError, SourceError or protobuf's DecodeError.
         """
-        own = {
-            "Configure": self._configure,
-            "Synchronize": self._synchronize,
-            "CreateContainer": self._create,
-        }
-        if method in own:
-            return own[method](payload)
+        if method == "Configure":
+            return self._configure(payload)
+        if method == "Synchronize":
+            return self._synchronize(payload)
+        if method == "CreateContainer":
+            return self._create(payload)
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
             self._apply(_METHODS.get(change.event, ""), change.pod, change.container)
@@ -281,9 +282,8 @@ class Plugin:
 
     def _configure(self, payload: bytes) -> bytes:
         request = nri_pb2.ConfigureRequest.FromString(payload)
-        _log.info(
-            "registered with %s %s", request.runtime_name or "the runtime", request.runtime_version
-        )
+        runtime = request.runtime_name or "the runtime"
+        _log.info("registered with %s %s", runtime, request.runtime_version)
         return _serialize(nri_pb2.ConfigureResponse(events=EVENTS))
 
     def _synchronize(self, payload: bytes) -> bytes:
@@ -308,20 +308,18 @@ class Plugin:
         if self.cards is None or sandbox is None:
             return b""
         value = ",".join(find_assigned(sandbox.pod, self.cards()))
-        if not value or value == read_variables(subject.container).get(VISIBLE_DEVICES, ""):
+        variables = read_variables(subject.container)
+        if not value or value == variables.get(VISIBLE_DEVICES):
             return b""
+
         self.counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
-        if any(
-            variable.startswith(f"{VISIBLE_DEVICES}=".encode())
-            for variable in subject.container.env
-        ):
+        if VISIBLE_DEVICES in variables:
             # Another plugin may have set the variable. The runtime then accepts a new value only
             # after its removal.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
-        return _serialize(
-            nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env))
-        )
+        adjustment = nri_pb2.ContainerAdjustment(env=env)
+        return _serialize(nri_pb2.CreateContainerResponse(adjust=adjustment))
 
     def _apply(self, method: str, pod: Any, container: Any) -> None:
         if method == "RunPodSandbox":
@@ -330,41 +328,36 @@ class Plugin:
             self._sandboxes.pop(pod.id, None)
         elif method in ("StopContainer", "RemoveContainer"):
             self._remove_container(container.id)
-        elif (
-            method
-        ):  # also for later events, because the creation of the container may have been missed
+        elif method:
+            # Also for later events, because the creation of the container may have been missed.
             self._put_container(pod, container)
         self._publish()
 
     def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were
-        missed.
-        """
-        for sandbox in self.sandboxes:
-            if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
-                del self._sandboxes[sandbox.pod.id]
-        known = self._sandboxes.get(pod.id)
-        self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
+        """Adds a sandbox. Removes older sandboxes of the pod, if their stop events were missed."""
+        for other in self.sandboxes:
+            if pod.uid and other.pod.uid == pod.uid and other.pod.id != pod.id:
+                del self._sandboxes[other.pod.id]
+        known = self._sandboxes.get(pod.id, Sandbox(pod))
+        self._sandboxes[pod.id] = Sandbox(pod, known.containers)
 
     def _put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Removes an older one with the same name, in case its stop event was
-        missed.
-        """
+        """Adds a container. Removes an older one of this name, if its stop event was missed."""
         self._remove_container(container.id)
         if container.state == _STOPPED:
             return
         known = self._sandboxes.get(pod.id, Sandbox(pod))
-        others = (other for other in known.containers if other.name != container.name)
+        containers = [other for other in known.containers if other.name != container.name]
+        containers.append(container)
         # The runtime may send only the pod's id. The earlier pod, which has names, is then kept.
-        self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
+        named = pod if pod.name else known.pod
+        self._sandboxes[pod.id] = Sandbox(named, tuple(containers))
 
     def _remove_container(self, container_id: str) -> None:
         for sandbox in self.sandboxes:
-            kept = tuple(
-                container for container in sandbox.containers if container.id != container_id
-            )
+            kept = [one for one in sandbox.containers if one.id != container_id]
             if len(kept) < len(sandbox.containers):
-                self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
+                self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, tuple(kept))
 
     def _publish(self) -> None:
         if self.is_synchronised:
