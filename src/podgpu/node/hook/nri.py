@@ -13,8 +13,9 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -246,7 +247,13 @@ class Plugin:
     # If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers.
     cards: Callable[[], Cards] | None = None
     is_synchronised: bool = False
-    _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    # Pods by the id of their sandbox, and the ids by the UID of the pod.
+    _pods: dict[str, Any] = field(default_factory=dict)
+    _sandbox_ids: dict[str, str] = field(default_factory=dict)
+    # Running containers by the id of their sandbox and by name.
+    _containers: defaultdict[str, dict[str, Any]] = field(
+        default_factory=partial(defaultdict, dict)
+    )
     # Of a Synchronize request that has more messages to come.
     _reported_pods: list[Any] = field(default_factory=list)
     _reported_containers: list[Any] = field(default_factory=list)
@@ -257,7 +264,11 @@ class Plugin:
 
     @property
     def sandboxes(self) -> tuple[Sandbox, ...]:
-        return tuple(self._sandboxes.values())
+        sandboxes = []
+        for sandbox_id, pod in self._pods.copy().items():
+            containers = self._containers.get(sandbox_id, {})
+            sandboxes.append(Sandbox(pod, tuple(containers.values())))
+        return tuple(sandboxes)
 
     def answer(self, method: str, payload: bytes) -> bytes:
         """Returns the encoded response.
@@ -292,22 +303,31 @@ class Plugin:
         self._reported_containers += request.containers
         if request.more:
             return _serialize(nri_pb2.SynchronizeResponse(more=True))
-        self._sandboxes = _group_containers(self._reported_pods, self._reported_containers)
+        self._pods.clear()
+        self._sandbox_ids.clear()
+        self._containers.clear()
+        for pod in self._reported_pods:
+            self._add(pod)
+        # Of several containers with the same name, only the newest one runs.
+        for container in sorted(self._reported_containers, key=attrgetter("created_at")):
+            sandbox_id = container.pod_sandbox_id
+            if container.state != _STOPPED and sandbox_id in self._pods:
+                self._containers[sandbox_id][container.name] = container
         self._reported_pods = []
         self._reported_containers = []
         self.is_synchronised = True
         self.counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
-        self._publish()
+        self.on_change(self.sandboxes)
         return b""
 
     def _create(self, payload: bytes) -> bytes:
         subject = nri_pb2.Subject.FromString(payload)
         self._apply("CreateContainer", subject.pod, subject.container)
-        sandbox = self._sandboxes.get(subject.pod.id)
-        if self.cards is None or sandbox is None:
+        pod = self._pods.get(subject.pod.id)
+        if self.cards is None or pod is None:
             return b""
-        value = ",".join(find_assigned(sandbox.pod, self.cards()))
+        value = ",".join(find_assigned(pod, self.cards()))
         variables = read_variables(subject.container)
         if not value or value == variables.get(VISIBLE_DEVICES):
             return b""
@@ -325,59 +345,36 @@ class Plugin:
         if method == "RunPodSandbox":
             self._add(pod)
         elif method in ("StopPodSandbox", "RemovePodSandbox"):
-            self._sandboxes.pop(pod.id, None)
-        elif method in ("StopContainer", "RemoveContainer"):
-            self._remove_container(container.id)
+            self._remove(pod.id)
+        elif method in ("StopContainer", "RemoveContainer") or container.state == _STOPPED:
+            self._remove_container(pod.id, container.id)
         elif method:
-            # Also for later events, because the creation of the container may have been missed.
-            self._put_container(pod, container)
-        self._publish()
-
-    def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the pod, if their stop events were missed."""
-        for other in self.sandboxes:
-            if pod.uid and other.pod.uid == pod.uid and other.pod.id != pod.id:
-                del self._sandboxes[other.pod.id]
-        known = self._sandboxes.get(pod.id, Sandbox(pod))
-        self._sandboxes[pod.id] = Sandbox(pod, known.containers)
-
-    def _put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Removes an older one of this name, if its stop event was missed."""
-        self._remove_container(container.id)
-        if container.state == _STOPPED:
-            return
-        known = self._sandboxes.get(pod.id, Sandbox(pod))
-        containers = [other for other in known.containers if other.name != container.name]
-        containers.append(container)
-        # The runtime may send only the pod's id. The earlier pod, which has names, is then kept.
-        named = pod if pod.name else known.pod
-        self._sandboxes[pod.id] = Sandbox(named, tuple(containers))
-
-    def _remove_container(self, container_id: str) -> None:
-        for sandbox in self.sandboxes:
-            kept = [one for one in sandbox.containers if one.id != container_id]
-            if len(kept) < len(sandbox.containers):
-                self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, tuple(kept))
-
-    def _publish(self) -> None:
+            # Also for later events, because earlier events may have been missed. The runtime may
+            # send only the pod's id. The earlier pod, which has names, is then kept.
+            if pod.name or pod.id not in self._pods:
+                self._add(pod)
+            # Replaces an older container of this name, in case its stop event was missed.
+            self._containers[pod.id][container.name] = container
         if self.is_synchronised:
             self.on_change(self.sandboxes)
 
+    def _add(self, pod: Any) -> None:
+        """Adds a sandbox. Removes an older one of the pod, in case its stop event was missed."""
+        if pod.uid:
+            older = self._sandbox_ids.get(pod.uid, pod.id)
+            if older != pod.id:
+                self._remove(older)
+            self._sandbox_ids[pod.uid] = pod.id
+        self._pods[pod.id] = pod
 
-def _group_containers(pods: Sequence[Any], containers: Iterable[Any]) -> dict[str, Sandbox]:
-    """Returns the sandboxes of a full report by id, with their running containers.
+    def _remove(self, sandbox_id: str) -> None:
+        pod = self._pods.pop(sandbox_id, None)
+        if pod is not None:
+            self._sandbox_ids.pop(pod.uid, None)
+            self._containers.pop(sandbox_id, None)
 
-    A pod may be reported with several sandboxes, and a sandbox with several containers of one
-    name. Only the last sandbox and the newest container count, because only these run.
-    """
-    last_ids = {pod.uid: pod.id for pod in pods}
-    running: dict[str, dict[str, Any]] = defaultdict(dict)
-    for container in sorted(containers, key=attrgetter("created_at")):
-        if container.state != _STOPPED:
-            running[container.pod_sandbox_id][container.name] = container
-
-    sandboxes = {}
-    for pod in pods:
-        if not pod.uid or last_ids[pod.uid] == pod.id:
-            sandboxes[pod.id] = Sandbox(pod, tuple(running[pod.id].values()))
-    return sandboxes
+    def _remove_container(self, sandbox_id: str, container_id: str) -> None:
+        containers = self._containers.get(sandbox_id, {})
+        for container in tuple(containers.values()):
+            if container.id == container_id:
+                del containers[container.name]
