@@ -15,7 +15,7 @@ from itertools import chain
 from sys import intern
 from typing import Any
 
-from podgpu.model import WorkloadOwner
+from podgpu.model import Workload, WorkloadOwner
 
 KubeObject = dict[str, Any]  # a JSON object of the API
 Pairs = tuple[tuple[str, str], ...]
@@ -68,6 +68,9 @@ class PodRecord:
 
     def annotation(self, key: str) -> str:
         return dict(self.annotations).get(key, "")
+
+    def workload(self, container: ContainerRecord) -> Workload:
+        return Workload(self.namespace, self.name, container.name, self.uid, container.container_id)
 
 
 def parse_pod(

@@ -139,11 +139,7 @@ def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
         cores = int(container.amount(VCUDA_CORE))
         blocks = int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
-            yield VcudaRequest.for_holder(_workload(pod, container), cores, blocks)
-
-
-def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
-    return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
+            yield VcudaRequest.for_holder(pod.workload(container), cores, blocks)
 
 
 # Formats: one function per scheduler. Each returns the device ids that the containers of a pod
@@ -182,7 +178,7 @@ def _hold(
 ) -> HeldId:
     """Creates a `HeldId`. `device`: a device id, or the number N of /dev/nvidiaN."""
     text = f"nvidia{device}" if isinstance(device, int) else device
-    return HeldId(_workload(pod, container), key, text, share)
+    return HeldId(pod.workload(container), key, text, share)
 
 
 def _parse_one_device(text: str) -> DeviceId | None:
@@ -488,7 +484,7 @@ def _mark_shared(reading: Allocation, devices: set[str]) -> Allocation:
 
 
 def _is_reservation(pod: PodRecord) -> bool:
-    is_named = any(_workload(pod, container).is_reservation for container in pod.containers)
+    is_named = any(pod.workload(container).is_reservation for container in pod.containers)
     return bool(_read_groups(pod)) and (is_named or bool(pod.annotation(RESERVED_GPU)))
 
 
@@ -526,7 +522,7 @@ def _find_members(
         container = _find_container(pod)
         if _is_reservation(pod) or pod.is_finished or not pod.node or container is None:
             continue
-        holder = _workload(pod, container)
+        holder = pod.workload(container)
         for group in sorted(_read_groups(pod)):
             held = groups.get(group, set())
             if len(held) == 1:

@@ -179,7 +179,10 @@ def map_held(
         registered = _add_held(registered, ids)
     assignments = []
     for (key, holder), own in entries.items():
-        share = _add_shares(own) if registered is None else _compute_share(registered, own)
+        if registered is not None:
+            share = _compute_share(registered, own)
+        else:
+            share = add_shares(one.share for one in own)
         # Compares lengths first, because replicas are numbers and 9 must come before 10.
         replicas = [one.device_id.replica for one in own]
         replica = min(replicas, key=lambda replica: (len(replica), replica))
@@ -193,13 +196,14 @@ class _HeldDevice(NamedTuple):
     share: float | None
 
 
-def _add_shares(held: Sequence[_HeldDevice]) -> float | None:
-    shares = []
-    for one in held:
-        if one.share is None:
+def add_shares(shares: Iterable[float | None]) -> float | None:
+    """Adds shares, up to 1. Returns None if one of them is unknown."""
+    known = []
+    for share in shares:
+        if share is None:
             return None
-        shares.append(one.share)
-    return min(1.0, fsum(shares))
+        known.append(share)
+    return min(1.0, fsum(known))
 
 
 def _compute_share(

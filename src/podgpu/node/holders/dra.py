@@ -31,7 +31,7 @@ from podgpu.kube.objects import KubeObject, Pairs, PodRecord, parse_quantity
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.node.holders.api import ApiAccess
-from podgpu.node.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
+from podgpu.node.holders.device_ids import DeviceIndex, add_shares, parse_device_id, sort_allocation
 from podgpu.node.holders.kubelet import SOURCE
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
@@ -224,15 +224,9 @@ def _compute_share(
 
 def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
     """Combines the claims of one container on one device into one assignment. Adds their shares."""
-    share: float | None = 0.0
-    is_shared = False
-    for assignment in assignments:
-        is_shared |= assignment.is_shared
-        if share is not None and assignment.share is not None:
-            share = min(1.0, share + assignment.share)
-        else:
-            share = None
     first = min(assignments, key=attrgetter("attributes"))
+    share = add_shares(assignment.share for assignment in assignments)
+    is_shared = any(assignment.is_shared for assignment in assignments)
     return replace(first, share=share, is_shared=is_shared)
 
 

@@ -12,16 +12,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
 from podgpu.files import explain_read_error
+from podgpu.kube.objects import PodRecord
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
-
-if TYPE_CHECKING:
-    from podgpu.kube.objects import PodRecord
 
 _IdsByName = dict[tuple[str, ...], set[str]]
 _WorkloadsById = dict[str, set[Workload]]
@@ -221,9 +218,7 @@ def _to_workloads(record: PodRecord) -> Iterator[Workload]:
     yield Workload(record.namespace, record.name, uid=record.uid)
     for container in record.all_containers:
         if container.container_id:
-            yield Workload(
-                record.namespace, record.name, container.name, record.uid, container.container_id
-            )
+            yield record.workload(container)
 
 
 @dataclass(frozen=True, slots=True)
