@@ -103,16 +103,9 @@ def load_config(
 def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
     if kubeconfig:
         return _read_kubeconfig([kubeconfig])
-    host = environ.get("KUBERNETES_SERVICE_HOST")
-    port = environ.get("KUBERNETES_SERVICE_PORT")
-    token = os.path.join(service_account, "token")
-    ca = os.path.join(service_account, "ca.crt")
-    if host and port and os.path.exists(token) and os.path.exists(ca):
-        if ":" in host and not host.startswith("["):
-            host = f"[{host}]"
-        server = f"https://{host}:{port}"
-        return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
-
+    in_cluster = _find_service_account(environ, service_account)
+    if in_cluster is not None:
+        return in_cluster
     files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     if not files:
         home = environ.get("HOME") or os.path.expanduser("~")
@@ -121,10 +114,23 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
     if existing:
         return _read_kubeconfig(existing)
     raise NoApi(
-        f"no Kubernetes API server is configured: there is neither {token} nor "
+        f"no Kubernetes API server is configured: there is neither {service_account}/token nor "
         f"{' nor '.join(files)}: in a pod, set automountServiceAccountToken: true in its spec; "
         "elsewhere, set $KUBECONFIG to a kubeconfig"
     )
+
+
+def _find_service_account(environ: Mapping[str, str], directory: str) -> ApiConfig | None:
+    host = environ.get("KUBERNETES_SERVICE_HOST")
+    port = environ.get("KUBERNETES_SERVICE_PORT")
+    token = os.path.join(directory, "token")
+    ca = os.path.join(directory, "ca.crt")
+    if not (host and port and os.path.exists(token) and os.path.exists(ca)):
+        return None
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    server = f"https://{host}:{port}"
+    return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
 
 
 def is_loopback(host: str) -> bool:

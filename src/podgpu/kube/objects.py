@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 from sys import intern
 from typing import Any
 
@@ -19,6 +18,16 @@ from podgpu.model import Workload, WorkloadOwner
 
 KubeObject = dict[str, Any]  # a JSON object of the API
 Pairs = tuple[tuple[str, str], ...]
+
+
+def read_map(body: KubeObject, key: str) -> KubeObject:
+    """Returns an empty dict if the field is absent or null, which have the same meaning."""
+    return body.get(key) or {}
+
+
+def read_list(body: KubeObject, key: str) -> list[Any]:
+    """Returns an empty list if the field is absent or null, which have the same meaning."""
+    return body.get(key) or []
 
 
 PODS_PATH = "/api/v1/pods"
@@ -81,27 +90,32 @@ def parse_pod(
     Returns None if name or uid is missing.
     """
     metadata = body["metadata"]
-    spec = body.get("spec") or {}
-    status = body.get("status") or {}
+    spec = read_map(body, "spec")
+    status = read_map(body, "status")
     name = metadata.get("name")
     api_uid = metadata.get("uid")
     if not name or not api_uid:
         return None
-    annotations = metadata.get("annotations") or {}
+    annotations = read_map(metadata, "annotations")
     kept = {key: text for key, text in annotations.items() if keeps_annotation(key)}
     uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
     claims = _read_claims(spec, status)
     init_containers = _read_containers(
-        spec.get("initContainers"), status.get("initContainerStatuses"), claims, are_init=True
+        read_list(spec, "initContainers"),
+        read_list(status, "initContainerStatuses"),
+        claims,
+        are_init=True,
     )
-    containers = _read_containers(spec.get("containers"), status.get("containerStatuses"), claims)
+    containers = _read_containers(
+        read_list(spec, "containers"), read_list(status, "containerStatuses"), claims
+    )
     return PodRecord(
         namespace=intern(metadata.get("namespace", "")),
         name=name,
         uid=uid,
         node=intern(spec.get("nodeName", "")),
         phase=intern(status.get("phase", "")),
-        labels=_sort_pairs(metadata.get("labels") or {}),
+        labels=_sort_pairs(read_map(metadata, "labels")),
         annotations=_sort_pairs(kept),
         init_containers=tuple(init_containers),
         containers=tuple(containers),
@@ -118,26 +132,26 @@ def _sort_pairs(values: Mapping[str, Any]) -> Pairs:
 def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[str, str]]]:
     """Returns the ResourceClaims and requests that each container uses, by container."""
     names: dict[str, str | None] = {}
-    for entry in chain(spec.get("resourceClaims") or (), status.get("resourceClaimStatuses") or ()):
+    for entry in read_list(spec, "resourceClaims") + read_list(status, "resourceClaimStatuses"):
         names[entry["name"]] = entry.get("resourceClaimName")
 
     claims: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for container in chain(spec.get("initContainers") or (), spec.get("containers") or ()):
-        resources = container.get("resources") or {}
-        for claim in resources.get("claims") or ():
+    for container in read_list(spec, "initContainers") + read_list(spec, "containers"):
+        resources = read_map(container, "resources")
+        for claim in read_list(resources, "claims"):
             used = names.get(claim["name"]) or "", claim.get("request") or ""
             claims[container["name"]].append(used)
     # Resources such as nvidia.com/gpu, provided by DRA.
-    extended = status.get("extendedResourceClaimStatus") or {}
-    for mapping in extended.get("requestMappings") or ():
+    extended = read_map(status, "extendedResourceClaimStatus")
+    for mapping in read_list(extended, "requestMappings"):
         used = extended["resourceClaimName"], mapping["requestName"]
         claims[mapping["containerName"]].append(used)
     return claims
 
 
 def _read_containers(
-    containers: list[KubeObject] | None,
-    statuses: list[KubeObject] | None,
+    containers: list[KubeObject],
+    statuses: list[KubeObject],
     claims: Mapping[str, list[tuple[str, str]]],
     are_init: bool = False,
 ) -> Iterator[ContainerRecord]:
@@ -145,13 +159,13 @@ def _read_containers(
 
     Annotations refer to containers by position.
     """
-    status_of = {status["name"]: status for status in statuses or ()}
-    for container in containers or ():
+    status_of = {status["name"]: status for status in statuses}
+    for container in containers:
         name = container["name"]
         status = status_of.get(name, {})
-        terminated = (status.get("state") or {}).get("terminated") or {}
-        resources = container.get("resources") or {}
-        quantities = (resources.get("requests") or {}) | (resources.get("limits") or {})
+        terminated = read_map(read_map(status, "state"), "terminated")
+        resources = read_map(container, "resources")
+        quantities = read_map(resources, "requests") | read_map(resources, "limits")
         extended = {key: text for key, text in quantities.items() if "/" in key}
         yield ContainerRecord(
             name=intern(name),
@@ -168,14 +182,14 @@ def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | Non
     Returns None if there is no owner.
     """
     metadata = body["metadata"]
-    for controller in metadata.get("ownerReferences") or ():
+    for controller in read_list(metadata, "ownerReferences"):
         if controller.get("controller"):
             break
     else:
         return None
     kind = controller["kind"]
     name = controller["name"]
-    template = (metadata.get("labels") or {}).get(_HASH_LABEL)
+    template = read_map(metadata, "labels").get(_HASH_LABEL)
     deployment = name.removesuffix(f"-{template}")
     # Only Deployments set this label.
     if kind == "ReplicaSet" and template and deployment not in (name, ""):
@@ -190,7 +204,7 @@ NODES_PATH = "/api/v1/nodes"
 
 def parse_node_labels(body: KubeObject) -> tuple[str, dict[str, str]]:
     """Returns the name of a Node and its labels. Needs only metadata."""
-    return body["metadata"]["name"], body["metadata"].get("labels") or {}
+    return body["metadata"]["name"], read_map(body["metadata"], "labels")
 
 
 _QUANTITY = re.compile(r"\+?([\d.]{1,40}(?:[eE][+-]?\d{1,2})?)([KMGTPE]i|[numkMGTPE])?", re.ASCII)

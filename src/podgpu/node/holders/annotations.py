@@ -206,8 +206,14 @@ class _KoordinatorGpu(Struct):
     id: str | None = None  # absent in older versions
     resources: dict[str, str | int | float | None] | None = None
 
-    def quantity(self, name: str) -> Fraction:
-        return parse_quantity(str((self.resources or {}).get(f"koordinator.sh/{name}") or 0))
+    @property
+    def share(self) -> float | None:
+        resources = self.resources or {}
+        for name in ("koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio"):
+            share = _share(parse_quantity(str(resources.get(name) or 0)))
+            if share is not None:
+                return share
+        return None
 
 
 class _KoordinatorDevices(Struct):
@@ -233,10 +239,10 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
         device = gpu.id or gpu.minor
         if device is None:
             raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
-        share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
+        whole = gpu.share
         for holder, part in zip(holders, parts, strict=True):
-            own = None if share is None else share * part
-            grants.append(_hold(pod, holder, device, KOORDINATOR_DEVICES, own))
+            share = None if whole is None else whole * part
+            grants.append(_hold(pod, holder, device, KOORDINATOR_DEVICES, share))
     return grants
 
 
@@ -463,8 +469,7 @@ def replace_reservations(
         for source, reading in replaced.items():
             replaced[source] = _mark_shared(reading, unknown_devices)
     if pods:
-        groups = _find_groups(pods, reserved, DeviceIndex(devices))
-        own = _find_members(pods, groups, {device.key: device for device in devices})
+        own = _find_members(pods, reserved, devices)
         reading = replaced[SOURCE]
         replaced[SOURCE] = replace(
             reading,
@@ -513,9 +518,11 @@ def _find_groups(
 
 
 def _find_members(
-    pods: Sequence[PodRecord], groups: Mapping[str, set[str]], devices: Mapping[str, Device]
+    pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], devices: Sequence[Device]
 ) -> Allocation:
     """Returns what the pods of the groups hold."""
+    groups = _find_groups(pods, reserved, DeviceIndex(devices))
+    by_key = {device.key: device for device in devices}
     members: list[Assignment] = []
     unmapped: list[Unmapped] = []
     for pod in pods:
@@ -527,7 +534,7 @@ def _find_members(
             held = groups.get(group, set())
             if len(held) == 1:
                 (key,) = held
-                share = _compute_share(pod, devices.get(key))
+                share = _compute_share(pod, by_key.get(key))
                 members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
             else:  # a bug of KAI before 0.16 can create two reservation pods for one group
                 unmapped.append(Unmapped(SOURCE, "unknown_group", group, _GROUP, holder))

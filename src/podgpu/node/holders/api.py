@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.kube.config import SERVICE_ACCOUNT, ApiConfig, NoApi, load_config
-from podgpu.kube.objects import PODS_PATH, KubeObject, PodRecord, parse_pod
+from podgpu.kube.objects import PODS_PATH, PodRecord, parse_pod, read_map
 from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
 from podgpu.model import Allocation, Device, PodLabels
 from podgpu.node.holders import AllocationSource
@@ -107,7 +107,7 @@ class ApiAccess:
             )
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
-        watcher = self.watch(path, selector, _read_counters)
+        watcher = self.watch(path, selector, lambda body: read_map(body, "data").get(CONFIGMAP_KEY))
         if not watcher.wait_synced(self.sync_seconds):
             _log.warning(
                 "ConfigMap %s cannot be read yet (%s); starting with the counters of -f",
@@ -128,11 +128,6 @@ class ApiAccess:
     def close(self) -> None:
         for feed in self.feeds:
             feed.close()
-
-
-def _read_counters(body: KubeObject) -> str | None:
-    counters: str | None = (body.get("data") or {}).get(CONFIGMAP_KEY)
-    return counters
 
 
 class ApiHealth(AllocationSource):

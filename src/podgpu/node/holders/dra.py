@@ -27,7 +27,14 @@ from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import KubeObject, Pairs, PodRecord, parse_quantity
+from podgpu.kube.objects import (
+    KubeObject,
+    Pairs,
+    PodRecord,
+    parse_quantity,
+    read_list,
+    read_map,
+)
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.node.holders.api import ApiAccess
@@ -83,29 +90,16 @@ class DraClaims:
                 continue  # adminAccess is for monitoring, so the pod does not hold the device
 
             offered = self._offered.get(claim.device, SliceDevice())
-            uuid = offered.uuid or prepared.uuids.get(claim.device, "")
-            device = _find_device(index, uuid)
+            if not offered.uuid:
+                offered = offered._replace(uuid=prepared.uuids.get(claim.device, ""))
+            device = _find_device(index, offered.uuid)
             if device is None:
-                reason = "unknown_device" if uuid else self._explain(claim, is_synced)
+                reason = "unknown_device" if offered.uuid else self._explain(claim, is_synced)
                 unmapped.add(claim.unmapped(reason))
-                continue
-
-            is_shared = offered.is_shared
-            if results:
-                is_shared = any(result.share_id for result in results)
-            share = _compute_share(results, dict(offered.capacity), device)
-            if share is not None:
-                share /= counts[claim.name, claim.device]
-            mig_uuid = uuid if device.is_instance else ""
-            assignment = Assignment(
-                device.key,
-                claim.holder,
-                SOURCE,
-                share=share,
-                attributes=claim.build_attributes(mig_uuid, device.profile),
-                is_shared=is_shared,
-            )
-            held[device.key, claim.holder].append(assignment)
+            else:
+                count = counts[claim.name, claim.device]
+                assignment = _make_assignment(claim, results, offered, device, count)
+                held[device.key, claim.holder].append(assignment)
         return sort_allocation(map(_unite_claims, held.values()), unmapped)
 
     def _find_users(
@@ -198,6 +192,32 @@ def _strip_subrequest(request: str) -> str:
     return request.partition("/")[0]
 
 
+def _make_assignment(
+    claim: ClaimedDevice,
+    results: Sequence[ClaimResult],
+    offered: SliceDevice,
+    device: Device,
+    user_count: int,
+) -> Assignment:
+    """`user_count`: number of containers that use the claim, which share it equally."""
+    share = _compute_share(results, dict(offered.capacity), device)
+    if share is not None:
+        share /= user_count
+    is_shared = offered.is_shared
+    if results:
+        is_shared = any(result.share_id for result in results)
+    mig_uuid = offered.uuid if device.is_instance else ""
+    attributes = claim.build_attributes(mig_uuid, device.profile)
+    return Assignment(
+        device.key,
+        claim.holder,
+        SOURCE,
+        share=share,
+        attributes=attributes,
+        is_shared=is_shared,
+    )
+
+
 def _compute_share(
     results: Sequence[ClaimResult], capacity: Mapping[str, str], device: Device
 ) -> float | None:
@@ -206,7 +226,7 @@ def _compute_share(
     Returns None if the fraction is unknown or not limited. If no ResourceSlice contains the memory
     capacity, the memory that the GPU driver reports is used.
     """
-    consumed = [_strip_domains(result.consumed) for result in results if not result.admin]
+    consumed = [_strip_domains(result.consumed or {}) for result in results if not result.admin]
     for name in ("shares", "memory"):
         part = Fraction(0)
         try:
@@ -270,7 +290,7 @@ async def _find_version(client: ApiClient) -> str:
     offered: set[str] = set()
     try:
         group = await client.get(_GROUP)
-        offered = {version["version"] for version in group.get("versions") or ()}
+        offered = {version["version"] for version in read_list(group, "versions")}
     except SourceError as error:
         if error.reason == "forbidden":  # slices may be readable even if discovery is not
             return _VERSIONS[0]
@@ -288,14 +308,14 @@ async def _find_version(client: ApiClient) -> str:
 
 def parse_slice(body: KubeObject) -> PoolSlice:
     spec = body["spec"]
-    devices = tuple(map(_parse_slice_device, spec.get("devices") or ()))
+    devices = tuple(map(_parse_slice_device, read_list(spec, "devices")))
     return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
 
 
 def _parse_slice_device(body: KubeObject) -> SliceDevice:
     device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the fields in `basic`
-    uuid = _strip_domains(device.get("attributes")).get("uuid") or {}
-    capacity = _strip_domains(device.get("capacity"))
+    uuid = read_map(_strip_domains(read_map(device, "attributes")), "uuid")
+    capacity = _strip_domains(read_map(device, "capacity"))
     return SliceDevice(
         body["name"],
         uuid.get("string") or "",
@@ -304,12 +324,11 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
     )
 
 
-def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
+def _strip_domains(members: KubeObject) -> KubeObject:
     """Removes the driver's domain from attribute and capacity names.
 
     Only some drivers write it.
     """
-    members = members or {}
     return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in members.items()}
 
 
@@ -376,9 +395,9 @@ class ClaimResult(Struct):
     )
 
 
-def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
-    devices = ((status or {}).get("allocation") or {}).get("devices") or {}
-    results = convert(devices.get("results") or [], list[ClaimResult])
+def _read_results(status: KubeObject) -> tuple[ClaimResult, ...]:
+    devices = read_map(read_map(status, "allocation"), "devices")
+    results = convert(read_list(devices, "results"), list[ClaimResult])
     return tuple(result for result in results if result.driver == NVIDIA_DRIVER)
 
 
@@ -448,7 +467,8 @@ class ClaimReader:
 async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
     path = f"{_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
     try:
-        return _read_results((await client.get(path)).get("status"))
+        claim = await client.get(path)
+        return _read_results(read_map(claim, "status"))
     except SourceError as error:
         if error.reason != "not_found":  # the kubelet still lists a deleted claim for a moment
             raise
@@ -502,12 +522,12 @@ def parse_driver_checkpoint(
     results: dict[ClaimName, tuple[ClaimResult, ...]] = {}
     document = decode_json(content, path, KubeObject)
     try:
-        claims = (document.get("v2") or {}).get("preparedClaims") or {}
+        claims = read_map(read_map(document, "v2"), "preparedClaims")
         for claim in claims.values():
             if claim.get("checkpointState") not in ("PrepareCompleted", "", None):
                 continue
-            for group in claim.get("preparedDevices") or ():
-                for entry in group.get("devices") or ():
+            for group in read_list(claim, "preparedDevices"):
+                for entry in read_list(group, "devices"):
                     device = entry.get("gpu") or entry.get("mig")
                     if device:
                         name = device["device"]["PoolName"], device["device"]["DeviceName"]
@@ -522,7 +542,7 @@ def parse_driver_checkpoint(
 def _find_uuid(device: KubeObject) -> str:
     """Returns the UUID of a device. Its JSON key depends on the version of the driver."""
     for name in ("info", "created", "concrete"):
-        part = device.get(name) or {}
+        part = read_map(device, name)
         uuid: str = part.get("uuid") or part.get("migUUID") or ""
         if uuid:
             return uuid

@@ -324,25 +324,30 @@ def _add_claims(
         if not lags:
             merged[holder.key] = [replace(claim, holder=holder) for claim in claims]
         return []
-    first = known[0]
-    rejected: list[Assignment] = []
-    if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
-        reason = "identity_conflict"  # two pods with the same name
-        rejected += claims
-    else:
-        reason = "contradicted"
-        parts = zip(parts_of(first.holder), parts_of(holder), strict=True)
-        completed = Workload(*(own or other for own, other in parts))
-        known[0] = replace(first, holder=completed)
-        devices = {claim.device for claim in known}
-        for claim in claims:
-            if claim.source == first.source or claim.device in devices:
-                known.append(claim)
-            else:
-                rejected.append(claim)
+    rejected = _add_to_known(known, holder, claims)
     if lags or claims[0].source in LAST_RESORT:
         return []
-    return [_reject(claim, holder, reason) for claim in rejected]
+    return rejected
+
+
+def _add_to_known(known: _Claims, holder: Workload, claims: Sequence[Assignment]) -> list[Unmapped]:
+    """Adds the claims of a holder to its known claims, and returns the rejected claims."""
+    first = known[0]
+    if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
+        # Two pods have the same name.
+        return [_reject(claim, holder, "identity_conflict") for claim in claims]
+
+    parts = zip(parts_of(first.holder), parts_of(holder), strict=True)
+    completed = Workload(*(own or other for own, other in parts))
+    known[0] = replace(first, holder=completed)
+    devices = {claim.device for claim in known}
+    rejected = []
+    for claim in claims:
+        if claim.source == first.source or claim.device in devices:
+            known.append(claim)
+        else:
+            rejected.append(_reject(claim, holder, "contradicted"))
+    return rejected
 
 
 def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
