@@ -122,7 +122,7 @@ class Hook:
             Session(self._connection, plugin.answer, self.name, self._counters).run()
         except SourceError as error:
             problem = error
-        except Exception as error:  # noqa: BLE001 - without this thread the file would never change again
+        except Exception as error:  # noqa: BLE001 - the thread must continue
             _log.exception("unexpected error, please report it")
             problem = SourceError("bug", repr(error))
         finally:
@@ -263,7 +263,7 @@ class PodlistWriter:
                 entries += find_gpus(sandbox, self.cards)
             except SourceError as error:
                 problems[str(error)] = error.reason
-            except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
+            except Exception as error:  # noqa: BLE001 - other pods keep their entries
                 name = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
                 problems[f"pod {name} is skipped, please report this: {error!r}"] = "bug"
         for text in problems.keys() - self._logged:
