@@ -337,9 +337,9 @@ def _add_to_known(known: _Claims, holder: Workload, claims: Sequence[Assignment]
         # Two pods have the same name.
         return [_reject(claim, holder, "identity_conflict") for claim in claims]
 
-    parts = zip(parts_of(first.holder), parts_of(holder), strict=True)
-    completed = Workload(*(own or other for own, other in parts))
-    known[0] = replace(first, holder=completed)
+    pairs = zip(parts_of(first.holder), parts_of(holder), strict=True)
+    parts = [own or other for own, other in pairs]
+    known[0] = replace(first, holder=Workload(*parts))
     devices = {claim.device for claim in known}
     rejected = []
     for claim in claims:
