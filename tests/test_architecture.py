@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def imports_of(path: Path) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
-            if node.module == "podgpu":
-                names.update(f"podgpu.{alias.name}" for alias in node.names)
+            if node.module.startswith("podgpu"):
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
 
 
@@ -58,6 +59,19 @@ def test_imports_point_downwards(package: str) -> None:
         for imported in packages_imported(path) - ROOT_MODULES - {package}:
             assert package not in ROOT_MODULES, f"{path} imports {imported}"
             assert LAYER_OF[package] < LAYER_OF[imported], f"{path} imports {imported}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """Also counts imports for type checkers and imports inside functions."""
+    modules = {}
+    for path in FILES:
+        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        modules[name.removesuffix(".__init__")] = path
+    graph = {}
+    for name, path in modules.items():
+        imported = imports_of(path) & modules.keys()
+        graph[name] = imported - {name}
+    TopologicalSorter(graph).prepare()
 
 
 def test_no_two_modules_have_the_same_name() -> None:

@@ -5,22 +5,34 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.node.hook import nri_pb2
+from podgpu.node.hook import HookCounters, nri_pb2
 from podgpu.node.hook.loop import Hook
-from podgpu.node.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Message, encode, split_messages
+from podgpu.node.hook.nri import (
+    PLUGIN_SERVICE,
+    RUNTIME_SERVICE,
+    Message,
+    Plugin,
+    encode,
+    split_messages,
+)
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import (
     PLUGIN,
     RUNTIME,
+    STOPPED,
     Container,
     Ended,
     PluginError,
@@ -256,6 +268,70 @@ def test_a_runtime_that_rejects_plugins(
     runtime.connection.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: errors(hook).get("refused"))
     assert "disable_connections" in caplog.text
+
+
+def test_a_full_report_with_older_sandboxes_and_containers(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
+    """Only the last sandbox of a pod, and the newest running container of a name, are listed."""
+    pod = Pod("s-2", "train", uid="u")
+    newest = Container(
+        "c-2", pod, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(2)}",), created_at=2, gpus=(uuid(2),)
+    )
+    older = replace(newest, id="c-1", env=(f"NVIDIA_VISIBLE_DEVICES={uuid(1)}",), created_at=1)
+    stopped = replace(older, id="c-3", created_at=3, state=STOPPED)
+    in_old_sandbox = replace(older, id="c-0", pod=replace(pod, id="s-1"))
+    in_unknown_sandbox = replace(older, id="c-4", pod=replace(pod, id="s-3"), name="other")
+    containers = [newest, older, stopped, in_old_sandbox, in_unknown_sandbox]
+    start_hook()
+    runtime.connected()
+    runtime.take_registration()
+    runtime.configure()
+    request = nri_pb2.SynchronizeRequest(
+        pods=[in_old_sandbox.pod.message, pod.message],
+        containers=[container.message for container in containers],
+    )
+    assert runtime.call("Synchronize", request) == b""
+    runtime.containers[newest.id] = newest
+    wait_written(runtime, podlist)
+
+
+def test_the_work_for_a_full_report_is_proportional_to_its_containers() -> None:
+    """The runtime waits for the answer, and starts no container until then."""
+
+    def count_steps(size: int) -> int:
+        large = Pod("large", "large")
+        many = [Container(f"large-{number}", large, name=f"c-{number}") for number in range(size)]
+        many += [gpu_pod(number) for number in range(size)]
+        request = nri_pb2.SynchronizeRequest(
+            pods=[large.message] + [container.pod.message for container in many[size:]],
+            containers=[container.message for container in many],
+        )
+        plugin = Plugin(lambda sandboxes: None, HookCounters())
+        payload = request.SerializeToString()
+        steps = count_traced_lines(lambda: plugin.answer("Synchronize", payload))
+        assert plugin.containers == 2 * size
+        return steps
+
+    assert count_steps(400) < 5 * count_steps(100)
+
+
+def count_traced_lines(action: Callable[[], object]) -> int:
+    """Returns how many lines of Python code the action executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(earlier)
+    return count
 
 
 MESSAGES = st.lists(

@@ -200,6 +200,7 @@ class SimulatedApiServer:
         self.gone_as_event = (
             True  # ERROR event instead of status 410 for a watch from an old version
         )
+        self.ignores_timeout = False  # a watch lasts longer than its timeoutSeconds
         self.holds_back = False  # sends no events, like a proxy that buffers them
         self.requests: list[Request] = []
         self.version = 100
@@ -417,7 +418,8 @@ class SimulatedApiServer:
             watch.queue.put_nowait(None)
         self._watches.add(watch)
         try:
-            return await self._write(watch, float(request.query.get("timeoutSeconds", "1800")))
+            seconds = float(request.query.get("timeoutSeconds", "1800"))
+            return await self._write(watch, 1800.0 if self.ignores_timeout else seconds)
         finally:
             self._watches.discard(watch)
 

@@ -4,8 +4,11 @@ malformed data.
 
 from __future__ import annotations
 
+import logging
+import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 
 from podgpu.kube.config import ApiConfig, ExecPlugin
-from podgpu.kube.reflector import Informer
+from podgpu.kube.reflector import Informer, ReflectorSettings
 from tests.kube.api_server import Request, SimulatedApiServer
 
 from .conftest import HURRY, PODS, eventually, name_of, pod
@@ -106,6 +109,20 @@ def test_a_watch_that_ends_goes_on_where_it_was(
     assert len(lists(server)) == 1
 
 
+def test_a_watch_resumes_after_the_last_bookmark(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.send(b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "500"}}}\n')
+    server.end_watches()
+    wait_watching(server, watcher, 2)
+    assert watches(server)[1].query["resourceVersion"] == "500"
+    assert watcher.items() == ("a",)
+    assert len(lists(server)) == 1
+
+
 def test_a_cut_connection_misses_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     watcher = watch()
@@ -125,7 +142,10 @@ def test_a_cut_connection_misses_nothing(server: SimulatedApiServer, watch: Make
 )
 @pytest.mark.parametrize("as_event", [False, True])
 def test_a_version_too_old_is_listed_again(
-    server: SimulatedApiServer, watch: MakeWatcher, as_event: bool
+    server: SimulatedApiServer,
+    watch: MakeWatcher,
+    as_event: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.gone_as_event = as_event
     server.put("pods", pod("a"))
@@ -134,6 +154,7 @@ def test_a_version_too_old_is_listed_again(
     server.stop()
     eventually(lambda: reason(watcher) == "unreachable")
     assert watcher.items() == ("a",)
+    assert count_records(caplog, logging.WARNING) == 1
     server.put("pods", pod("b"))
     server.remove("pods", "a", "team")
     server.compact()
@@ -141,6 +162,8 @@ def test_a_version_too_old_is_listed_again(
     eventually(lambda: watcher.items() == ("b",))
     eventually(lambda: watcher.error is None)
     assert len(lists(server)) == 2
+    assert lists(server)[1].query == {}, "the cache of a restarted server may be older"
+    assert count_records(caplog, logging.WARNING) == 1, "an old version is no reason to warn"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +189,18 @@ def test_after_garbage_the_collection_is_listed_again(
     server.put("pods", pod("b"))
     eventually(lambda: watcher.items() == ("a", "b"))
     assert len(lists(server)) == 2
+    assert lists(server)[1].query["resourceVersion"] == "0"
+
+
+def test_a_collection_that_disappears_is_listed_again(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    """An upgrade of the server can remove an API version, so the path must be found again."""
+    server.refusal = (404, "the server could not find the requested resource")
+    server.refuse_watches_only = True
+    watcher = watch()
+    eventually(lambda: len(lists(server)) > 1)
+    assert reason(watcher) == "not_found"
 
 
 @pytest.mark.parametrize("forgotten", [0, 1, 3])
@@ -195,6 +230,103 @@ def test_a_silent_watch_is_listed_again(server: SimulatedApiServer, watch: MakeW
     server.put("pods", pod("b"))
     eventually(lambda: watcher.items() == ("a", "b"))
     assert watcher.error is None
+    assert len(lists(server)) > 1
+
+
+def test_a_watch_that_the_server_does_not_end_is_listed_again(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    server.ignores_timeout = True
+    watcher = watch(settings=replace(HURRY, watch_seconds=(0, 0), request_seconds=0.5))
+    eventually(lambda: len(lists(server)) > 1)
+    assert watcher.synced
+
+
+def test_a_watch_that_ends_at_once_is_not_renewed_at_once(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    watch(settings=replace(HURRY, watch_seconds=(0, 0), first_delay=3600.0))
+    eventually(lambda: watches(server))
+    time.sleep(0.2)
+    assert len(watches(server)) == 1
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The longest delay before each retry. The retry itself comes at once."""
+    longest: list[float] = []
+
+    def choose_shortest(low: float, high: float) -> float:
+        longest.append(high)
+        return low
+
+    monkeypatch.setattr(random, "uniform", choose_shortest)
+    return longest
+
+
+SLOW = ReflectorSettings(first_delay=1.0, max_delay=4.0, max_refused_delay=9.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(503, [1, 2, 4, 4]), (403, [1, 2, 4, 8, 9, 9])], ids=["down", "denied"]
+)
+def test_retries_become_rarer(
+    server: SimulatedApiServer,
+    watch: MakeWatcher,
+    delays: list[float],
+    status: int,
+    expected: list[float],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.refusal = (status, "no")
+    watcher = watch(settings=SLOW)
+    eventually(lambda: len(delays) >= len(expected))
+    watcher.close()
+    assert delays[: len(expected)] == expected
+    assert count_records(caplog, logging.WARNING) == 1, "the same error is logged once"
+
+
+def test_another_kind_of_failure_is_retried_soon(
+    server: SimulatedApiServer, watch: MakeWatcher, delays: list[float]
+) -> None:
+    server.refusal = (403, "no")
+    watcher = watch(settings=SLOW)
+    eventually(lambda: len(delays) >= 3)
+    server.refusal = (503, "no")
+    eventually(lambda: reason(watcher) == "server_error")
+    watcher.close()
+    assert delays.count(1) == 2
+
+
+@pytest.mark.parametrize("works_by", ["event", "duration"])
+def test_after_a_working_watch_a_failure_is_retried_soon(
+    server: SimulatedApiServer,
+    watch: MakeWatcher,
+    delays: list[float],
+    works_by: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A watch works if it delivers an event, or lasts longer than `max_delay`."""
+    caplog.set_level(logging.INFO)
+    server.refusal = (403, "no")
+    watcher = watch(settings=replace(SLOW, max_delay=3600.0 if works_by == "event" else 0.0))
+    eventually(lambda: len(delays) >= 3)
+    server.refusal = None
+    wait_watching(server, watcher)
+    assert count_records(caplog, logging.INFO) == 1, "a watch that works again is logged"
+    if works_by == "event":
+        server.put("pods", pod("a"))
+        eventually(lambda: watcher.items() == ("a",))
+    server.refusal = (403, "no")
+    delays.clear()
+    server.cut_watches()
+    eventually(lambda: reason(watcher) == "forbidden")
+    watcher.close()
+    assert delays[:2] == ([1, 1] if works_by == "event" else [0, 1])
+
+
+def count_records(caplog: pytest.LogCaptureFixture, level: int) -> int:
+    return sum(record.levelno == level for record in caplog.records)
 
 
 def test_a_server_that_hangs_is_retried(server: SimulatedApiServer, watch: MakeWatcher) -> None:

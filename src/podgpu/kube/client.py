@@ -12,7 +12,12 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from datetime import datetime
 from subprocess import DEVNULL, PIPE
 from typing import Annotated, Any, Self
@@ -46,9 +51,7 @@ class ApiClient:
     def __init__(
         self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False
     ) -> None:
-        """With `metadata_only`, objects have no spec and status. A pod is then ten times
-        smaller.
-        """
+        """If `metadata_only`, objects have no spec and status. A pod is then ten times smaller."""
         self.config = config
         self._deadline = deadline
         self._credentials = Credentials(config)
@@ -76,53 +79,50 @@ class ApiClient:
 
     async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
         headers = self._accept("PartialObjectMetadataList")
-        async with self._open(
-            "GET", path, self._deadline, params=params, headers=headers
-        ) as response:
+        opened = self._open("GET", path, self._deadline, headers, params=params)
+        async with opened as response:
             return await self._read(response, path)
 
     async def patch(self, path: str, changes: KubeObject) -> None:
         """Sends a merge patch."""
         headers = {"Content-Type": "application/merge-patch+json"}
         data = msgspec.json.encode(changes)
-        async with self._open(
-            "PATCH", path, self._deadline, data=data, headers=headers
-        ) as response:
+        async with self._open("PATCH", path, self._deadline, headers, data=data) as response:
             await self._read(response, path)
 
     @asynccontextmanager
     async def watch(
         self, path: str, params: Mapping[str, str], silence: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Opens a watch and yields its lines. Raises SourceError `timeout` after `silence` seconds
-        without data.
+        """Opens a watch and yields its lines.
+
+        Raises SourceError `timeout` after `silence` seconds without data.
         """
         headers = self._accept("PartialObjectMetadata")
-        async with self._open("GET", path, silence, params=params, headers=headers) as response:
+        async with self._open("GET", path, silence, headers, params=params) as response:
             yield self._lines(response, path)
 
     async def _lines(self, response: aiohttp.ClientResponse, path: str) -> AsyncIterator[bytes]:
         while True:
-            with explain_errors(lambda reason, why: self._explain(reason, why, path)):
+            with self._explaining(path):
                 try:
                     line = await response.content.readline()
                 except (ValueError, HttpProcessingError) as error:  # depends on aiohttp's version
-                    problem = (
+                    raise SourceError(
+                        "bad_answer",
                         f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that "
-                        "podgpu accepts"
-                    )
-                    raise SourceError("bad_answer", problem) from error
+                        "podgpu accepts",
+                    ) from error
             if not line:
                 return
             if line := line.strip():
                 yield line
 
     async def _read(self, response: aiohttp.ClientResponse, path: str) -> bytes:
-        with explain_errors(lambda reason, why: self._explain(reason, why, path)):
+        url = self.config.server + path
+        with self._explaining(path):
             async with asyncio.timeout(self._deadline):
-                return await read_body(
-                    response, _MAX_BYTES, self.config.server + path, "bad_answer"
-                )
+                return await read_body(response, _MAX_BYTES, url, "bad_answer")
 
     @asynccontextmanager
     async def _open(
@@ -134,14 +134,15 @@ class ApiClient:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if token:
             headers["Authorization"] = f"Bearer {token}"
+        if tls is not None:
+            content["ssl"] = tls
+            content["server_hostname"] = self.config.tls_server_name or None
         if self._session is None:
             self._session = open_session()
         request = self._session.request(
             method,
             self.config.server + path,
             headers=headers,
-            ssl=tls if tls is not None else True,
-            server_hostname=self.config.tls_server_name or None if tls is not None else None,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence
             ),
@@ -150,7 +151,7 @@ class ApiClient:
             **content,
         )
         async with AsyncExitStack() as stack:
-            with explain_errors(lambda reason, why: self._explain(reason, why, path)):
+            with self._explaining(path):
                 async with asyncio.timeout(self._deadline):
                     response = await stack.enter_async_context(request)
             if response.status != 200:
@@ -170,20 +171,25 @@ class ApiClient:
             self._credentials.invalidate()
         return explain_status(response.status, body, path, self.config.origin)
 
-    def _explain(self, failure: str, why: str, path: str) -> SourceError:
-        if failure == "tls":
-            self._credentials.invalidate()
-        advice = (
-            "check that the API server runs, that the kubeconfig is right, and that network "
-            "policies allow access"
-        )
-        text = f"no answer from {self.config.server} to {path} ({why}): {advice}"
-        return SourceError(_FAILURES.get(failure, "unreachable"), text)
+    def _explaining(self, path: str) -> AbstractContextManager[None]:
+        """Converts the errors of a request to SourceErrors."""
+
+        def explain(failure: str, why: str) -> SourceError:
+            if failure == "tls":
+                self._credentials.invalidate()
+            return SourceError(
+                _FAILURES.get(failure, "unreachable"),
+                f"no answer from {self.config.server} to {path} ({why}): check that the API server "
+                "runs, that the kubeconfig is right, and that network policies allow access",
+            )
+
+        return explain_errors(explain)
 
 
 def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceError:
-    """Returns the SourceError for an error status, or for an error event of a watch. Quotes the
-    server's message.
+    """Returns the SourceError for an error status, or for an error event of a watch.
+
+    Quotes the server's message.
     """
     reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
@@ -200,10 +206,9 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     return SourceError(reason, text)
 
 
+# Seconds after which token and certificate files are read again, because the kubelet replaces
+# expiring tokens.
 _FILE_MAX_AGE = 60.0
-"""Seconds after which token and certificate files are read again, because the kubelet replaces
-expiring tokens.
-"""
 _RENEW_BEFORE_SECONDS = 60.0
 _MAX_TOKEN = 64 * 1024
 
@@ -248,7 +253,8 @@ class Credentials:
 
     async def _renew(self) -> None:
         self._renewed_at = self._clock()
-        config, renew_at = self._config, self._renewed_at + _FILE_MAX_AGE
+        renew_at = self._renewed_at + _FILE_MAX_AGE
+        config = self._config
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
             credential = await run_plugin(config.plugin)
@@ -257,7 +263,8 @@ class Credentials:
         try:
             # Files are read in a thread, because the disk may be slow.
             token = await asyncio.to_thread(self._read_token, credential)
-            self._current = token, await asyncio.to_thread(self._load_tls, credential)
+            tls = await asyncio.to_thread(self._load_tls, credential)
+            self._current = token, tls
         except SourceError as error:
             if self._current is None:
                 raise
@@ -285,20 +292,22 @@ class Credentials:
         try:
             ca = config.ca.read() if config.ca else None
             if credential.certificate and credential.key:
-                certificate, key = credential.certificate.encode(), credential.key.encode()
+                certificate = credential.certificate.encode()
+                key = credential.key.encode()
             else:
-                certificate, key = config.certificate.read(), config.key.read()
+                certificate = config.certificate.read()
+                key = config.key.read()
         except SourceError as error:
             raise SourceError("tls", f"{config.origin}: {error}") from error
         return self._contexts.get((ca, certificate, key))
 
     def _make_context(self, material: tuple[bytes | None, bytes, bytes]) -> ssl.SSLContext:
-        (ca, certificate, key), config = material, self._config
+        ca, certificate, key = material
+        config = self._config
         context = make_client_context(ca, config.ca.name or config.origin, config.verify)
         if certificate:
-            load_pair(
-                context, certificate, key, f"{config.origin}: the client certificate and its key"
-            )
+            name = f"{config.origin}: the client certificate and its key"
+            load_pair(context, certificate, key, name)
         return context
 
 
@@ -336,12 +345,9 @@ async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
             start_new_session=True,  # so that killpg also kills the plugin's children
         )
     except (OSError, ValueError) as problem:
-        hint = " ".join(
-            (plugin.install_hint or "install it, or put its full path into the kubeconfig").split()
-        )
-        raise error(
-            f"cannot be run ({getattr(problem, 'strerror', None) or problem}): {hint}"
-        ) from problem
+        reason = getattr(problem, "strerror", None) or problem
+        hint = plugin.install_hint or "install it, or put its full path into the kubeconfig"
+        raise error(f"cannot be run ({reason}): {' '.join(hint.split())}") from problem
     try:
         output, errors = await asyncio.wait_for(process.communicate(), seconds)
     except TimeoutError:
@@ -366,26 +372,20 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
     name = f"the output of the credential plugin {plugin.command}"
     try:
         answer = find_decoder(_ExecCredential).decode(output)
-    except (
-        msgspec.DecodeError,
-        ValueError,
-        RecursionError,
-    ):  # without the original error, which may quote a secret
+    # Without the original error, which may quote a secret.
+    except (msgspec.DecodeError, ValueError, RecursionError):
         raise SourceError(
             "exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin"
         ) from None
     credential = answer.status
     is_pair = bool(credential.certificate) == bool(credential.key)
-    if (
-        answer.api_version != plugin.api_version
-        or not is_pair
-        or not (credential.token or credential.certificate)
-    ):
-        problem = (
-            f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a "
-            "certificate"
+    has_any = bool(credential.token or credential.certificate)
+    if answer.api_version != plugin.api_version or not is_pair or not has_any:
+        raise SourceError(
+            "exec_plugin",
+            f"{name} must have the API version {plugin.api_version} of the kubeconfig, and a token "
+            "or a certificate with its key: update the plugin",
         )
-        raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
     if credential.token:
         _check_token(credential.token, name, "exec_plugin")
     return credential

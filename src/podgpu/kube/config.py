@@ -59,9 +59,8 @@ class ApiConfig:
     """One API server and the credentials to use with it."""
 
     server: str  # URL without a trailing slash
-    origin: (
-        str  # where the configuration was found, for messages: `/root/.kube/config (context kind)`
-    )
+    # Where the configuration was found, for messages: `/root/.kube/config (context kind)`.
+    origin: str
     ca: Pem = NO_PEM  # if empty, the system's certificate authorities are used
     verify: bool = True
     tls_server_name: str = ""
@@ -78,18 +77,16 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
-    """Returns the API server to use. The file `kubeconfig`, if given, overrides the service
-    account.
+    """Returns the API server to use.
 
-    Raises NoApi if no API server is configured, or if the configuration cannot be used.
+    The file `kubeconfig`, if given, overrides the service account. Raises NoApi if no API server
+    is configured, or if the configuration cannot be used.
     """
     config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
         _log.warning(
-            (
-                "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to %s without "
-                "verifying the server"
-            ),
+            "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to %s without "
+            "verifying the server",
             config.origin,
             config.server,
         )
@@ -98,8 +95,7 @@ def load_config(
     if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
         raise NoApi(
             f"{config.origin}: the server {config.server} is plain HTTP, so the user's token "
-            "could be read on the"
-            " network: write https:// in clusters[].cluster.server"
+            "could be read on the network: write https:// in clusters[].cluster.server"
         )
     return config
 
@@ -107,25 +103,34 @@ def load_config(
 def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
     if kubeconfig:
         return _read_kubeconfig([kubeconfig])
-    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    token, ca = os.path.join(service_account, "token"), os.path.join(service_account, "ca.crt")
-    if host and port and os.path.exists(token) and os.path.exists(ca):
-        server = (
-            f"https://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
-        )
-        return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
+    in_cluster = _find_service_account(environ, service_account)
+    if in_cluster is not None:
+        return in_cluster
     files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     if not files:
-        files = [os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".kube", "config")]
+        home = environ.get("HOME") or os.path.expanduser("~")
+        files = [os.path.join(home, ".kube", "config")]
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
         return _read_kubeconfig(existing)
     raise NoApi(
-        f"no Kubernetes API server is configured: there is neither {token} nor "
-        f"{' nor '.join(files)}: in a pod, set"
-        " automountServiceAccountToken: true in its spec; elsewhere, set $KUBECONFIG to a "
-        "kubeconfig"
+        f"no Kubernetes API server is configured: there is neither {service_account}/token nor "
+        f"{' nor '.join(files)}: in a pod, set automountServiceAccountToken: true in its spec; "
+        "elsewhere, set $KUBECONFIG to a kubeconfig"
     )
+
+
+def _find_service_account(environ: Mapping[str, str], directory: str) -> ApiConfig | None:
+    host = environ.get("KUBERNETES_SERVICE_HOST")
+    port = environ.get("KUBERNETES_SERVICE_PORT")
+    token = os.path.join(directory, "token")
+    ca = os.path.join(directory, "ca.crt")
+    if not (host and port and os.path.exists(token) and os.path.exists(ca)):
+        return None
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    server = f"https://{host}:{port}"
+    return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
 
 
 def is_loopback(host: str) -> bool:
@@ -167,20 +172,24 @@ class _Entry:
 
     def path(self, name: str) -> str:
         """Resolves a path relative to the kubeconfig."""
-        return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
+        if not name:
+            return ""
+        return os.path.join(os.path.dirname(os.path.abspath(self.file)), name)
 
     def pem(self, name: str) -> Pem:
-        """Returns the PEM text of the key NAME-data. Without that key, returns the PEM file of the
-        key NAME.
+        """Returns the PEM text of the key NAME-data.
+
+        Without that key, returns the PEM file of the key NAME.
         """
-        data = self.text(f"{name}-data")
+        key = f"{name}-data"
+        data = self.text(key)
         if not data:
             return Pem(file=self.path(self.text(name)))
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
         except ValueError:  # without the original error, which quotes the value
-            raise self.error(f"{name}-data", "is not PEM in base64") from None
-        return Pem(text=text, origin=f"{self.file}: {self.where}.{name}-data")
+            raise self.error(key, "is not PEM in base64") from None
+        return Pem(text=text, origin=f"{self.file}: {self.where}.{key}")
 
 
 def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
@@ -188,18 +197,20 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
     files: dict[str, _Kubeconfig] = {}
     for path in paths:
         try:
-            files[path] = decode_yaml(
-                Path(path).read_bytes(), path, _Kubeconfig
-            )  # pipes are accepted, as in kubectl
+            content = Path(path).read_bytes()  # pipes are accepted, as in kubectl
+            files[path] = decode_yaml(content, path, _Kubeconfig)
         except OSError as error:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
             raise NoApi(str(error)) from None
-    chosen = next((file.current_context for file in files.values() if file.current_context), None)
+    chosen = ""
+    for file in files.values():
+        chosen = chosen or file.current_context or ""
     if not chosen:
         raise NoApi(
             f"{', '.join(files)}: current-context is not set: run kubectl config use-context"
         )
+
     context = _find_entry(files, "contexts", chosen)
     cluster = _find_entry(files, "clusters", context.text("cluster"))
     user = _Entry(context.file, "user", {})
@@ -263,5 +274,6 @@ def _make_plugin(user: _Entry) -> ExecPlugin:
         )
     # As in kubectl, a name without a slash is searched in $PATH, and a path is relative to the
     # kubeconfig.
-    command = user.path(plugin.command) if os.sep in plugin.command else plugin.command
-    return msgspec.structs.replace(plugin, command=command)
+    if os.sep in plugin.command:
+        plugin = msgspec.structs.replace(plugin, command=user.path(plugin.command))
+    return plugin

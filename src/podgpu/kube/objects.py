@@ -1,5 +1,4 @@
-"""Reduces Pods and EndpointSlices to small frozen records, because a store may hold 100,000 of
-them.
+"""Reduces Pods to small frozen records, because a store may hold 100,000 of them.
 
 Parsers do not validate objects, because the API server does. If a parser raises an error such as
 KeyError, the reflector skips the object.
@@ -8,23 +7,33 @@ KeyError, the reflector skips the object.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
 from typing import Any
 
-from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.model import Workload, WorkloadOwner
 
 KubeObject = dict[str, Any]  # a JSON object of the API
 Pairs = tuple[tuple[str, str], ...]
 
 
+def read_map(body: KubeObject, key: str) -> KubeObject:
+    """Returns an empty dict if the field is absent or null, which have the same meaning."""
+    return body.get(key) or {}
+
+
+def read_list(body: KubeObject, key: str) -> list[Any]:
+    """Returns an empty list if the field is absent or null, which have the same meaning."""
+    return body.get(key) or []
+
+
 PODS_PATH = "/api/v1/pods"
+# Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also
+# use.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs
-also use.
-"""
 _HASH_LABEL = "pod-template-hash"
 
 
@@ -69,115 +78,123 @@ class PodRecord:
     def annotation(self, key: str) -> str:
         return dict(self.annotations).get(key, "")
 
+    def workload(self, container: ContainerRecord) -> Workload:
+        return Workload(self.namespace, self.name, container.name, self.uid, container.container_id)
+
 
 def parse_pod(
     body: KubeObject, keeps_annotation: Callable[[str], bool] = lambda _: False
 ) -> PodRecord | None:
-    """Parses a Pod. Keeps the annotations that `keeps_annotation` accepts. Returns None if name or
-    uid is missing.
+    """Parses a Pod. Keeps the annotations that `keeps_annotation` accepts.
+
+    Returns None if name or uid is missing.
     """
-    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    name, api_uid = metadata.get("name"), metadata.get("uid")
+    metadata = body["metadata"]
+    spec = read_map(body, "spec")
+    status = read_map(body, "status")
+    name = metadata.get("name")
+    api_uid = metadata.get("uid")
     if not name or not api_uid:
         return None
-    annotations = metadata.get("annotations") or {}
-    claims = _read_claims(spec, status)
+    annotations = read_map(metadata, "annotations")
+    kept = {key: text for key, text in annotations.items() if keeps_annotation(key)}
     uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
-    return PodRecord(
-        intern(metadata.get("namespace", "")),
-        name,
-        uid,
-        intern(spec.get("nodeName", "")),
-        intern(status.get("phase", "")),
-        tuple(
-            sorted(
-                (intern(key), intern(text)) for key, text in (metadata.get("labels") or {}).items()
-            )
-        ),
-        tuple(
-            sorted(
-                (intern(key), text) for key, text in annotations.items() if keeps_annotation(key)
-            )
-        ),
-        tuple(
-            _read_containers(
-                spec.get("initContainers"),
-                status.get("initContainerStatuses"),
-                claims,
-                are_init=True,
-            )
-        ),
-        tuple(_read_containers(spec.get("containers"), status.get("containerStatuses"), claims)),
-        api_uid if api_uid != uid else "",
+    claims = _read_claims(spec, status)
+    init_containers = _read_containers(
+        read_list(spec, "initContainers"),
+        read_list(status, "initContainerStatuses"),
+        claims,
+        are_init=True,
     )
+    containers = _read_containers(
+        read_list(spec, "containers"), read_list(status, "containerStatuses"), claims
+    )
+    return PodRecord(
+        namespace=intern(metadata.get("namespace", "")),
+        name=name,
+        uid=uid,
+        node=intern(spec.get("nodeName", "")),
+        phase=intern(status.get("phase", "")),
+        labels=_sort_pairs(read_map(metadata, "labels")),
+        annotations=_sort_pairs(kept),
+        init_containers=tuple(init_containers),
+        containers=tuple(containers),
+        api_uid="" if api_uid == uid else api_uid,
+    )
+
+
+def _sort_pairs(values: Mapping[str, Any]) -> Pairs:
+    """Interns the texts, because many objects have the same ones."""
+    pairs = [(intern(key), intern(str(value))) for key, value in values.items()]
+    return tuple(sorted(pairs))
 
 
 def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[str, str]]]:
     """Returns the ResourceClaims and requests that each container uses, by container."""
-    entries = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()))
-    names = {entry["name"]: entry.get("resourceClaimName") for entry in entries}
-    extended = (
-        status.get("extendedResourceClaimStatus") or {}
-    )  # resources such as nvidia.com/gpu, provided by DRA
-    requests = [
-        (container["name"], (names.get(claim["name"]) or "", claim.get("request") or ""))
-        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-        for claim in (container.get("resources") or {}).get("claims") or ()
-    ]
-    for entry in extended.get("requestMappings") or ():
-        requests.append(
-            (entry["containerName"], (extended["resourceClaimName"], entry["requestName"]))
-        )
-    return group_by_key(requests)
+    names: dict[str, str | None] = {}
+    for entry in read_list(spec, "resourceClaims") + read_list(status, "resourceClaimStatuses"):
+        names[entry["name"]] = entry.get("resourceClaimName")
+
+    claims: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for container in read_list(spec, "initContainers") + read_list(spec, "containers"):
+        resources = read_map(container, "resources")
+        for claim in read_list(resources, "claims"):
+            used = names.get(claim["name"]) or "", claim.get("request") or ""
+            claims[container["name"]].append(used)
+    # Resources such as nvidia.com/gpu, provided by DRA.
+    extended = read_map(status, "extendedResourceClaimStatus")
+    for mapping in read_list(extended, "requestMappings"):
+        used = extended["resourceClaimName"], mapping["requestName"]
+        claims[mapping["containerName"]].append(used)
+    return claims
 
 
 def _read_containers(
-    containers: list[KubeObject] | None,
-    statuses: list[KubeObject] | None,
+    containers: list[KubeObject],
+    statuses: list[KubeObject],
     claims: Mapping[str, list[tuple[str, str]]],
     are_init: bool = False,
 ) -> Iterator[ContainerRecord]:
-    """Yields containers in the order of the spec, because annotations refer to containers by
-    position.
+    """Yields containers in the order of the spec.
+
+    Annotations refer to containers by position.
     """
-    status_of = {status["name"]: status for status in statuses or ()}
-    for container in containers or ():
-        status = status_of.get(container["name"], {})
-        resources = container.get("resources") or {}
-        quantities = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        terminated = (status.get("state") or {}).get("terminated") or {}
+    status_of = {status["name"]: status for status in statuses}
+    for container in containers:
+        name = container["name"]
+        status = status_of.get(name, {})
+        terminated = read_map(read_map(status, "state"), "terminated")
+        resources = read_map(container, "resources")
+        quantities = read_map(resources, "requests") | read_map(resources, "limits")
+        extended = {key: text for key, text in quantities.items() if "/" in key}
         yield ContainerRecord(
-            intern(container["name"]),
-            tuple(
-                sorted(
-                    (intern(name), intern(str(text)))
-                    for name, text in quantities.items()
-                    if "/" in name
-                )
-            ),
-            status.get("containerID", "").rpartition("://")[2],
-            are_init and terminated.get("exitCode") == 0,
-            tuple(claims.get(container["name"], ())),
+            name=intern(name),
+            requests=_sort_pairs(extended),
+            container_id=status.get("containerID", "").rpartition("://")[2],
+            finished=are_init and terminated.get("exitCode") == 0,
+            claims=tuple(claims.get(name, ())),
         )
 
 
 def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | None:
-    """Returns (namespace, name) of a Pod and the owner of the Pod. Returns None if there is no
-    owner.
+    """Returns (namespace, name) of a Pod and the owner of the Pod.
+
+    Returns None if there is no owner.
     """
     metadata = body["metadata"]
-    controller = next(
-        (owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None
-    )
-    if controller is None:
+    for controller in read_list(metadata, "ownerReferences"):
+        if controller.get("controller"):
+            break
+    else:
         return None
-    kind, name = controller["kind"], controller["name"]
-    template = (metadata.get("labels") or {}).get(_HASH_LABEL)
-    if kind == "ReplicaSet" and template and name.removesuffix(f"-{template}") not in (name, ""):
-        kind, name = (
-            "Deployment",
-            name.removesuffix(f"-{template}"),
-        )  # only Deployments set this label
+    kind = controller["kind"]
+    name = controller["name"]
+    template = read_map(metadata, "labels").get(_HASH_LABEL)
+    deployment = name.removesuffix(f"-{template}")
+    # Only Deployments set this label.
+    if kind == "ReplicaSet" and template and deployment not in (name, ""):
+        kind = "Deployment"
+        name = deployment
     pod = intern(metadata.get("namespace", "")), metadata["name"]
     return pod, WorkloadOwner(intern(kind), intern(name))
 
@@ -187,22 +204,19 @@ NODES_PATH = "/api/v1/nodes"
 
 def parse_node_labels(body: KubeObject) -> tuple[str, dict[str, str]]:
     """Returns the name of a Node and its labels. Needs only metadata."""
-    return body["metadata"]["name"], body["metadata"].get("labels") or {}
+    return body["metadata"]["name"], read_map(body["metadata"], "labels")
 
 
 _QUANTITY = re.compile(r"\+?([\d.]{1,40}(?:[eE][+-]?\d{1,2})?)([KMGTPE]i|[numkMGTPE])?", re.ASCII)
-_UNITS = {
-    **{
-        unit: Fraction(10) ** power
-        for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
-    },
-    **{f"{unit}i": Fraction(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
-}
+_POWERS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_UNITS = {unit: Fraction(10) ** power for unit, power in _POWERS.items()}
+_UNITS |= {f"{unit}i": Fraction(1024) ** power for power, unit in enumerate("KMGTPE", 1)}
 
 
 def parse_quantity(text: str) -> Fraction:
-    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError if it is negative
-    or invalid.
+    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`.
+
+    Raises ValueError if it is negative or invalid.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:

@@ -1,7 +1,7 @@
-"""Keeps local copies of API objects up to date: lists a collection, watches it, and recovers from
-failures.
+"""Keeps local copies of API objects up to date.
 
-The terms reflector and informer come from client-go.
+Lists a collection, watches it, and recovers from failures. The terms reflector and informer come
+from client-go.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,9 +29,7 @@ REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token"})
 """Errors with these reasons persist until the cluster or the configuration is changed."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]
-"""Finds the path of a collection. Needed if the path depends on the API versions that the server
-supports.
-"""
+"""Finds the path of a collection, if it depends on the API versions that the server supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +40,8 @@ class ReflectorSettings:
     # If a watch delivers no data for this long, the collection is listed again. Servers send a
     # bookmark every minute.
     silence_seconds: float = 150.0
-    watch_seconds: tuple[int, int] = (
-        300,
-        600,
-    )  # a watch lasts a random time, so that clients do not renew together
+    # A watch lasts a random time between these, so that clients do not renew together.
+    watch_seconds: tuple[int, int] = (300, 600)
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 
@@ -65,10 +60,10 @@ def _key(item: KubeObject) -> str:
 
 
 class Informer(Generic[T]):
-    """Stores the converted objects of a collection. Its own thread keeps them up to date. Any
-    thread may read them.
+    """Stores the converted objects of a collection.
 
-    While the API server is unreachable, the last objects are kept.
+    Its own thread keeps them up to date. Any thread may read them. While the API server is
+    unreachable, the last objects are kept.
     """
 
     def __init__(
@@ -83,22 +78,20 @@ class Informer(Generic[T]):
         find_path: FindPath | None = None,
         page_size: int = 0,
     ) -> None:
-        """`params` may contain fieldSelector and labelSelector, to select for example the objects
-        of one node.
+        """Starts the thread.
 
-        `convert` returns the value to store, or None to skip the object. With `page_size` 0, the
-        list is not paged.
+        `params` may contain fieldSelector and labelSelector, to select for example the objects of
+        one node. `convert` returns the value to store, or None to skip the object. With
+        `page_size` 0, the list is not paged.
         """
         self._lock = threading.Lock()
         self._objects: dict[str, T] = {}
         self.synced = False  # True after the whole collection has been read once
-        self._answered = (
-            threading.Event()
-        )  # set when the collection was read, or access was rejected
+        # Set when the collection was read, or access was rejected.
+        self._answered = threading.Event()
+        # The last error. None while the watch works, and before the first response. If set, objects
+        # may be stale.
         self.error: SourceError | None = None
-        """The last error; None while the watch works, and before the first response. If set,
-        objects may be stale.
-        """
         self._config = config
         self._path = path
         self._params = dict(params)
@@ -107,16 +100,13 @@ class Informer(Generic[T]):
         self._metadata_only = metadata_only
         self._find_path = find_path
         self._page_size = page_size
-        self._retries: Counter[str] = Counter()
-        """Reason -> retries since the last event. Counted by reason, so that a new kind of failure
-        is retried soon.
-        """
-        self._resume_version = (
-            ""  # the watch resumes after this version; if empty, the collection is listed first
-        )
-        self._reads_etcd = (
-            False  # True if the next list must come from etcd, not from the API server's cache
-        )
+        # Reason -> longest next delay. Kept by reason, so that a new kind of failure is retried
+        # soon.
+        self._delays: dict[str, float] = {}
+        # The watch resumes after this version. If empty, the collection is listed first.
+        self._resume_version = ""
+        # True if the next list must come from etcd, not from the API server's cache.
+        self._reads_etcd = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         name = f"watch-{path.rpartition('/')[2]}"
@@ -124,22 +114,23 @@ class Informer(Generic[T]):
         self._thread.start()
 
     def close(self) -> None:
-        """Closes the connection and ends the thread. The objects stay readable. Can be called
-        twice.
+        """Closes the connection and ends the thread.
+
+        The objects stay readable. Can be called twice.
         """
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(
-            _CLOSE_SECONDS
-        )  # a DNS lookup cannot be cancelled, so the thread may run longer
+        # A DNS lookup cannot be cancelled, so the thread may run longer.
+        self._thread.join(_CLOSE_SECONDS)
 
     def items(self) -> tuple[T, ...]:
         with self._lock:
             return tuple(self._objects.values())
 
     def wait_synced(self, timeout: float) -> bool:
-        """Waits until the collection is read or access is rejected. Returns True if the collection
-        was read.
+        """Waits until the collection is read or access is rejected.
+
+        Returns True if the collection was read.
         """
         self._answered.wait(timeout)
         return self.synced
@@ -175,44 +166,41 @@ class Informer(Generic[T]):
                 await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
-        self._reads_etcd = error.reason == "gone"
-        if error.reason in ("gone", "not_found", "bad_answer"):
+        is_gone = error.reason == "gone"
+        self._reads_etcd = is_gone
+        if is_gone or error.reason in ("not_found", "bad_answer"):
             self._resume_version = ""
+
         if self.error is None or self.error.reason != error.reason:
             # A server always responds with "gone" after a long outage, so this is not logged as a
             # warning.
-            _log.log(
-                logging.INFO if error.reason == "gone" else logging.WARNING,
-                "watch of %s: %s",
-                self._path,
-                error,
-            )
+            level = logging.INFO if is_gone else logging.WARNING
+            _log.log(level, "watch of %s: %s", self._path, error)
         self.error = error
+
+        limit = self._settings.max_delay
         if error.reason in REFUSALS:
+            limit = self._settings.max_refused_delay
             self._answered.set()
-        limit = (
-            self._settings.max_refused_delay
-            if error.reason in REFUSALS
-            else self._settings.max_delay
-        )
-        longest = min(
-            limit, self._settings.first_delay * 2.0 ** min(self._retries[error.reason], 30)
-        )
-        self._retries[error.reason] += 1
-        await asyncio.sleep(
-            random.uniform(0, longest)
-        )  # random, so that thousands of nodes do not reconnect together
+        longest = min(limit, self._delays.get(error.reason, self._settings.first_delay))
+        self._delays[error.reason] = 2 * longest
+        # Random, so that thousands of nodes do not reconnect together.
+        await asyncio.sleep(random.uniform(0, longest))
 
     async def _list(self, client: ApiClient) -> None:
         if self._find_path is not None:
             self._path = await self._find_path(client)
-        objects: dict[str, T] = {}
-        query = {"limit": str(self._page_size)} if self._page_size else {}
-        if not self._page_size and not self._reads_etcd:
+        query: dict[str, str] = {}
+        if self._page_size:
+            query = {"limit": str(self._page_size)}
+        elif not self._reads_etcd:
             # Reads from the API server's cache, because thousands of nodes must not read from etcd.
             query = {"resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
+
+        objects: dict[str, T] = {}
         while True:
-            page = find_decoder(_Page).decode(await client.read(self._path, self._params | query))
+            body = await client.read(self._path, self._params | query)
+            page = find_decoder(_Page).decode(body)
             for raw in page.items or ():
                 item = find_decoder(KubeObject).decode(raw)
                 value = self._reduce(item)
@@ -222,6 +210,7 @@ class Informer(Generic[T]):
             if not token:
                 break
             query = {"limit": str(self._page_size), "continue": token}
+
         with self._lock:
             self._objects = objects
         self.synced = True
@@ -229,20 +218,20 @@ class Informer(Generic[T]):
         self._resume_version = page.metadata["resourceVersion"]
 
     async def _watch(self, client: ApiClient) -> None:
-        seconds = random.randint(*self._settings.watch_seconds)
-        query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
-        query["resourceVersion"] = self._resume_version
+        settings = self._settings
+        seconds = random.randint(*settings.watch_seconds)
+        params = self._params | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+            "resourceVersion": self._resume_version,
+        }
+        # A server may ignore timeoutSeconds.
+        limit = asyncio.timeout(seconds + settings.request_seconds)
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
-            async with (
-                asyncio.timeout(
-                    seconds + self._settings.request_seconds
-                ),  # a server may ignore timeoutSeconds
-                client.watch(
-                    self._path, self._params | query, self._settings.silence_seconds
-                ) as lines,
-            ):
+            async with limit, client.watch(self._path, params, settings.silence_seconds) as lines:
                 if self.error is not None:
                     _log.info("watch of %s: resumed", self._path)
                 self.error = None
@@ -253,10 +242,10 @@ class Informer(Generic[T]):
                 raise
             self._resume_version = ""  # forces a new list, because a proxy may have dropped events
         finally:
-            if clock() - started > self._settings.max_delay:
-                self._retries.clear()
-        if clock() - started < 1:
-            await asyncio.sleep(self._settings.first_delay)
+            if clock() - started > settings.max_delay:
+                self._delays.clear()
+        # A server may end each watch at once.
+        await asyncio.sleep(settings.first_delay)
 
     def _apply(self, line: bytes) -> None:
         event = find_decoder(_Event).decode(line)
@@ -267,14 +256,16 @@ class Informer(Generic[T]):
                 item.get("code", 0), msgspec.json.encode(item), self._path, self._config.origin
             )
         if event.type != "BOOKMARK":
-            value = None if event.type == "DELETED" else self._reduce(item)
+            value = None
+            if event.type != "DELETED":
+                value = self._reduce(item)
             with self._lock:
                 if value is None:
                     self._objects.pop(_key(item), None)
                 else:
                     self._objects[_key(item)] = value
         self._resume_version = item["metadata"]["resourceVersion"]
-        self._retries.clear()
+        self._delays.clear()
 
     def _reduce(self, item: KubeObject) -> T | None:
         """Converts one object. If that fails, returns None, so that only this object is skipped."""

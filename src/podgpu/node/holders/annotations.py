@@ -1,7 +1,7 @@
-"""Allocation source `annotations`: reads pod annotations of koordinator, HAMi, Volcano,
-gpu-manager, KAI and Run:ai.
+"""Allocation source `annotations`: reads what schedulers write to pods.
 
-These schedulers assign GPUs without the kubelet, or assign other GPUs than the kubelet lists.
+Supports koordinator, HAMi, Volcano, gpu-manager, KAI and Run:ai. These schedulers assign GPUs
+without the kubelet, or assign other GPUs than the kubelet lists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from msgspec import Meta, Struct, field
 
@@ -60,15 +60,16 @@ MEMORY = "gpu-memory"  # MiB
 CONTAINER = "gpu-fraction-container-name"
 
 _ANNOTATIONS = {
-    *(
-        KOORDINATOR_DEVICES,
-        HAMI_DEVICES,
-        HAMI_MIG_DEVICES,
-        HAMI_1_DEVICES,
-        VOLCANO_DEVICES,
-        GPU_MANAGER_ASSIGNED,
-    ),
-    *(RESERVED_GPU, FRACTION, MEMORY, CONTAINER),
+    KOORDINATOR_DEVICES,
+    HAMI_DEVICES,
+    HAMI_MIG_DEVICES,
+    HAMI_1_DEVICES,
+    VOLCANO_DEVICES,
+    GPU_MANAGER_ASSIGNED,
+    RESERVED_GPU,
+    FRACTION,
+    MEMORY,
+    CONTAINER,
 }
 GPU_RESOURCES = (
     "nvidia.com/gpu",
@@ -99,47 +100,46 @@ class AnnotationsAllocation(AllocationSource):
         self._pods = pods
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Uses the last known pods while the API server is unavailable. Raises SourceError if
-        permission is missing.
+        """Uses the last known pods while the API server is unavailable.
+
+        Raises SourceError if permission is missing, or if pods have never been read.
         """
         error = self._pods.error
-        if not self._pods.synced or (error is not None and error.reason == "forbidden"):
-            problem = (
-                "pods have not been read from the API server yet; if this persists, check that it "
-                "is reachable"
-            )
+        if error is not None and (error.reason == "forbidden" or not self._pods.synced):
             # A new error each time, because re-raising the old one would extend its traceback.
-            raise (
-                SourceError(error.reason, str(error))
-                if error
-                else SourceError("not_synced", problem)
+            raise SourceError(error.reason, str(error))
+        if not self._pods.synced:
+            raise SourceError(
+                "not_synced",
+                "pods have not been read from the API server yet; if this persists, check that it "
+                "is reachable",
             )
-        # Skips pods without a node, because schedulers annotate a pod before they bind it.
-        pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
+
         held: list[HeldId] = []
         malformed: list[Unmapped] = []
-        for pod in pods:
+        requests: list[VcudaRequest] = []
+        for pod in self._pods.items():
+            # Skips pods without a node, because schedulers annotate a pod before they bind it.
+            if not pod.node or pod.is_finished:
+                continue
+            requests += _read_vcuda_requests(pod)
             try:
                 held += read_grants(pod)
-            except BadAnnotation as error:
+            except BadAnnotation as bad:
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
-                malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
+                malformed.append(Unmapped(SOURCE, bad.reason, bad.key, bad.key, whole_pod))
+
         mapped = map_held(SOURCE, held, devices, parse=_parse_one_device)
-        requests = sorted(
-            (request for pod in pods for request in _read_vcuda_requests(pod)), key=parts_of
-        )
+        requests.sort(key=parts_of)
         return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=tuple(requests))
 
 
 def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
     for container in pod.all_containers:
-        cores, blocks = int(container.amount(VCUDA_CORE)), int(container.amount(VCUDA_MEMORY))
+        cores = int(container.amount(VCUDA_CORE))
+        blocks = int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
-            yield VcudaRequest.for_holder(_workload(pod, container), cores, blocks)
-
-
-def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
-    return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
+            yield VcudaRequest.for_holder(pod.workload(container), cores, blocks)
 
 
 # Formats: one function per scheduler. Each returns the device ids that the containers of a pod
@@ -150,20 +150,18 @@ class BadAnnotation(SourceError):
     """A malformed annotation. Its pod gets no devices; other pods are not affected."""
 
     def __init__(self, pod: PodRecord, key: str, error: str) -> None:
-        super().__init__(
-            "bad_annotation",
-            one_line(
-                f"cannot parse the annotation {key} of pod {pod.namespace}/{pod.name} "
-                f"({error[:253]}): its GPUs have"
-                " no holder until the annotation is corrected"
-            ),
+        problem = (
+            f"cannot parse the annotation {key} of pod {pod.namespace}/{pod.name} ({error[:253]}): "
+            "its GPUs have no holder until the annotation is corrected"
         )
+        super().__init__("bad_annotation", one_line(problem))
         self.key = key
 
 
 def read_grants(pod: PodRecord) -> list[HeldId]:
-    """Returns the device ids that the pod's containers hold, in the first matching format. May
-    raise BadAnnotation.
+    """Returns the device ids that the pod's containers hold, in the first matching format.
+
+    Raises BadAnnotation if an annotation is malformed.
     """
     for key, read in FORMATS.items():
         try:
@@ -180,7 +178,7 @@ def _hold(
 ) -> HeldId:
     """Creates a `HeldId`. `device`: a device id, or the number N of /dev/nvidiaN."""
     text = f"nvidia{device}" if isinstance(device, int) else device
-    return HeldId(_workload(pod, container), key, text, share)
+    return HeldId(pod.workload(container), key, text, share)
 
 
 def _parse_one_device(text: str) -> DeviceId | None:
@@ -190,8 +188,9 @@ def _parse_one_device(text: str) -> DeviceId | None:
 
 
 def _share(percent: Fraction | int) -> float | None:
-    """Converts a percentage to a fraction. Returns None for 0, which means no limit, and for values
-    above 100.
+    """Converts a percentage to a fraction.
+
+    Returns None for 0, which means no limit, and for values above 100.
     """
     return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
 
@@ -207,8 +206,14 @@ class _KoordinatorGpu(Struct):
     id: str | None = None  # absent in older versions
     resources: dict[str, str | int | float | None] | None = None
 
-    def quantity(self, name: str) -> Fraction:
-        return parse_quantity(str((self.resources or {}).get(f"koordinator.sh/{name}") or 0))
+    @property
+    def share(self) -> float | None:
+        resources = self.resources or {}
+        for name in ("koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio"):
+            share = _share(parse_quantity(str(resources.get(name) or 0)))
+            if share is not None:
+                return share
+        return None
 
 
 class _KoordinatorDevices(Struct):
@@ -216,45 +221,60 @@ class _KoordinatorDevices(Struct):
 
 
 def koordinator_grants(pod: PodRecord) -> list[HeldId]:
-    """Splits the pod's devices among the containers that request GPUs. If there are none, the first
-    container gets all devices, as in koordinator's own proxy.
+    """Splits the pod's devices among the containers that request GPUs.
+
+    If there are none, the first container gets all devices, as in koordinator's own proxy.
     """
     text = pod.annotation(KOORDINATOR_DEVICES)
-    gpus = find_decoder(_KoordinatorDevices).decode(text).gpu if text else None
-    requesting = [
-        container for container in _requesting(pod.all_containers) if not container.finished
-    ]
-    holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
+    if not text:
+        return []
+    holders = [one for one in pod.all_containers if _requests_gpu(one) and not one.finished]
+    if not holders:
+        holders = list(pod.containers[:1]) or [ContainerRecord("")]
     parts = _split(holders)
+
     grants = []
-    for number, gpu in enumerate(gpus or (), 1):
+    gpus = find_decoder(_KoordinatorDevices).decode(text).gpu or ()
+    for number, gpu in enumerate(gpus, 1):
         device = gpu.id or gpu.minor
         if device is None:
             raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
-        share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
-        grants += [
-            _hold(pod, holder, device, KOORDINATOR_DEVICES, None if share is None else share * part)
-            for holder, part in zip(holders, parts, strict=True)
-        ]
+        whole = gpu.share
+        for holder, part in zip(holders, parts, strict=True):
+            share = None if whole is None else whole * part
+            grants.append(_hold(pod, holder, device, KOORDINATOR_DEVICES, share))
     return grants
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Returns the share of each container. If all request the same GPU resource, shares are
-    proportional to it.
+    """Returns the share of each container.
+
+    If all request the same GPU resource, shares are proportional to it.
     """
     for resource, _ in containers[0].requests:
+        if not resource.startswith(GPU_RESOURCES):
+            continue
         amounts = [container.amount(resource) for container in containers]
-        if resource.startswith(GPU_RESOURCES) and all(amounts):
-            return [float(amount / sum(amounts)) for amount in amounts]
+        if all(amounts):
+            total = sum(amounts)
+            return [float(amount / total) for amount in amounts]
     return [1 / len(containers)] * len(containers)
 
 
-_Slice = tuple[str, float | None]  # device and share
+def _requests_gpu(container: ContainerRecord) -> bool:
+    for resource, _ in container.requests:
+        if resource.startswith(GPU_RESOURCES) and container.amount(resource):
+            return True
+    return False
+
+
+class _Slice(NamedTuple):
+    device: str
+    share: float | None
+
+
 _ContainerSlices = list[_Slice | None]
-"""Devices of one container. None: the device is not a GPU, or is a MIG instance that does not exist
-yet.
-"""
+"""Devices of one container. None: not a GPU, or a MIG instance that does not exist yet."""
 
 
 class _HamiMigDevice(Struct):
@@ -264,44 +284,42 @@ class _HamiMigDevice(Struct):
     mig_uuid: str | None = field(name="migUUID", default=None)
 
 
-def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
-    return tuple(
-        container
-        for container in containers
-        if any(
-            name.startswith(GPU_RESOURCES) and container.amount(name)
-            for name, _ in container.requests
-        )
-    )
-
-
 def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
-    """Reads an annotation of HAMi or Volcano. It lists the devices of each container, in the order
-    of the containers.
+    """Reads an annotation of HAMi or Volcano.
 
-    Volcano omits containers that request no GPU. HAMi since 2.9 lists the init containers first.
+    It lists the devices of each container, in the order of the containers. Volcano omits containers
+    that request no GPU. HAMi since 2.9 lists the init containers first.
     """
-    orders = [pod.containers, _requesting(pod.containers)]
-    if key == HAMI_DEVICES:
-        orders = [pod.all_containers, pod.containers, _requesting(pod.all_containers)]
-    elif key == VOLCANO_DEVICES:
-        orders.reverse()
     text = pod.annotation(key)
     if not text:
         return []
-    places = text.strip().removesuffix(";").split(";")
-    slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
-    mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
-    for mig in (
-        find_decoder(list[_HamiMigDevice]).decode(mig_text) if mig_text not in ("", "null") else ()
-    ):
-        _replace_by_mig(slots, mig)
-    return [
-        _hold(pod, container, entry[0], key, entry[1])
-        for container, slot in zip(_choose_order(slots, orders), slots, strict=False)
-        for entry in slot
-        if entry is not None and not container.finished
-    ]
+    slots: list[_ContainerSlices] = []
+    for place in text.strip().removesuffix(";").split(";"):
+        slots.append([_parse_slice(part) for part in place.split(":") if part])
+    if key == HAMI_DEVICES:
+        mig_text = pod.annotation(HAMI_MIG_DEVICES)
+        if mig_text not in ("", "null"):
+            for mig in find_decoder(list[_HamiMigDevice]).decode(mig_text):
+                _replace_by_mig(slots, mig)
+
+    grants = []
+    containers = _choose_order(slots, _list_orders(pod, key))
+    for container, slot in zip(containers, slots, strict=False):
+        for entry in slot:
+            if entry is not None and not container.finished:
+                grants.append(_hold(pod, container, entry.device, key, entry.share))
+    return grants
+
+
+def _list_orders(pod: PodRecord, key: str) -> list[tuple[ContainerRecord, ...]]:
+    """Returns the orders in which the annotation may list the containers, the likeliest first."""
+    requesting = tuple(filter(_requests_gpu, pod.containers))
+    if key == HAMI_DEVICES:
+        all_requesting = tuple(filter(_requests_gpu, pod.all_containers))
+        return [pod.all_containers, pod.containers, all_requesting]
+    if key == VOLCANO_DEVICES:
+        return [requesting, pod.containers]
+    return [pod.containers, requesting]
 
 
 def _parse_slice(text: str) -> _Slice | None:
@@ -314,7 +332,7 @@ def _parse_slice(text: str) -> _Slice | None:
     # vendors.
     if not fields[0] or (fields[1] and "NVIDIA" not in fields[1].upper()):
         return None
-    return fields[0], _share(cores)
+    return _Slice(fields[0], _share(cores))
 
 
 def _choose_order(
@@ -330,7 +348,7 @@ def _choose_order(
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
     for order in orders:
-        requesting = {container.name for container in _requesting(order)}
+        requesting = {container.name for container in order if _requests_gpu(container)}
         if needed <= len(order) and {order[number].name for number in filled} == requesting:
             return order
     fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
@@ -343,47 +361,57 @@ def _choose_order(
 
 
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
-    """Replaces a GPU by the MIG instance that HAMi creates on it, or by None until the instance
-    exists.
+    """Replaces a GPU by the MIG instance that HAMi creates on it.
+
+    Replaces it by None until the instance exists.
     """
     whole = None
     with suppress(IndexError):
         whole = slots[mig.container][mig.device]
-    if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
+    if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole.device.lower()):
         raise ValueError(
             f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container "
             f"{mig.container}"
         )
     # The share is 1, because HAMi creates each instance for one container.
-    slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
+    instance = _Slice(mig.mig_uuid, 1.0) if mig.mig_uuid else None
+    slots[mig.container][mig.device] = instance
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
-    """Reads one annotation per container. Ignores these annotations until the scheduler sets
-    gpu-assigned to true.
+    """Reads one annotation per container.
+
+    Ignores these annotations until the scheduler sets gpu-assigned to true.
     """
-    grants: list[HeldId] = []
-    for key, text in pod.annotations if pod.annotation(GPU_MANAGER_ASSIGNED) == "true" else ():
+    if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
+        return []
+    grants = []
+    for key, text in pod.annotations:
         if not key.startswith(GPU_MANAGER_CARDS) or not text:
             continue
         number = _number(key.removeprefix(GPU_MANAGER_CARDS), "container")
         if number >= len(pod.containers):
             raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
         container = pod.containers[number]
-        cards = sorted({_number(card.strip(), "card") for card in text.split(",")})
-        cores = container.amount(VCUDA_CORE)
+        cards = {_number(card.strip(), "card") for card in text.split(",")}
+
         # A request below 100 cores is a fraction of one card. A larger request is for whole cards.
-        share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
-        grants += (_hold(pod, container, card, key, share) for card in cards)
+        cores = container.amount(VCUDA_CORE)
+        share = None
+        if cores >= 100:
+            share = 1.0
+        elif len(cards) == 1:
+            share = _share(cores)
+        for card in sorted(cards):
+            grants.append(_hold(pod, container, card, key, share))
     return grants
 
 
 FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
     KOORDINATOR_DEVICES: koordinator_grants,
-    **{
-        key: partial(_read_positional, key=key)
-        for key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES)
-    },
+    HAMI_DEVICES: partial(_read_positional, key=HAMI_DEVICES),
+    HAMI_1_DEVICES: partial(_read_positional, key=HAMI_1_DEVICES),
+    VOLCANO_DEVICES: partial(_read_positional, key=VOLCANO_DEVICES),
     GPU_MANAGER_CARDS: gpu_manager_grants,
 }
 """Name of the annotation -> function that reads it."""
@@ -395,8 +423,7 @@ FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
 # their labels.
 
 _GROUP = "runai-gpu-group"
-"""Label with the group name. A pod on several GPUs instead has one label `runai-gpu-group/<group>`
-per GPU.
+"""Label with the group name. A pod on several GPUs has one label `runai-gpu-group/<group>` per GPU.
 """
 _SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
 """Namespaces of pods that request whole GPUs only to make an autoscaler add nodes."""
@@ -414,14 +441,16 @@ def replace_reservations(
     If `pods` is empty, the groups are unknown, and the GPU is reported as unmapped (`reserved`). A
     holder that another source reports for this GPU has an unknown fraction.
     """
-    reserved: dict[PodRecord, set[str]] = defaultdict(set)
     records = {(pod.namespace, pod.name): pod for pod in pods}
-    replaced: dict[str, Allocation] = (
-        {SOURCE: Allocation()} if pods and SOURCE not in readings else {}
-    )
+    reserved: dict[PodRecord, set[str]] = defaultdict(set)
+    unknown_devices: set[str] = set()
+    replaced: dict[str, Allocation] = {}
+    if pods and SOURCE not in readings:
+        replaced[SOURCE] = Allocation()
+
     for source, reading in readings.items():
         kept: list[Assignment] = []
-        unknown: list[Unmapped] = []
+        unmapped = list(reading.unmapped)
         for assignment in reading.assignments:
             holder = assignment.holder
             with suppress(SourceError):  # identities that contradict each other
@@ -430,85 +459,86 @@ def replace_reservations(
             if pod is not None and _is_reservation(pod):
                 reserved[pod].add(assignment.device)
             elif pod is None and holder.is_reservation:
-                unknown.append(Unmapped(source, "reserved", assignment.device, "", holder))
+                unmapped.append(Unmapped(source, "reserved", assignment.device, "", holder))
+                unknown_devices.add(assignment.device)
             elif holder.namespace not in _SCALING_NAMESPACES:
                 kept.append(assignment)
-        replaced[source] = replace(
-            reading, assignments=tuple(kept), unmapped=(*reading.unmapped, *unknown)
-        )
-    shared = {
-        entry.device_id
-        for reading in replaced.values()
-        for entry in reading.unmapped
-        if entry.reason == "reserved"
-    }
-    for source, reading in replaced.items() if shared else ():
-        own = (
-            replace(one, is_shared=one.is_shared or one.device in shared)
-            for one in reading.assignments
-        )
-        replaced[source] = replace(reading, assignments=tuple(own))
+        replaced[source] = replace(reading, assignments=tuple(kept), unmapped=tuple(unmapped))
+
+    if unknown_devices:
+        for source, reading in replaced.items():
+            replaced[source] = _mark_shared(reading, unknown_devices)
     if pods:
-        groups = _find_groups(pods, reserved, DeviceIndex(devices))
-        members, unmapped = _find_members(pods, groups, {device.key: device for device in devices})
+        own = _find_members(pods, reserved, devices)
         reading = replaced[SOURCE]
         replaced[SOURCE] = replace(
             reading,
-            assignments=(*members, *reading.assignments),
-            unmapped=(*reading.unmapped, *unmapped),
+            assignments=own.assignments + reading.assignments,
+            unmapped=reading.unmapped + own.unmapped,
         )
     return replaced
 
 
+def _mark_shared(reading: Allocation, devices: set[str]) -> Allocation:
+    assignments = []
+    for assignment in reading.assignments:
+        if assignment.device in devices:
+            assignment = replace(assignment, is_shared=True)
+        assignments.append(assignment)
+    return replace(reading, assignments=tuple(assignments))
+
+
 def _is_reservation(pod: PodRecord) -> bool:
-    is_named = any(_workload(pod, container).is_reservation for container in pod.containers)
+    is_named = any(pod.workload(container).is_reservation for container in pod.containers)
     return bool(_read_groups(pod)) and (is_named or bool(pod.annotation(RESERVED_GPU)))
 
 
 def _read_groups(pod: PodRecord) -> set[str]:
-    return {
-        group for label, group in pod.labels if label == _GROUP or label.startswith(f"{_GROUP}/")
-    }
+    return {group for label, group in pod.labels if label.partition("/")[0] == _GROUP}
 
 
 def _find_groups(
     pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], index: DeviceIndex
 ) -> dict[str, set[str]]:
-    """Returns the devices of each group: those that its reservation pod holds, or else those in its
-    annotation.
+    """Returns the devices of each group.
+
+    These are the devices that its reservation pod holds, or else those in the pod's annotation.
     """
     groups: dict[str, set[str]] = defaultdict(set)
     for pod in pods:
         if not _is_reservation(pod) or pod.is_finished:
             continue
-        held = reserved.get(pod)
-        if not held:
-            device_id = parse_device_id(pod.annotation(RESERVED_GPU))
-            held = {device.key for device in index.find(device_id)} if device_id else set()
+        held = reserved.get(pod, set())
+        device_id = parse_device_id(pod.annotation(RESERVED_GPU))
+        if not held and device_id is not None:
+            held = {device.key for device in index.find(device_id)}
         for group in _read_groups(pod):
             groups[group] |= held
     return groups
 
 
 def _find_members(
-    pods: Sequence[PodRecord], groups: Mapping[str, set[str]], devices: Mapping[str, Device]
-) -> tuple[list[Assignment], list[Unmapped]]:
+    pods: Sequence[PodRecord], reserved: Mapping[PodRecord, set[str]], devices: Sequence[Device]
+) -> Allocation:
+    """Returns what the pods of the groups hold."""
+    groups = _find_groups(pods, reserved, DeviceIndex(devices))
+    by_key = {device.key: device for device in devices}
     members: list[Assignment] = []
     unmapped: list[Unmapped] = []
     for pod in pods:
         container = _find_container(pod)
         if _is_reservation(pod) or pod.is_finished or not pod.node or container is None:
             continue
-        holder = _workload(pod, container)
+        holder = pod.workload(container)
         for group in sorted(_read_groups(pod)):
             held = groups.get(group, set())
             if len(held) == 1:
                 (key,) = held
-                share = _compute_share(pod, devices.get(key))
+                share = _compute_share(pod, by_key.get(key))
                 members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
             else:  # a bug of KAI before 0.16 can create two reservation pods for one group
                 unmapped.append(Unmapped(SOURCE, "unknown_group", group, _GROUP, holder))
-    return members, unmapped
+    return Allocation(tuple(members), tuple(unmapped))
 
 
 def _find_container(pod: PodRecord) -> ContainerRecord | None:
@@ -520,23 +550,23 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
-    """Returns the fraction of the GPU that the pod holds. A request in MiB is divided by the GPU's
-    memory.
+    """Returns the fraction of the GPU that the pod holds.
+
+    A request in MiB is divided by the GPU's memory.
     """
     with suppress(ValueError):
         fraction = float(pod.annotation(FRACTION))
         return fraction if 0 < fraction <= 1 else None
     memory = pod.annotation(MEMORY)
-    total = int(device.memory_bytes or 0) // MIB // 100 * 100 if device is not None else 0
-    if not _MEMORY_MIB.fullmatch(memory) or not total:
+    if device is None or not _MEMORY_MIB.fullmatch(memory):
+        return None
+    total = int(device.memory_bytes or 0) // MIB // 100 * 100
+    if not total:
         return None
     return min(1.0, ceil(100 * int(memory) / total) / 100)
 
 
 def find_reserved(allocation: Allocation) -> frozenset[str]:
     """Returns the keys of reserved devices whose holders are unknown."""
-    held = {assignment.device for assignment in allocation.assignments}
-    return (
-        frozenset(entry.device_id for entry in allocation.unmapped if entry.reason == "reserved")
-        - held
-    )
+    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
+    return frozenset(reserved.difference(one.device for one in allocation.assignments))

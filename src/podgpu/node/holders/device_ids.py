@@ -1,11 +1,9 @@
-"""Parses the device ids of device plugins, maps them to devices, and computes each holder's
-share.
-"""
+"""Parses device ids of device plugins, maps them to devices, and computes each holder's share."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from math import fsum
@@ -18,7 +16,6 @@ from podgpu.model import (
     Unmapped,
     VcudaRequest,
     Workload,
-    group_by_key,
     parts_of,
 )
 
@@ -34,14 +31,12 @@ class DeviceId(NamedTuple):
 
     gpu_uuid: str | None = None
     mig_uuid: str | None = None
-    minor: int | None = (
-        None  # N of /dev/nvidiaN; can differ from the driver's index, which is in PCI order
-    )
+    # N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order.
+    minor: int | None = None
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = (
-        False  # the id stands for all GPUs of the node: `all` on WSL, `tegra` on Tegra boards
-    )
+    # True if the id stands for all GPUs of the node: `all` on WSL, `tegra` on Tegra boards.
+    everything: bool = False
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
@@ -69,8 +64,9 @@ _MINOR = re.compile(_NUMBER, re.ASCII)
 
 @lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId | None:
-    """Parses a device id. Returns None for ids that do not identify a GPU, such as
-    `tencent.com/vcuda-core-3`.
+    """Parses a device id.
+
+    Returns None for ids that do not identify a GPU, such as `tencent.com/vcuda-core-3`.
     """
     name, _, replica = text.partition("::")
     if name in ("all", "tegra"):
@@ -93,9 +89,7 @@ def parse_device_id(text: str) -> DeviceId | None:
 
 
 def parse_id_or_minor(text: str) -> DeviceId | None:
-    """Like `parse_device_id`, but also accepts a plain minor number, which koordinator's hook
-    writes.
-    """
+    """Like `parse_device_id`, but also accepts a plain minor, which koordinator's hook writes."""
     return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)
 
 
@@ -105,18 +99,18 @@ def _number(digits: str | None) -> int | None:
 
 class DeviceIndex:
     def __init__(self, devices: Sequence[Device]) -> None:
-        whole = (device for device in devices if not device.is_instance)
-        self._whole = tuple(
-            sorted(whole, key=lambda device: -1 if device.index is None else device.index)
-        )
+        whole = [device for device in devices if not device.is_instance]
+        whole.sort(key=lambda device: -1 if device.index is None else device.index)
+        self._whole = tuple(whole)
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
-        self._by_mig_uuid = {
-            uuid.lower(): device for device in devices for uuid in device.mig_uuids
-        }
-        # If two devices have the same minor number, uses the first. The second is a lost GPU.
-        self._uuid_by_minor: dict[int | None, str] = {
-            device.minor: device.uuid for device in reversed(devices) if device.minor is not None
-        }
+        self._by_mig_uuid: dict[str, Device] = {}
+        self._uuid_by_minor: dict[int | None, str] = {}
+        for device in devices:
+            for uuid in device.mig_uuids:
+                self._by_mig_uuid[uuid.lower()] = device
+            # If two devices have the same minor number, uses the first. The second is a lost GPU.
+            if device.minor is not None:
+                self._uuid_by_minor.setdefault(device.minor, device.uuid)
 
     def find(self, device_id: DeviceId) -> tuple[Device, ...]:
         """Returns the devices that the id identifies, or an empty tuple. Ignores the replica."""
@@ -141,8 +135,9 @@ class HeldId(NamedTuple):
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
-    """Returns True for a GPU resource, and for an id that identifies a GPU. The ids `all` and
-    `tegra` are accepted only in a GPU resource.
+    """Returns True for a GPU resource, and for an id that identifies a GPU.
+
+    The ids `all` and `tegra` are accepted only in a GPU resource.
     """
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
@@ -162,58 +157,72 @@ def map_held(
     `registered`: the replicas of each shared device, from which shares are computed. If None, the
     shares in `held` are added up. `parse`: returns None for an id that the source does not use.
     """
-    parsed = [(entry, parse(entry.text)) for entry in held]
-    replicas = (
-        None
-        if registered is None
-        else _count_replicas((one for _, one in parsed if one), registered)
-    )
     index = DeviceIndex(devices)
-    held_by_device: dict[
-        tuple[str, Workload], tuple[Device, list[tuple[DeviceId, float | None]]]
-    ] = {}
+    ids: list[DeviceId] = []
+    entries: dict[tuple[str, Workload], list[_HeldDevice]] = defaultdict(list)
     unmapped: set[Unmapped] = set()
-    for entry, device_id in parsed:
-        named = () if device_id is None else index.find(device_id)
-        if device_id is None or not named:
-            reason = "unrecognised_id" if device_id is None else "unknown_device"
+    for entry in held:
+        device_id = parse(entry.text)
+        named: tuple[Device, ...] = ()
+        reason = "unrecognised_id"
+        if device_id is not None:
+            ids.append(device_id)
+            named = index.find(device_id)
+            reason = "unknown_device"
+            for device in named:
+                one = _HeldDevice(device, device_id, entry.share)
+                entries[device.key, entry.holder].append(one)
+        if not named:
             unmapped.add(Unmapped(source, reason, entry.text, entry.resource, entry.holder))
-            continue
-        for device in named:
-            held_by_device.setdefault((device.key, entry.holder), (device, []))[1].append(
-                (device_id, entry.share)
-            )
+
+    if registered is not None:
+        registered = _add_held(registered, ids)
     assignments = []
-    for key, (device, entries) in held_by_device.items():
-        ids = {device_id for device_id, _ in entries}
-        shares = [share for _, share in entries]
-        share = None if None in shares else min(1.0, fsum(filter(None, shares)))
-        if replicas is not None:
-            share = _compute_share(replicas, device, ids)
+    for (key, holder), own in entries.items():
+        if registered is not None:
+            share = _compute_share(registered, own)
+        else:
+            share = add_shares(one.share for one in own)
         # Compares lengths first, because replicas are numbers and 9 must come before 10.
-        replica = min((one.replica for one in ids), key=lambda replica: (len(replica), replica))
-        assignments.append(Assignment(*key, source, replica, share))
+        replicas = [one.device_id.replica for one in own]
+        replica = min(replicas, key=lambda replica: (len(replica), replica))
+        assignments.append(Assignment(key, holder, source, replica, share))
     return sort_allocation(assignments, unmapped)
 
 
+class _HeldDevice(NamedTuple):
+    device: Device
+    device_id: DeviceId
+    share: float | None
+
+
+def add_shares(shares: Iterable[float | None]) -> float | None:
+    """Adds shares, up to 1. Returns None if one of them is unknown."""
+    known = []
+    for share in shares:
+        if share is None:
+            return None
+        known.append(share)
+    return min(1.0, fsum(known))
+
+
 def _compute_share(
-    replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]
+    replicas: Mapping[SharedDevice, Set[str]], held: Sequence[_HeldDevice]
 ) -> float | None:
-    """Returns held replicas divided by all replicas, or 1 for a whole device. Returns None if the
-    share is unknown.
+    """Returns held replicas divided by all replicas, or 1 for a whole device.
+
+    Returns None if the share is unknown.
     """
-    if len(device.mig_uuids) > 1 and any(
-        held_id.mig_uuid or held_id.ci_id is not None for held_id in held
-    ):
+    ids = {one.device_id for one in held}
+    is_compute_instance = any(one.mig_uuid or one.ci_id is not None for one in ids)
+    if is_compute_instance and len(held[0].device.mig_uuids) > 1:
         return None  # the device has several compute instances of unknown sizes
-    counts: Counter[SharedDevice] = Counter()
-    for device_id in held:
-        if not device_id.replica:
-            return 1.0
-        counts[device_id.shared] += 1
+    if not all(device_id.replica for device_id in ids):
+        return 1.0
+    counts = Counter(device_id.shared for device_id in ids)
     if not counts.keys() <= replicas.keys():
         return None
-    return min(1.0, fsum(count / replicas[shared] for shared, count in counts.items()))
+    return min(1.0, fsum(count / len(replicas[shared]) for shared, count in counts.items()))
 
 
 def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
@@ -222,41 +231,34 @@ def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapp
     def unmapped_key(entry: Unmapped) -> tuple[str, ...]:
         return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
 
-    return Allocation(
-        tuple(
-            sorted(
-                assignments, key=lambda assignment: (assignment.device, parts_of(assignment.holder))
-            )
-        ),
-        tuple(sorted(unmapped, key=unmapped_key)),
-    )
+    by_device = sorted(assignments, key=lambda one: (one.device, parts_of(one.holder)))
+    return Allocation(tuple(by_device), tuple(sorted(unmapped, key=unmapped_key)))
 
 
 # Replicas of shared devices
 
 
-def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[str]]:
-    """Returns the replicas of each shared device. `registered`: ids that a device plugin
-    registered.
+def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, set[str]]:
+    """Returns the replicas of each shared device.
+
+    `registered`: ids that a device plugin registered.
     """
-    ids = (parse_device_id(text) for text in registered)
-    replicas = group_by_key(
-        (one.shared, one.replica) for one in ids if one is not None and one.replica
-    )
-    return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
+    replicas: dict[SharedDevice, set[str]] = defaultdict(set)
+    for device_id in map(parse_device_id, registered):
+        if device_id is not None and device_id.replica:
+            replicas[device_id.shared].add(device_id.replica)
+    return dict(replicas)
 
 
-def _count_replicas(
-    held: Iterable[DeviceId], registered: Mapping[SharedDevice, Set[str]]
-) -> dict[SharedDevice, int]:
-    """Counts the replicas of each shared device. Includes held replicas that are not registered, so
-    that shares add up to at most 1.
-    """
-    replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
+def _add_held(
+    registered: Mapping[SharedDevice, Set[str]], held: Iterable[DeviceId]
+) -> dict[SharedDevice, set[str]]:
+    """Adds held replicas that are not registered, so that shares add up to at most 1."""
+    replicas = {shared: set(numbers) for shared, numbers in registered.items()}
     for device_id in held:
         if device_id.replica and device_id.shared in replicas:
             replicas[device_id.shared].add(device_id.replica)
-    return {shared: len(numbers) for shared, numbers in replicas.items()}
+    return replicas
 
 
 # gpu-manager: an id stands for a hundredth of a card or for 256 MiB of memory. It does not identify
@@ -264,19 +266,19 @@ def _count_replicas(
 
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
-    """Counts the vcuda ids of each container. An id that is listed for several NUMA nodes is
-    counted once.
+    """Counts the vcuda ids of each container.
+
+    An id that is listed for several NUMA nodes is counted once.
     """
-    ids = group_by_key(
-        (entry.holder, entry.text) for entry in held if entry.resource in (VCUDA_CORE, VCUDA_MEMORY)
-    )
+    ids: dict[Workload, set[str]] = defaultdict(set)
+    for entry in held:
+        if entry.resource in (VCUDA_CORE, VCUDA_MEMORY):
+            ids[entry.holder].add(entry.text)
     requests = []
     for holder, texts in ids.items():
-        kinds = Counter(
-            match["kind"] for text in set(texts) if (match := _VCUDA_ID.fullmatch(text))
-        )
+        matches = filter(None, map(_VCUDA_ID.fullmatch, texts))
+        kinds = Counter(match["kind"] for match in matches)
         if kinds:
-            requests.append(
-                VcudaRequest.for_holder(holder, kinds["core"], kinds["memory-268435456"])
-            )
+            blocks = kinds["memory-268435456"]
+            requests.append(VcudaRequest.for_holder(holder, kinds["core"], blocks))
     return tuple(sorted(requests, key=parts_of))

@@ -12,9 +12,10 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,17 +27,23 @@ from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import KubeObject, Pairs, PodRecord, parse_quantity
+from podgpu.kube.objects import (
+    KubeObject,
+    Pairs,
+    PodRecord,
+    parse_quantity,
+    read_list,
+    read_map,
+)
 from podgpu.kube.reflector import Informer
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload, group_by_key
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.node.holders.api import ApiAccess
-from podgpu.node.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
+from podgpu.node.holders.device_ids import DeviceIndex, add_shares, parse_device_id, sort_allocation
 from podgpu.node.holders.kubelet import SOURCE
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
-DRIVER_CHECKPOINT = (
-    f"plugins/{NVIDIA_DRIVER}/checkpoint.json"  # relative to the kubelet's root directory
-)
+DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
+"""Path relative to the kubelet's root directory."""
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
@@ -49,8 +56,9 @@ _log = logging.getLogger("podgpu")
 
 @dataclass(eq=False)
 class DraClaims:
-    """Maps the claims in the kubelet's answer to devices. `slices`, `checkpoint`, `reader` and
-    `pods` are optional.
+    """Maps the claims in the kubelet's answer to devices.
+
+    `slices`, `checkpoint`, `reader` and `pods` are optional.
     """
 
     slices: Informer[PoolSlice] | None
@@ -58,13 +66,14 @@ class DraClaims:
     reader: ClaimReader | None = None
     pods: Callable[[], Sequence[PodRecord]] = tuple  # the node's pods in the API server
     _pools: frozenset[str] = frozenset()
+    # Known devices by name. Devices of removed pools, and held devices, are kept, because slices
+    # disappear while the driver is stopped.
     _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
-    """Known devices by name. Devices of removed pools, and held devices, are kept, because slices
-    disappear while the driver is stopped.
-    """
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
+        prepared = PreparedClaims()
+        if self.checkpoint is not None:
+            prepared = self.checkpoint.read()
         claimed = list(parse_claims(response))
         is_synced = False
         if self.slices is not None and self.slices.synced:
@@ -80,30 +89,17 @@ class DraClaims:
             if results and all(result.admin for result in results):
                 continue  # adminAccess is for monitoring, so the pod does not hold the device
 
-            offered = self._offered.get(claim.device)
-            uuid = (offered and offered.uuid) or prepared.uuids.get(claim.device, "")
-            device = _find_device(index, uuid)
+            offered = self._offered.get(claim.device, SliceDevice())
+            if not offered.uuid:
+                offered = offered._replace(uuid=prepared.uuids.get(claim.device, ""))
+            device = _find_device(index, offered.uuid)
             if device is None:
-                reason = "unknown_device" if uuid else self._explain(claim, is_synced)
+                reason = "unknown_device" if offered.uuid else self._explain(claim, is_synced)
                 unmapped.add(claim.unmapped(reason))
-                continue
-
-            is_shared = offered is not None and offered.is_shared
-            if results:
-                is_shared = any(result.share_id for result in results)
-            share = _compute_share(results, offered, device)
-            if share is not None:
-                share /= counts[claim.name, claim.device]
-            mig_uuid = uuid if device.is_instance else ""
-            assignment = Assignment(
-                device.key,
-                claim.holder,
-                SOURCE,
-                share=share,
-                attributes=claim.build_attributes(mig_uuid, device.profile),
-                is_shared=is_shared,
-            )
-            held[device.key, claim.holder].append(assignment)
+            else:
+                count = counts[claim.name, claim.device]
+                assignment = _make_assignment(claim, results, offered, device, count)
+                held[device.key, claim.holder].append(assignment)
         return sort_allocation(map(_unite_claims, held.values()), unmapped)
 
     def _find_users(
@@ -131,75 +127,112 @@ class DraClaims:
         newest: dict[str, int] = {}
         for each in slices:
             newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
-        current = [each for each in slices if each.generation == newest[each.pool]]
         self._pools = frozenset(newest)
-        kept = {
-            name: device
-            for name, device in self._offered.items()
-            if name in held or name[0] not in self._pools
-        }
-        self._offered = kept | {
-            (each.pool, device.name): device for each in current for device in each.devices
-        }
+
+        offered = {}
+        for name, device in self._offered.items():
+            if name in held or name[0] not in self._pools:
+                offered[name] = device
+        for each in slices:
+            if each.generation == newest[each.pool]:
+                offered |= {(each.pool, device.name): device for device in each.devices}
+        self._offered = offered
 
     def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
         if claim.device in self._offered:
             return "claim_device_without_uuid"
         if not is_synced:
             return "slices_not_synced"
-        return "unknown_claim_device" if claim.device[0] in self._pools else "unknown_pool"
+        if claim.device[0] in self._pools:
+            return "unknown_claim_device"
+        return "unknown_pool"
 
 
 def _find_device(index: DeviceIndex, uuid: str) -> Device | None:
-    if not uuid.startswith(("GPU-", "MIG-")):
-        return None
     device_id = parse_device_id(uuid)
-    return next(iter(index.find(device_id)), None) if device_id else None
+    if device_id is None or not uuid.startswith(("GPU-", "MIG-")):
+        return None
+    return next(iter(index.find(device_id)), None)
 
 
-def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], list[str]]:
-    """Returns the requests of a claim that a container uses, by container and claim. Empty text:
-    the whole claim.
+def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], set[str]]:
+    """Returns the requests of a claim that a container uses, by container and claim.
+
+    An empty text stands for the whole claim.
     """
-    return group_by_key(
-        ((Workload(pod.namespace, pod.name, container.name), claim), request.partition("/")[0])
-        for pod in pods
-        for container in pod.all_containers
-        for claim, request in container.claims
-    )
+    requests: dict[tuple[Workload, str], set[str]] = defaultdict(set)
+    for pod in pods:
+        for container in pod.all_containers:
+            holder = Workload(pod.namespace, pod.name, container.name)
+            for claim, request in container.claims:
+                requests[holder, claim].add(_strip_subrequest(request))
+    return requests
 
 
 def _select_results(
     claim: ClaimedDevice,
     results: Iterable[ClaimResult],
-    requests: Mapping[tuple[Workload, str], Collection[str]],
+    requests: Mapping[tuple[Workload, str], set[str]],
 ) -> list[ClaimResult] | None:
-    """Returns the results for the claimed device. Returns None if the container uses only other
-    requests of the claim, because the kubelet lists all devices of the claim.
+    """Returns the results for the claimed device.
+
+    Returns None if the container uses only other requests of the claim, because the kubelet lists
+    all devices of the claim.
     """
     own = [result for result in results if (result.pool, result.device) == claim.device]
-    names = requests.get((claim.holder, claim.name[1]), ("",))
-    used = [result for result in own if "" in names or result.request.partition("/")[0] in names]
-    return used if used or not own else None
+    names = requests.get((claim.holder, claim.name[1]), {""})
+    if not own or "" in names:
+        return own
+    used = [result for result in own if _strip_subrequest(result.request) in names]
+    return used or None
+
+
+def _strip_subrequest(request: str) -> str:
+    """Removes the subrequest from `<request>/<subrequest>`."""
+    return request.partition("/")[0]
+
+
+def _make_assignment(
+    claim: ClaimedDevice,
+    results: Sequence[ClaimResult],
+    offered: SliceDevice,
+    device: Device,
+    user_count: int,
+) -> Assignment:
+    """`user_count`: number of containers that use the claim, which share it equally."""
+    share = _compute_share(results, dict(offered.capacity), device)
+    if share is not None:
+        share /= user_count
+    is_shared = offered.is_shared
+    if results:
+        is_shared = any(result.share_id for result in results)
+    mig_uuid = offered.uuid if device.is_instance else ""
+    attributes = claim.build_attributes(mig_uuid, device.profile)
+    return Assignment(
+        device.key,
+        claim.holder,
+        SOURCE,
+        share=share,
+        attributes=attributes,
+        is_shared=is_shared,
+    )
 
 
 def _compute_share(
-    results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device
+    results: Sequence[ClaimResult], capacity: Mapping[str, str], device: Device
 ) -> float | None:
-    """Returns the fraction of the device's capacity that the claim consumes. None if it is unknown
-    or not limited.
+    """Returns the fraction of the device's capacity that the claim consumes.
 
-    If no ResourceSlice contains the memory capacity, the memory that the GPU driver reports is
-    used.
+    Returns None if the fraction is unknown or not limited. If no ResourceSlice contains the memory
+    capacity, the memory that the GPU driver reports is used.
     """
-    capacity = {} if offered is None else dict(offered.capacity)
-    consumed = [_strip_domains(result.consumed) for result in results if not result.admin]
+    consumed = [_strip_domains(result.consumed or {}) for result in results if not result.admin]
     for name in ("shares", "memory"):
+        part = Fraction(0)
         try:
             whole = parse_quantity(capacity.get(name, "0"))
-            part = sum(
-                (parse_quantity(str(members.get(name, 0))) for members in consumed), Fraction(0)
-            )
+            for amounts in consumed:
+                part += parse_quantity(str(amounts.get(name, 0)))
         except ValueError:
             continue
         if name == "memory" and not whole:
@@ -211,14 +244,10 @@ def _compute_share(
 
 def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
     """Combines the claims of one container on one device into one assignment. Adds their shares."""
-    first = min(assignments, key=lambda assignment: assignment.attributes)
-    if len(assignments) == 1:
-        return first
-    shares = [assignment.share for assignment in assignments if assignment.share is not None]
-    share = min(1.0, sum(shares)) if len(shares) == len(assignments) else None
-    return replace(
-        first, share=share, is_shared=any(assignment.is_shared for assignment in assignments)
-    )
+    first = min(assignments, key=attrgetter("attributes"))
+    share = add_shares(assignment.share for assignment in assignments)
+    is_shared = any(assignment.is_shared for assignment in assignments)
+    return replace(first, share=share, is_shared=is_shared)
 
 
 # ResourceSlices
@@ -229,7 +258,7 @@ _VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 
 
 class SliceDevice(NamedTuple):
-    name: str
+    name: str = ""
     uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
     capacity: Pairs = ()  # quantities by name, such as `memory`
     is_shared: bool = False  # several claims can share the capacity (DRAConsumableCapacity)
@@ -254,13 +283,14 @@ async def _find_slices_path(client: ApiClient) -> str:
 
 
 async def _find_version(client: ApiClient) -> str:
-    """Returns the newest API version of DRA that podgpu and the server support. Raises SourceError
-    if there is none.
+    """Returns the newest API version of DRA that podgpu and the server support.
+
+    Raises SourceError if there is none.
     """
     offered: set[str] = set()
     try:
         group = await client.get(_GROUP)
-        offered = {version["version"] for version in group.get("versions") or ()}
+        offered = {version["version"] for version in read_list(group, "versions")}
     except SourceError as error:
         if error.reason == "forbidden":  # slices may be readable even if discovery is not
             return _VERSIONS[0]
@@ -271,22 +301,21 @@ async def _find_version(client: ApiClient) -> str:
             return version
     raise SourceError(
         "not_found",
-        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or "
-        "later, and must be enabled"
-        " explicitly before 1.34; podgpu retries",
+        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or later, "
+        "and must be enabled explicitly before 1.34; podgpu retries",
     )
 
 
 def parse_slice(body: KubeObject) -> PoolSlice:
     spec = body["spec"]
-    devices = tuple(map(_parse_slice_device, spec.get("devices") or ()))
+    devices = tuple(map(_parse_slice_device, read_list(spec, "devices")))
     return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
 
 
 def _parse_slice_device(body: KubeObject) -> SliceDevice:
     device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the fields in `basic`
-    uuid = _strip_domains(device.get("attributes")).get("uuid") or {}
-    capacity = _strip_domains(device.get("capacity"))
+    uuid = read_map(_strip_domains(read_map(device, "attributes")), "uuid")
+    capacity = _strip_domains(read_map(device, "capacity"))
     return SliceDevice(
         body["name"],
         uuid.get("string") or "",
@@ -295,13 +324,12 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
     )
 
 
-def _strip_domains(members: KubeObject | None) -> dict[str, Any]:
-    """Removes the driver's domain from attribute and capacity names, because only some drivers
-    write it.
+def _strip_domains(members: KubeObject) -> KubeObject:
+    """Removes the driver's domain from attribute and capacity names.
+
+    Only some drivers write it.
     """
-    return {
-        name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()
-    }
+    return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in members.items()}
 
 
 # Claims in the kubelet's answer
@@ -317,8 +345,9 @@ class ClaimedDevice(NamedTuple):
         return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
     def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
-        """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order. Omits empty
-        labels.
+        """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order.
+
+        Omits empty labels.
         """
         labels = (
             ("dra_claim_name", self.name[1]),
@@ -333,31 +362,25 @@ class ClaimedDevice(NamedTuple):
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
-    """Yields the claimed devices in the kubelet's decoded List answer. Yields each device once per
-    container.
-    """
+    """Yields the claimed devices in the kubelet's decoded List answer."""
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
-            claimed = (
-                ClaimedDevice(
-                    holder,
-                    (claim.claim_namespace, claim.claim_name),
-                    (device.pool_name, device.device_name),
-                )
-                for claim in container.dynamic_resources
-                for device in claim.claim_resources
-                if device.driver_name == NVIDIA_DRIVER
-            )
-            yield from dict.fromkeys(claimed)
+            for claim in container.dynamic_resources:
+                name = claim.claim_namespace, claim.claim_name
+                for device in claim.claim_resources:
+                    if device.driver_name == NVIDIA_DRIVER:
+                        device_name = device.pool_name, device.device_name
+                        yield ClaimedDevice(holder, name, device_name)
 
 
 # ResourceClaims
 
 
 class ClaimResult(Struct):
-    """One allocation of a device to a claim. A claim can have several results for the same
-    device.
+    """One allocation of a device to a claim.
+
+    A claim can have several results for the same device.
     """
 
     request: str = ""  # `<request>/<subrequest>` if the claim lists alternatives
@@ -365,46 +388,55 @@ class ClaimResult(Struct):
     pool: str = ""
     device: str = ""
     admin: bool | None = json_field(name="adminAccess", default=None)
-    share_id: str | None = json_field(
-        name="shareID", default=None
-    )  # set if several claims can share the device
+    # Set if several claims can share the device.
+    share_id: str | None = json_field(name="shareID", default=None)
     consumed: dict[str, str | int | float] | None = json_field(
         name="consumedCapacity", default=None
     )
 
 
-def _read_results(status: KubeObject | None) -> tuple[ClaimResult, ...]:
-    devices = ((status or {}).get("allocation") or {}).get("devices") or {}
-    results = convert(devices.get("results") or [], list[ClaimResult])
+def _read_results(status: KubeObject) -> tuple[ClaimResult, ...]:
+    devices = read_map(read_map(status, "allocation"), "devices")
+    results = convert(read_list(devices, "results"), list[ClaimResult])
     return tuple(result for result in results if result.driver == NVIDIA_DRIVER)
+
+
+class ReadClaim(NamedTuple):
+    users: Set[ClaimedDevice]
+    results: tuple[ClaimResult, ...]
 
 
 @dataclass(eq=False)
 class ClaimReader:
-    """Reads claims from the API server. Reads a claim again only if all its users are new, because
-    the allocation of a held claim is fixed.
+    """Reads claims from the API server.
+
+    Reads a claim again only if all its users are new, because the allocation of a held claim is
+    fixed.
     """
 
     _config: ApiConfig
     _clock: Callable[[], float] = time.monotonic
-    _cached: dict[ClaimName, tuple[Set[ClaimedDevice], tuple[ClaimResult, ...]]] = field(
-        default_factory=dict
-    )
+    _cached: dict[ClaimName, ReadClaim] = field(default_factory=dict)
     _retry_at: float = float("-inf")
     _logged: str = ""
 
     def read(
         self, held: Mapping[ClaimName, Set[ClaimedDevice]]
     ) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
-        """Returns the results of all claims that could be read. Waits at most 2 s. `held`: the
-        users of each claim.
+        """Returns the results of all claims that could be read.
+
+        Waits at most 2 s. `held`: the users of each claim.
         """
-        self._cached = {
-            name: (held[name], results)
-            for name, (users, results) in self._cached.items()
-            if not users.isdisjoint(held.get(name, ()))
-        }
-        new = {name: held[name] for name in sorted(held.keys() - self._cached.keys())}
+        cached = {}
+        new = {}
+        for name, users in sorted(held.items()):
+            known = self._cached.get(name)
+            if known is not None and not users.isdisjoint(known.users):
+                cached[name] = ReadClaim(users, known.results)
+            else:
+                new[name] = users
+        self._cached = cached
+
         if new and self._clock() >= self._retry_at:
             try:
                 asyncio.run(self._fetch(new))
@@ -415,20 +447,19 @@ class ClaimReader:
                     self._logged = error.reason
                     _log.warning(
                         "cannot read resourceclaims, so pods with adminAccess are reported as "
-                        "holders, and shares are"
-                        " unknown: %s; will retry",
+                        "holders, and shares are unknown: %s; will retry",
                         error,
                     )
-        return {name: results for name, (_, results) in self._cached.items()}
+        return {name: claim.results for name, claim in self._cached.items()}
 
     async def _fetch(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> None:
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
-                version = await _find_version(
-                    client
-                )  # not cached, because an upgrade can remove versions
+                # The version is not cached, because an upgrade can remove versions.
+                version = await _find_version(client)
                 for name, users in held.items():
-                    self._cached[name] = users, await _get_results(client, version, name)
+                    results = await _get_results(client, version, name)
+                    self._cached[name] = ReadClaim(users, results)
         except TimeoutError as error:
             raise SourceError("timeout", f"no answer within {_READ_CLAIMS_SECONDS:g} s") from error
 
@@ -436,7 +467,8 @@ class ClaimReader:
 async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
     path = f"{_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
     try:
-        return _read_results((await client.get(path)).get("status"))
+        claim = await client.get(path)
+        return _read_results(read_map(claim, "status"))
     except SourceError as error:
         if error.reason != "not_found":  # the kubelet still lists a deleted claim for a moment
             raise
@@ -454,8 +486,9 @@ class PreparedClaims(NamedTuple):
 
 
 class DriverCheckpoint:
-    """Reads the checkpoint of the DRA driver. While the file is invalid, uses its last valid
-    content.
+    """Reads the checkpoint of the DRA driver.
+
+    While the file is invalid, uses its last valid content.
     """
 
     def __init__(self, path: str) -> None:
@@ -466,12 +499,12 @@ class DriverCheckpoint:
 
     def read(self) -> PreparedClaims:
         try:
-            self._last, self._logged = self._file.read(self.path), ""
+            self._last = self._file.read(self.path)
+            self._logged = ""
         except SourceError as error:
             if error.reason == "file_missing":
-                self._last = (
-                    PreparedClaims()
-                )  # the file is not mounted, or the node uses another DRA driver
+                # The file is not mounted, or the node uses another DRA driver.
+                self._last = PreparedClaims()
             elif error.reason != self._logged:
                 self._logged = error.reason
                 _log.warning(
@@ -489,18 +522,16 @@ def parse_driver_checkpoint(
     results: dict[ClaimName, tuple[ClaimResult, ...]] = {}
     document = decode_json(content, path, KubeObject)
     try:
-        for claim in ((document.get("v2") or {}).get("preparedClaims") or {}).values():
+        claims = read_map(read_map(document, "v2"), "preparedClaims")
+        for claim in claims.values():
             if claim.get("checkpointState") not in ("PrepareCompleted", "", None):
                 continue
-            entries = (
-                entry
-                for group in claim.get("preparedDevices") or ()
-                for entry in group.get("devices") or ()
-            )
-            for device in filter(None, (entry.get("gpu") or entry.get("mig") for entry in entries)):
-                uuids[device["device"]["PoolName"], device["device"]["DeviceName"]] = _find_uuid(
-                    device
-                )
+            for group in read_list(claim, "preparedDevices"):
+                for entry in read_list(group, "devices"):
+                    device = entry.get("gpu") or entry.get("mig")
+                    if device:
+                        name = device["device"]["PoolName"], device["device"]["DeviceName"]
+                        uuids[name] = _find_uuid(device)
             if claim.get("status"):
                 results[claim.get("namespace"), claim.get("name")] = _read_results(claim["status"])
     except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
@@ -510,5 +541,9 @@ def parse_driver_checkpoint(
 
 def _find_uuid(device: KubeObject) -> str:
     """Returns the UUID of a device. Its JSON key depends on the version of the driver."""
-    parts = (device.get(name) or {} for name in ("info", "created", "concrete"))
-    return next((uuid for part in parts if (uuid := part.get("uuid") or part.get("migUUID"))), "")
+    for name in ("info", "created", "concrete"):
+        part = read_map(device, name)
+        uuid: str = part.get("uuid") or part.get("migUUID") or ""
+        if uuid:
+            return uuid
+    return ""

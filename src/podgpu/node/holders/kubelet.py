@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
@@ -39,24 +39,24 @@ from podgpu.node.holders.device_ids import (
     sort_allocation,
 )
 
-if TYPE_CHECKING:
-    from podgpu.node.holders.dra import DraClaims
-
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
+# Seconds until a List call times out. The allocation loop waits less and uses a late answer in its
+# next reading.
 DEADLINE = 30.0
-"""Seconds until a List call times out. The allocation loop waits less and uses a late answer in its
-next reading.
-"""
+# Interval of GetAllocatableResources calls. The answer changes only with the device plugin's
+# configuration.
 _ALLOCATABLE_SECONDS = 60.0
-"""Interval of GetAllocatableResources calls. The answer changes only with the device plugin's
-configuration.
-"""
 _ALLOCATABLE_DEADLINE = 1.0
 
+# Device, inode and ctime of the socket. They change when a restarted kubelet creates a new socket.
 SocketIdentity = tuple[int, int, int]
-"""Device, inode and ctime of the socket. They change when a restarted kubelet creates a new socket.
-"""
+
+
+class ClaimMapping(Protocol):
+    """Maps the DRA claims in the kubelet's decoded List answer to devices."""
+
+    def held(self, response: Any, devices: Sequence[Device]) -> Allocation: ...
 
 
 class KubeletAllocation(AllocationSource):
@@ -70,32 +70,28 @@ class KubeletAllocation(AllocationSource):
         resource_names: frozenset[str] = frozenset(),
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
-        claims: DraClaims | None = None,
+        claims: ClaimMapping | None = None,
     ) -> None:
-        """`claims`: object that maps DRA claims to devices. If None, DRA claims are ignored."""
+        """If `claims` is None, DRA claims are ignored."""
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
         self._identity: SocketIdentity | None = None
+        # Changes when the kubelet restarts. A restarted kubelet at first returns an empty list
+        # without an error.
         self._source_instance = 0
-        """Changes when the kubelet restarts. A restarted kubelet at first returns an empty list
-        without an error.
-        """
         self.resource_names = resource_names
         self.claims = claims
         self._clock = clock
         self._allocatable_at = float("-inf")
         self._offered: frozenset[str] = frozenset()
-        self._replicas: dict[SharedDevice, frozenset[str]] = {}
+        self._replicas: dict[SharedDevice, set[str]] = {}
         self._held_replicas: set[SharedDevice] = set()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.list()
         self._update_allocatable(response)
-        return replace(
-            self.map(response, devices),
-            source_instance=self._source_instance,
-            offered=self._offered,
-        )
+        allocation = self.map(response, devices)
+        return replace(allocation, source_instance=self._source_instance, offered=self._offered)
 
     def list(self) -> Any:
         """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
@@ -119,45 +115,42 @@ class KubeletAllocation(AllocationSource):
         held = list(_held_ids(response))
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
         by_id = replace(map_held(SOURCE, gpus, devices, self._replicas), vcuda=count_vcuda(held))
-        return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
+        if self.claims is None:
+            return by_id
+        return _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and replicas once a minute, and when a container holds an unknown
-        replica.
+        """Reads the offered GPUs and replicas.
+
+        Does so once a minute, and when a container holds an unknown replica.
         """
-        gpus = (entry for entry in _held_ids(response) if is_gpu(entry, self.resource_names))
-        held_ids = (parse_device_id(entry.text) for entry in gpus)
-        held = {
-            device_id.shared
-            for device_id in held_ids
-            if device_id is not None and device_id.replica
-        }
+        gpus = [entry.text for entry in _held_ids(response) if is_gpu(entry, self.resource_names)]
+        held = group_replicas(gpus).keys()
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
         if not is_due and held <= self._replicas.keys():
             return
         self._allocatable_at = self._clock()
-        ids: tuple[str, ...] = ()  # empty before Kubernetes 1.23, which cannot report devices
+
+        ids: list[str] = []  # empty before Kubernetes 1.23, which cannot report devices
         with suppress(GrpcError, DecodeError, ValueError):
             method = "/v1.PodResourcesLister/GetAllocatableResources"
             answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
-            offered = podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices
-            ids = tuple(text for entry in offered for text in entry.device_ids)
-        parsed = map(parse_device_id, ids)
-        self._offered = frozenset(
-            device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid
-        )
+            for entry in podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices:
+                ids += entry.device_ids
+        offered = set()
+        for device_id in map(parse_device_id, ids):
+            if device_id is not None and device_id.gpu_uuid:
+                offered.add(device_id.gpu_uuid)
+        self._offered = frozenset(offered)
+
         # The kubelet omits unhealthy devices, and all devices while the device plugin is
         # unavailable. So the replicas of a device are kept if a container holds the device now or
         # held it at the last call.
-        registered = group_replicas(ids)
-        kept = {
-            shared: self._replicas[shared]
-            for shared in (held | self._held_replicas) & self._replicas.keys()
-        }
-        self._replicas = kept | {
-            shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered
-        }
-        self._held_replicas = held
+        replicas = group_replicas(ids)
+        for shared in (held | self._held_replicas) & self._replicas.keys():
+            replicas[shared] = self._replicas[shared] | replicas.get(shared, set())
+        self._replicas = replicas
+        self._held_replicas = set(held)
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
@@ -170,41 +163,37 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """Merges assignments. The kubelet can list a GPU both by id and by claim (feature gate
-    DRAExtendedResource).
+    """Merges assignments.
+
+    The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource).
     """
-    held = {
-        (assignment.device, assignment.holder): assignment for assignment in by_claim.assignments
-    }
+    held = {(one.device, one.holder): one for one in by_claim.assignments}
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
-        held[key] = (
-            replace(assignment, attributes=held[key].attributes) if key in held else assignment
-        )
-    return replace(
-        sort_allocation(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda
-    )
+        if key in held:
+            assignment = replace(assignment, attributes=held[key].attributes)
+        held[key] = assignment
+    unmapped = {*by_id.unmapped, *by_claim.unmapped}
+    return replace(sort_allocation(held.values(), unmapped), vcuda=by_id.vcuda)
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:
     """Decodes the answer of a List call. Raises SourceError if the answer is malformed."""
     try:
         return podresources_pb2.ListPodResourcesResponse.FromString(answer)
-    except (
-        DecodeError,
-        ValueError,
-    ) as error:  # pure-Python protobuf raises ValueError for invalid UTF-8
+    # Pure-Python protobuf raises ValueError for invalid UTF-8.
+    except (DecodeError, ValueError) as error:
         raise SourceError(
             "bad_answer",
             f"cannot decode the kubelet's answer on {path}, {len(answer)} bytes ({error}): check "
-            f"that {OPTION} is the"
-            " kubelet's pod-resources socket",
+            f"that {OPTION} is the kubelet's pod-resources socket",
         ) from error
 
 
 def _stat_socket(path: str) -> SocketIdentity:
-    """Checks that the socket exists, and returns its identity. File system errors are clearer than
-    gRPC errors.
+    """Checks that the socket exists, and returns its identity.
+
+    File system errors are clearer than gRPC errors.
     """
     try:
         status = os.stat(path)
@@ -212,8 +201,8 @@ def _stat_socket(path: str) -> SocketIdentity:
         raise SourceError(
             "socket_missing",
             f"the kubelet's socket {path} does not exist: mount the host's pod-resources "
-            "directory (not the socket"
-            f" itself, which every kubelet restart replaces) or set {OPTION}",
+            "directory (not the socket itself, which every kubelet restart replaces) or set "
+            f"{OPTION}",
         ) from error
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
@@ -221,8 +210,7 @@ def _stat_socket(path: str) -> SocketIdentity:
         raise SourceError(
             "not_a_socket",
             f"{path} is not a socket: set {OPTION} to the kubelet's pod-resources socket, and "
-            "mount its directory"
-            " (mounting a missing socket creates a directory of that name)",
+            "mount its directory (mounting a missing socket creates a directory of that name)",
         )
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
@@ -245,10 +233,8 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     message = " ".join(error.message.split())[:300]
     reason, advice = _ERRORS.get(error.status, ("error", "check the kubelet's log"))
     if error.status == "UNAVAILABLE" and "Permission denied" in message:
-        reason, advice = (
-            "permission_denied",
-            "set securityContext.runAsUser: 0, because only uid 0 may connect",
-        )
+        reason = "permission_denied"
+        advice = "set securityContext.runAsUser: 0, because only uid 0 may connect"
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
         advice = "the last mapping is used; if this persists, find the client that polls too often"
@@ -260,24 +246,23 @@ def _explain(error: GrpcError, path: str) -> SourceError:
 # gRPC client based on h2. grpcio would start threads and use 12 MiB more memory.
 
 _STATUS_NAMES = (
-    *(
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-    ),
-    *(
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-    ),
-    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
 )
 _STATUS_BY_NUMBER = {str(number): name for number, name in enumerate(_STATUS_NAMES)}
 _EMPTY_MESSAGE = bytes(5)
@@ -293,8 +278,9 @@ class GrpcError(Exception):
 
 
 def call_unary(path: str, method: str, timeout: float) -> bytes:
-    """Calls a method with an empty request and returns the encoded answer. Raises GrpcError if the
-    call fails.
+    """Calls a method with an empty request and returns the encoded answer.
+
+    Raises GrpcError if the call fails.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -308,17 +294,23 @@ def call_unary(path: str, method: str, timeout: float) -> bytes:
 
 
 def _exchange(connection: socket.socket, method: str, deadline: float) -> bytes:
+    milliseconds = max(1, round(_remaining(deadline) * 1000))
     headers = [
-        *((":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "localhost")),
-        *(("te", "trailers"), ("content-type", "application/grpc")),
-        ("grpc-timeout", f"{max(1, round(_remaining(deadline) * 1000))}m"),
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("grpc-timeout", f"{milliseconds}m"),
     ]
     http = H2Connection()
     http.initiate_connection()
     stream = http.get_next_available_stream_id()
     http.send_headers(stream, headers)
     http.send_data(stream, _EMPTY_MESSAGE, end_stream=True)
-    answer, body = dict[bytes, bytes](), bytearray()
+    answer: dict[bytes, bytes] = {}
+    body = bytearray()
     while True:
         connection.settimeout(_remaining(deadline))
         connection.sendall(http.data_to_send())
@@ -348,24 +340,18 @@ def _remaining(deadline: float) -> float:
 
 
 def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
-    text = {
-        name.decode(errors="replace"): value.decode(errors="replace")
-        for name, value in headers.items()
-    }
-    number = text.get("grpc-status", "missing")
-    if number != "0":
-        message = (
-            unquote(text.get("grpc-message", ""))
-            or f"gRPC status {number}, HTTP status {text.get(':status')}"
+    status = headers.get(b"grpc-status", b"missing").decode(errors="replace")
+    if status != "0":
+        http_status = headers.get(b":status", b"None").decode(errors="replace")
+        message = unquote(headers.get(b"grpc-message", b"").decode(errors="replace"))
+        raise GrpcError(
+            _STATUS_BY_NUMBER.get(status, "UNKNOWN"),
+            message or f"gRPC status {status}, HTTP status {http_status}",
         )
-        raise GrpcError(_STATUS_BY_NUMBER.get(number, "UNKNOWN"), message)
     if len(body) < 5 or body[0] or len(body) != 5 + int.from_bytes(body[1:5], "big"):
         raise GrpcError(
             "INTERNAL",
-            (
-                f"malformed gRPC response: {len(body)} bytes do not contain exactly one "
-                "uncompressed "
-                "message"
-            ),
+            f"malformed gRPC response: {len(body)} bytes do not contain exactly one uncompressed "
+            "message",
         )
     return bytes(body[5:])

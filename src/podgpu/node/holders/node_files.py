@@ -1,5 +1,6 @@
-"""Allocation sources that read podlist.json, the kubelet's checkpoint, job files of HPC schedulers,
-or processes.
+"""Allocation sources that read files of the node.
+
+These are podlist.json, the kubelet's checkpoint, job files of HPC schedulers, and processes.
 """
 
 from __future__ import annotations
@@ -77,45 +78,39 @@ def _warn_if_mounted(path: str) -> None:
     if os.path.ismount(path):
         _log.warning(
             "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the "
-            "old file; mount its"
-            " directory instead",
+            "old file; mount its directory instead",
             path,
         )
 
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
-    """Returns the held device ids. Raises SourceError if the file is empty or malformed. An empty
-    list is valid.
+    """Returns the held device ids.
+
+    Raises SourceError if the file is empty or malformed. An empty list is valid.
     """
-    entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
-    return tuple(
-        HeldId(holder, "podlist", text)
-        for entry in entries
-        for holder in [Workload(entry.namespace, entry.name, entry.container)]
-        for text in entry.gpu_list or ()
-    )
+    entries: list[PodlistEntry] | None
+    entries = decode_json(content, path, list[PodlistEntry] | None)  # type: ignore[arg-type]
+    held = []
+    for entry in entries or ():
+        holder = Workload(entry.namespace, entry.name, entry.container)
+        for text in entry.gpu_list or ():
+            held.append(HeldId(holder, "podlist", text))
+    return tuple(held)
 
 
 # The kubelet's checkpoint contains pod UIDs and the replicas of shared GPUs, but no pod names. It
 # can be outdated, because the kubelet removes finished pods only when it next allocates a device.
 
-CHECKPOINT_NAME = (
-    "device-plugins/kubelet_internal_checkpoint"  # relative to the kubelet's root directory
-)
+# Relative to the kubelet's root directory.
+CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"
 
 
 class _PodDevices(Struct):
     uid: Annotated[str, Meta(min_length=1)] = field(name="PodUID")
     container: str = field(name="ContainerName")
     resource: str = field(name="ResourceName")
-    device_ids: dict[str, list[str] | None] | None = field(
-        name="DeviceIDs", default=None
-    )  # by NUMA node
-
-    def held_ids(self) -> Iterator[HeldId]:
-        holder = Workload(container=self.container, uid=self.uid)
-        for text in (text for ids in (self.device_ids or {}).values() for text in ids or ()):
-            yield HeldId(holder, self.resource, text)
+    # By NUMA node.
+    device_ids: dict[str, list[str] | None] | None = field(name="DeviceIDs", default=None)
 
 
 class _DeviceData(Struct):
@@ -144,18 +139,23 @@ class CheckpointAllocation(AllocationSource):
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
-    """Returns the held GPU ids, and the registered replicas of shared GPUs. Raises SourceError if
-    malformed.
+    """Returns the held GPU ids, and the registered replicas of shared GPUs.
+
+    Raises SourceError if the checkpoint is malformed.
     """
     data = decode_json(content, path, _DeviceFile).data
-    held = [
-        held
-        for entry in data.entries or ()
-        for held in entry.held_ids()
-        if is_gpu(held, resource_names)
-    ]
-    registered = (text for ids in (data.registered or {}).values() for text in ids or ())
-    return held, group_replicas(registered)
+    held = []
+    for entry in data.entries or ():
+        holder = Workload(container=entry.container, uid=entry.uid)
+        for text in _list_ids(entry.device_ids):
+            held.append(HeldId(holder, entry.resource, text))
+    gpus = [one for one in held if is_gpu(one, resource_names)]
+    return gpus, group_replicas(_list_ids(data.registered))
+
+
+def _list_ids(groups: dict[str, list[str] | None] | None) -> Iterator[str]:
+    for ids in (groups or {}).values():
+        yield from ids or ()
 
 
 # Job files in dcgm-exporter's format. The prolog of an HPC scheduler writes one file per device,
@@ -171,44 +171,47 @@ class HpcAllocation(AllocationSource):
         self.directory = os.path.abspath(directory)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        # Compares names as text, as dcgm-exporter does, so the file `00` does not belong to GPU 0.
-        by_name = {
-            str(device.index) if device.gi_id is None else f"{device.index}.{device.gi_id}": device
-            for device in devices
-        }
-        assignments: list[Assignment] = []
-        unmapped: list[Unmapped] = []
+        by_name = {_name_job_file(device): device for device in devices}
         try:
             names = [name for name in os.listdir(self.directory) if _JOB_FILE.fullmatch(name)]
         except OSError as error:
             raise explain_read_error(error, self.directory) from error
+
+        assignments: list[Assignment] = []
+        unmapped: list[Unmapped] = []
         for name in names:
+            path = os.path.join(self.directory, name)
             try:
-                jobs = parse_jobs(
-                    read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES)
-                )
+                jobs = parse_jobs(read_bounded(path, _MAX_JOB_FILE_BYTES))
             except SourceError as error:
-                if (
-                    error.reason != "file_missing"
-                ):  # a missing file means that the job has just ended
+                # A missing file means that the job has just ended.
+                if error.reason != "file_missing":
                     unmapped.append(Unmapped(self.name, error.reason, name, "hpc", Workload()))
                 continue
-            holders = [Workload(job=job) for job in jobs]
-            if name in by_name:
-                assignments += (
-                    Assignment(by_name[name].key, holder, self.name) for holder in holders
-                )
-            else:
-                unmapped += (
-                    Unmapped(self.name, "unknown_device", name, "hpc", holder) for holder in holders
-                )
+            device = by_name.get(name)
+            for job in jobs:
+                holder = Workload(job=job)
+                if device is not None:
+                    assignments.append(Assignment(device.key, holder, self.name))
+                else:
+                    unmapped.append(Unmapped(self.name, "unknown_device", name, "hpc", holder))
         return sort_allocation(assignments, unmapped)
+
+
+def _name_job_file(device: Device) -> str:
+    """Returns the name of the device's file.
+
+    Names are compared as text, as in dcgm-exporter, so the file `00` does not belong to GPU 0.
+    """
+    if device.gi_id is None:
+        return str(device.index)
+    return f"{device.index}.{device.gi_id}"
 
 
 def parse_jobs(content: bytes) -> list[str]:
     """Returns the jobs, one per line. Only a line feed ends a line, as in dcgm-exporter."""
-    lines = (line.strip() for line in content.decode(errors="replace").split("\n"))
-    return list(dict.fromkeys(line for line in lines if line))
+    lines = map(str.strip, content.decode(errors="replace").split("\n"))
+    return list(dict.fromkeys(filter(None, lines)))
 
 
 # Processes: if no other source lists a holder of a device, containers with a process on the device
@@ -217,8 +220,9 @@ def parse_jobs(content: bytes) -> list[str]:
 
 
 class ProcessHolders(AllocationSource):
-    """Finds holders by their GPU processes. `processes` returns the processes of a GPU and may
-    raise SourceError.
+    """Finds holders by their GPU processes.
+
+    `processes` returns the processes of a GPU and may raise SourceError.
     """
 
     name = "processes"
@@ -231,9 +235,10 @@ class ProcessHolders(AllocationSource):
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         require_host_pid_namespace(self._finder.proc)
-        processes = [
-            process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)
-        ]
+        processes: list[ProcessUsage] = []
+        for device in devices:
+            if not device.is_instance:
+                processes += self._processes(device)
         places = self._finder.find_all({process.pid for process in processes})
         require_permission(places, self._finder.proc)
         keys = {device.key for device in devices}
@@ -247,29 +252,30 @@ class ProcessHolders(AllocationSource):
                 continue  # a process outside containers, or one that has ended
             elif process.device in keys:
                 key = process.device, place.workload
-                shares[key] = shares.get(key) or _read_share(
-                    f"{self._finder.proc}/{process.pid}/environ"
-                )
+                environment = f"{self._finder.proc}/{process.pid}/environ"
+                shares[key] = shares.get(key) or _read_share(environment)
             else:
                 unmapped.add(
                     Unmapped(self.name, "unknown_device", process.device, "pid", place.workload)
                 )
-        return sort_allocation(
-            (Assignment(*key, self.name, share=share) for key, share in shares.items()), unmapped
-        )
+
+        assignments = []
+        for (device_key, holder), share in shares.items():
+            assignments.append(Assignment(device_key, holder, self.name, share=share))
+        return sort_allocation(assignments, unmapped)
 
 
 def _read_share(path: str) -> float | None:
-    """Returns the GPU share that KAI Scheduler sets in a process's environment. None if it is not
-    set or not readable.
+    """Returns the GPU share that KAI Scheduler sets in a process's environment.
 
-    Reading the environment of another process requires CAP_SYS_PTRACE.
+    Returns None if it is not set or not readable. Reading the environment of another process
+    requires CAP_SYS_PTRACE.
     """
     with suppress(OSError, ValueError):
         with open(path, "rb") as file:
             variables = file.read(_MAX_ENVIRONMENT_BYTES).split(b"\0")
-        shares = (
-            float(text.partition(b"=")[2]) for text in variables if text.startswith(b"GPU_PORTION=")
-        )
-        return next((share for share in shares if 0 < share <= 1), None)
+        for variable in variables:
+            name, _, value = variable.partition(b"=")
+            if name == b"GPU_PORTION" and 0 < float(value) <= 1:
+                return float(value)
     return None

@@ -1,5 +1,4 @@
-"""Reads all allocation sources in parallel, merges the results, and explains assignments that
-cannot be used.
+"""Reads all allocation sources in parallel and merges the results.
 
 Sources have an order of precedence. The first source that lists a workload determines the
 workload's devices. Later sources can add identity, share and labels. Assignments that contradict
@@ -10,20 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from msgspec import structs
-
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, one_line
 from podgpu.metrics.fields import table_rows
 from podgpu.model import (
-    WORKLOAD_PARTS,
     Allocation,
     Assignment,
     Device,
@@ -42,38 +38,30 @@ from podgpu.node.holders.identity import Identities
 from podgpu.workers import ErrorCounts, Result, Workers
 
 _log = logging.getLogger("podgpu")
+# How long a holder is kept after it was last listed, if it is unknown whether its container runs.
 GRACE_SECONDS = 60.0
-"""How long a holder is kept after it was last listed, if it is unknown whether its container runs.
-"""
-DEADLINE = (
-    5.0  # seconds per reading; the late answer of a slower source is used in the next reading
-)
+# Seconds per reading. The late answer of a slower source is used in the next reading.
+DEADLINE = 5.0
+# Sources that report usage, not allocations. They are used only for devices without any other
+# holder.
 LAST_RESORT = frozenset({"processes"})
-"""Sources that report usage, not allocations. They are used only for devices without any other
-holder.
-"""
+# Maps a source that may be outdated to a more current source. If both answer, the former only adds
+# details.
 LAGGING = {"checkpoint": "kubelet"}
-"""Maps a source that may be outdated to a more current source. If both answer, the former only adds
-details.
-"""
 
 
 @dataclass(frozen=True)
 class HolderSources:
-    """Allocation sources in order of precedence, and functions that find identities and running
-    containers.
-    """
+    """Allocation sources in order of precedence, and what is needed to identify their holders."""
 
     sources: Sequence[AllocationSource] = ()
     read_identities: Callable[[], Identities] = Identities
-    read_containers: Callable[[], Collection[Workload] | None] = lambda: (
-        None
-    )  # None if processes are not visible
+    # Returns the running containers, or None if processes are not visible.
+    read_containers: Callable[[], Collection[Workload] | None] = tuple
 
 
-_resource_key = attrgetter(
-    "device", "replica", "attributes"
-)  # attributes distinguish the DRA claims on a device
+# Attributes distinguish the DRA claims on a device.
+_resource_key = attrgetter("device", "replica", "attributes")
 IsAlive = Callable[[Workload], bool | None]  # returns whether a container runs, or None if unknown
 
 
@@ -81,7 +69,7 @@ IsAlive = Callable[[Workload], bool | None]  # returns whether a container runs,
 class CachedHolder:
     listed_at: float
     source_instance: int
-    # includes the UID and container id that were known when the source last listed the holder
+    # Includes the UID and container id that were known when the source last listed the holder.
     identity: Workload
     assignments: Sequence[Assignment]
     vcuda: Sequence[VcudaRequest]
@@ -90,7 +78,9 @@ class CachedHolder:
         if self.listed_at == now:
             return True
         alive = is_alive(self.identity)
-        return now - self.listed_at <= GRACE_SECONDS if alive is None else alive
+        if alive is None:
+            return now - self.listed_at <= GRACE_SECONDS
+        return alive
 
 
 class AllocationCache:
@@ -122,48 +112,55 @@ class AllocationCache:
             if count:
                 _log.info(
                     "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, "
-                    "or longer while their"
-                    " processes or logs exist",
-                    *(self._name, count, GRACE_SECONDS),
+                    "or longer while their processes or logs exist",
+                    self._name,
+                    count,
+                    GRACE_SECONDS,
                 )
-            self._answer, self._answered_at = answer, now
+            self._answer = answer
+            self._answered_at = now
             self._holders = listed | missing
             if not missing:
                 return answer
-        self._holders = {
-            name: holder for name, holder in self._holders.items() if holder.is_kept(now, is_alive)
-        }
+
+        kept = {}
+        assignments: list[Assignment] = []
+        vcuda: list[VcudaRequest] = []
+        for workload, holder in self._holders.items():
+            if holder.is_kept(now, is_alive):
+                kept[workload] = holder
+                assignments += holder.assignments
+                vcuda += holder.vcuda
+        self._holders = kept
+
         is_recent = now - self._answered_at <= GRACE_SECONDS
-        if self._answer is None or not (self._holders or is_recent):
+        if self._answer is None or not (kept or is_recent):
             return None
-        assignments = (item for holder in self._holders.values() for item in holder.assignments)
-        vcuda = tuple(request for holder in self._holders.values() for request in holder.vcuda)
         last = self._answer if is_recent else Allocation()
-        return replace(
-            sort_allocation(assignments, last.unmapped), vcuda=vcuda, offered=last.offered
-        )
+        allocation = sort_allocation(assignments, last.unmapped)
+        return replace(allocation, vcuda=tuple(vcuda), offered=last.offered)
 
     def _find_missing(
         self, answer: Allocation, listed: Collection[Workload]
     ) -> dict[Workload, CachedHolder]:
-        """Returns holders that the source no longer lists since its restart, and whose devices have
-        no new holder.
+        """Returns holders that the source no longer lists since its restart.
+
+        Omits holders whose devices have a new holder.
         """
-        earlier = {
-            workload: holder
-            for workload, holder in self._holders.items()
-            if holder.source_instance != answer.source_instance
-        }
-        counts = Counter(
-            _resource_key(item) for holder in earlier.values() for item in holder.assignments
-        )
-        reassigned = {key for item in answer.assignments if counts[key := _resource_key(item)] == 1}
-        return {
-            workload: holder
-            for workload, holder in earlier.items()
-            if workload not in listed
-            and reassigned.isdisjoint(map(_resource_key, holder.assignments))
-        }
+        earlier = {}
+        counts: Counter[tuple[object, ...]] = Counter()
+        for workload, holder in self._holders.items():
+            if holder.source_instance != answer.source_instance:
+                earlier[workload] = holder
+                counts.update(map(_resource_key, holder.assignments))
+        reassigned = {key for key in map(_resource_key, answer.assignments) if counts[key] == 1}
+
+        missing = {}
+        for workload, holder in earlier.items():
+            keys = map(_resource_key, holder.assignments)
+            if workload not in listed and reassigned.isdisjoint(keys):
+                missing[workload] = holder
+        return missing
 
 
 def _group_by_holder(
@@ -176,8 +173,13 @@ def _group_by_holder(
         identity = workload
         with suppress(SourceError):  # identities that contradict each other
             identity = complete(workload)
-        own = assignments.get(workload, ()), vcuda.get(workload, ())
-        holders[workload] = CachedHolder(now, answer.source_instance, identity, *own)
+        holders[workload] = CachedHolder(
+            now,
+            answer.source_instance,
+            identity,
+            assignments.get(workload, ()),
+            vcuda.get(workload, ()),
+        )
     return holders
 
 
@@ -187,9 +189,8 @@ class AllocationReader:
     _workers: Workers
     _errors: ErrorCounts
     _clock: Clock
-    _on_late: Callable[[], object] = lambda: (
-        None
-    )  # called in the source's worker after a late answer
+    # Called in the source's worker after a late answer.
+    _on_late: Callable[[], object] = lambda: None
     _identities: Identities = field(default_factory=Identities)
     _identities_result: Result[Identities] | None = None
     _identities_status: tuple[SourceStatus, ...] = ()
@@ -199,23 +200,23 @@ class AllocationReader:
         self._caches = {source.name: AllocationCache(source.name) for source in self.sources}
 
     def complete(self, workload: Workload) -> Workload:
-        """Adds names and ids from the last reading. Raises SourceError if they contradict each
-        other.
+        """Adds names and ids from the last reading.
+
+        Raises SourceError if they contradict each other.
         """
         return self._identities.complete(workload)
 
     def read_identities(self) -> None:
-        """Refreshes the identities. Thread-safe: while one thread reads, calls from other threads
-        do nothing.
+        """Refreshes the identities.
+
+        Thread-safe: while one thread reads, calls from other threads do nothing.
         """
-        result = self._workers.run({"identities": self._holders.read_identities}, DEADLINE)[
-            "identities"
-        ]
+        jobs = {"identities": self._holders.read_identities}
+        result = self._workers.run(jobs, DEADLINE)["identities"]
         if result.value is not None:
             self._identities = result.value
-        if (
-            getattr(result.error, "reason", "") != "hung"
-        ):  # "hung" only means that another thread is already reading
+        # "hung" only means that another thread is already reading.
+        if getattr(result.error, "reason", "") != "hung":
             self._identities_result = result
 
     def read(self, devices: Sequence[Device]) -> Allocation:
@@ -224,52 +225,52 @@ class AllocationReader:
         at = self._clock.wall()
         self.read_identities()
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
-        readings = replace_reservations(
-            self._resolve(results), self._identities.pods, devices, self.complete
-        )
+        statuses += self._check_identities()
+
+        readings = self._resolve(results)
+        readings = replace_reservations(readings, self._identities.pods, devices, self.complete)
         merged = merge(readings, self.complete)
-        # Without devices, every id would be reported as unknown.
-        unmapped = tuple(
-            entry for entry in merged.unmapped if devices or entry.reason != "unknown_device"
+        unmapped = merged.unmapped
+        if not devices:  # every id would be reported as unknown
+            unmapped = tuple(entry for entry in unmapped if entry.reason != "unknown_device")
+        return replace(
+            merged,
+            unmapped=unmapped,
+            sources=tuple(statuses),
+            api_uids=self._identities.api_uids,
+            at=at,
         )
-        sources, uids = (*statuses, *self._check_identities()), self._identities.api_uids
-        return replace(merged, unmapped=unmapped, sources=sources, api_uids=uids, at=at)
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
-        """Returns the status of reading identities, or an empty tuple if reading has never
-        failed.
-        """
-        if self._identities_result is not None:
-            problem = next(
-                (error for error in self._identities.problems if error.reason != "file_missing"),
-                None,
-            )
-            result = replace(
-                self._identities_result, error=self._identities_result.error or problem
-            )
-            if result.error is not None or self._identities_status:
-                self._identities_status = (self._errors.make_status("identities", result),)
+        """Returns the status of reading identities. Empty if reading has never failed."""
+        result = self._identities_result
+        if result is None:
+            return self._identities_status
+        error = result.error
+        for problem in self._identities.problems:
+            if error is None and problem.reason != "file_missing":
+                error = problem
+        if error is not None or self._identities_status:
+            result = replace(result, error=error)
+            self._identities_status = (self._errors.make_status("identities", result),)
         return self._identities_status
 
     def _resolve(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
         @cache  # reads at most once, and only if a holder is no longer listed
         def read_containers() -> Collection[Workload]:
-            return (
-                self._workers.run({"containers": self._holders.read_containers}, DEADLINE)[
-                    "containers"
-                ].value
-                or ()
-            )
+            jobs = {"containers": self._holders.read_containers}
+            return self._workers.run(jobs, DEADLINE)["containers"].value or ()
 
         def is_alive(workload: Workload) -> bool | None:
             return self._identities.is_alive(workload, read_containers())
 
         now = self._clock.monotonic()
-        resolved = {
-            name: self._caches[name].update(result.value, now, self.complete, is_alive)
-            for name, result in results.items()
-        }
-        return {name: allocation for name, allocation in resolved.items() if allocation is not None}
+        resolved = {}
+        for name, result in results.items():
+            allocation = self._caches[name].update(result.value, now, self.complete, is_alive)
+            if allocation is not None:
+                resolved[name] = allocation
+        return resolved
 
 
 # Precedence of sources
@@ -281,74 +282,94 @@ _Claims = list[Assignment]
 def merge(
     readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload
 ) -> Allocation:
-    """Merges the allocations of several sources. `readings`: by source name, highest precedence
-    first.
+    """Merges the allocations of several sources.
+
+    `readings`: by source name, highest precedence first.
     """
     merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
-        for holder, claims in group_by_key(
-            (claim.holder, claim) for claim in reading.assignments
-        ).items():
+        by_holder = group_by_key((claim.holder, claim) for claim in reading.assignments)
+        for holder, claims in by_holder.items():
             try:
                 completed = complete(holder)
             except SourceError as error:
-                rejected += (_reject(claim, holder, error.reason) for claim in claims)
+                rejected += [_reject(claim, holder, error.reason) for claim in claims]
             else:
                 rejected += _add_claims(merged, completed, claims, lags)
-    unmapped = [entry for reading in readings.values() for entry in reading.unmapped]
-    vcuda = _merge_vcuda(readings, complete)
-    offered = frozenset(uuid for reading in readings.values() for uuid in reading.offered)
-    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected), vcuda, offered)
+
+    unmapped: list[Unmapped] = []
+    offered: set[str] = set()
+    for reading in readings.values():
+        unmapped += reading.unmapped
+        offered |= reading.offered
+    return Allocation(
+        _combine_all(merged.values()),
+        tuple(unmapped + rejected),
+        _merge_vcuda(readings, complete),
+        frozenset(offered),
+    )
 
 
 def _add_claims(
     merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
-) -> Iterator[Unmapped]:
-    """Adds the claims of a holder and yields the rejected claims. If `lags` is True, yields
-    nothing, because the rejected claims may just be outdated.
+) -> list[Unmapped]:
+    """Adds the claims of a holder and returns the rejected claims.
+
+    If `lags` is True, returns none, because the rejected claims may just be outdated.
     """
     known = merged.get(holder.key)
     if known is None:
         if not lags:
             merged[holder.key] = [replace(claim, holder=holder) for claim in claims]
-        return
+        return []
+    rejected = _add_to_known(known, holder, claims)
+    if lags or claims[0].source in LAST_RESORT:
+        return []
+    return rejected
+
+
+def _add_to_known(known: _Claims, holder: Workload, claims: Sequence[Assignment]) -> list[Unmapped]:
+    """Adds the claims of a holder to its known claims, and returns the rejected claims."""
     first = known[0]
     if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
-        reason, rejected = "identity_conflict", list(claims)  # two pods with the same name
-    else:
-        missing = {
-            part: getattr(holder, part)
-            for part in WORKLOAD_PARTS
-            if not getattr(first.holder, part)
-        }
-        known[0] = replace(first, holder=structs.replace(first.holder, **missing))
-        devices = {claim.device for claim in known}
-        accepted = [
-            claim for claim in claims if claim.source == first.source or claim.device in devices
-        ]
-        reason, rejected = "contradicted", [claim for claim in claims if claim not in accepted]
-        known += accepted
-    if not lags and claims[0].source not in LAST_RESORT:
-        yield from (_reject(claim, holder, reason) for claim in rejected)
+        # Two pods have the same name.
+        return [_reject(claim, holder, "identity_conflict") for claim in claims]
+
+    pairs = zip(parts_of(first.holder), parts_of(holder), strict=True)
+    parts = [own or other for own, other in pairs]
+    known[0] = replace(first, holder=Workload(*parts))
+    devices = {claim.device for claim in known}
+    rejected = []
+    for claim in claims:
+        if claim.source == first.source or claim.device in devices:
+            known.append(claim)
+        else:
+            rejected.append(_reject(claim, holder, "contradicted"))
+    return rejected
 
 
 def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
     merged = sorted(merged, key=lambda claims: parts_of(claims[0].holder))
-    allocated = {
-        claim.device for claims in merged for claim in claims if claims[0].source not in LAST_RESORT
-    }
+    allocated: set[str] = set()
+    for claims in merged:
+        if claims[0].source not in LAST_RESORT:
+            allocated.update(claim.device for claim in claims)
+
     held: dict[tuple[str, Workload], _Claims] = defaultdict(list)
     for claims in merged:
+        first = claims[0]
         for claim in claims:
-            if claims[0].source not in LAST_RESORT or claim.device not in allocated:
-                held[claim.device, claims[0].holder].append(claim)
+            if first.source not in LAST_RESORT or claim.device not in allocated:
+                held[claim.device, first.holder].append(claim)
+
     counts = Counter(device for device, _ in held)
-    combined = (
-        _combine(claims, holder, counts[device] == 1) for (device, holder), claims in held.items()
-    )
-    return tuple(sorted(combined, key=lambda assignment: assignment.device))
+    combined = []
+    for (device, holder), claims in held.items():
+        combined.append(_combine(claims, holder, is_sole_holder=counts[device] == 1))
+    combined.sort(key=attrgetter("device"))
+    return tuple(combined)
 
 
 def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: bool) -> Assignment:
@@ -356,15 +377,16 @@ def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: boo
     trusted = claims[0]
     share = next((claim.share for claim in claims if claim.share is not None), None)
     replica = next((claim.replica for claim in claims if claim.replica), "")
-    attributes = {name: value for claim in reversed(claims) for name, value in claim.attributes}
-    is_shared = (
-        bool(replica) or trusted.source in LAST_RESORT or any(claim.is_shared for claim in claims)
-    )
-    if share is None and is_sole_holder and not is_shared:
+    attributes: dict[str, str] = {}
+    for claim in reversed(claims):
+        attributes |= claim.attributes
+    labels = tuple(sorted(attributes.items()))
+
+    is_shared = any(claim.is_shared for claim in claims)
+    is_certain = is_sole_holder and trusted.source not in LAST_RESORT
+    if share is None and is_certain and not replica and not is_shared:
         share = 1.0
-    return Assignment(
-        trusted.device, holder, trusted.source, replica, share, tuple(sorted(attributes.items()))
-    )
+    return Assignment(trusted.device, holder, trusted.source, replica, share, labels)
 
 
 def _reject(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
@@ -414,36 +436,35 @@ def explain(unmapped: Unmapped) -> Explanation:
 
 
 def describe(unmapped: Unmapped) -> str:
-    """Describes an unmapped assignment on one line, such as `ns/pod/main holds nvidia.com/gpu
-    GPU-…`.
-    """
-    holder, device_id = unmapped.holder.text, unmapped.device_id
+    """Describes an unmapped assignment on one line: `ns/pod/main holds nvidia.com/gpu GPU-…`."""
+    holder = unmapped.holder.text
+    device_id = unmapped.device_id
     if unmapped.source == "hpc":
-        return one_line(
-            f"{holder} is in the job file {device_id}" if holder else f"job file {device_id}"
-        )
+        text = f"job file {device_id}"
+        return one_line(f"{holder} is in the {text}" if holder else text)
     if unmapped.reason == "bad_annotation":
         return one_line(f"{holder} has the annotation {device_id}")
     verb = "uses" if unmapped.source == "processes" else "holds"
-    resource = "" if unmapped.resource in (unmapped.source, "pid") else unmapped.resource
-    return one_line(" ".join(filter(None, (holder or "a process", verb, resource, device_id))))
+    resource = unmapped.resource
+    if resource in (unmapped.source, "pid"):
+        resource = ""
+    words = (holder or "a process", verb, resource, device_id)
+    return one_line(" ".join(filter(None, words)))
 
 
 def find_lost_gpus(
     offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool
 ) -> set[str]:
-    """Returns UUIDs of GPUs that must exist: GPUs that the kubelet offers and, with `some_lost`,
-    GPUs that pods hold. `some_lost`: the driver lists fewer GPUs than the PCI bus. If it is False,
-    a held GPU may have been replaced.
+    """Returns UUIDs of GPUs that must exist.
+
+    These are the GPUs that the kubelet offers and, with `some_lost`, GPUs that pods hold.
+    `some_lost`: the driver lists fewer GPUs than the PCI bus. If it is False, a held GPU may have
+    been replaced.
     """
     uuids = set(offered)
-    if some_lost:
-        ids = (
-            parse_device_id(entry.device_id)
-            for entry in unmapped
-            if entry.reason == "unknown_device" and entry.source == "kubelet"
-        )
-        uuids |= {
-            device_id.gpu_uuid for device_id in ids if device_id is not None and device_id.gpu_uuid
-        }
+    for entry in unmapped:
+        if some_lost and entry.reason == "unknown_device" and entry.source == "kubelet":
+            device_id = parse_device_id(entry.device_id)
+            if device_id is not None and device_id.gpu_uuid:
+                uuids.add(device_id.gpu_uuid)
     return uuids

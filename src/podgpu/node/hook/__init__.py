@@ -10,9 +10,8 @@ import threading
 
 from podgpu.metrics.encode import Labels, Sample, families_in
 
-_COUNTERS = {
-    name: spec.labels for name, spec in families_in("hook").items() if spec.type == "counter"
-}
+_FAMILIES = families_in("hook").items()
+_COUNTERS = {name: spec.labels for name, spec in _FAMILIES if spec.type == "counter"}
 
 
 class HookCounters:
@@ -20,25 +19,24 @@ class HookCounters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Counters without labels start at 0. Counters with labels have no series before the first
-        # event.
-        self._values: dict[str, dict[str, float]] = {
-            name: {} if labels else {"": 0} for name, labels in _COUNTERS.items()
-        }
+        # Values by family and label. Counters without labels start at 0. Counters with labels have
+        # no series before the first event.
+        self._values: dict[tuple[str, str], float] = {}
+        for name, labels in _COUNTERS.items():
+            if not labels:
+                self._values[name, ""] = 0
 
     def add(self, family: str, label: str = "", amount: float = 1) -> None:
         with self._lock:
-            self._values[family][label] = self._values[family].get(label, 0) + amount
+            self._values[family, label] = self._values.get((family, label), 0) + amount
 
     def error(self, reason: str) -> None:
         self.add("podgpu_hook_errors_total", reason)
 
     def samples(self) -> dict[str, list[Sample]]:
+        samples: dict[str, list[Sample]] = {name: [] for name in _COUNTERS}
         with self._lock:
-            return {
-                name: [
-                    Sample(Labels((label, text) for label in labels), n)
-                    for text, n in self._values[name].items()
-                ]
-                for name, labels in _COUNTERS.items()
-            }
+            for (name, text), value in self._values.items():
+                labels = Labels((label, text) for label in _COUNTERS[name])
+                samples[name].append(Sample(labels, value))
+        return samples

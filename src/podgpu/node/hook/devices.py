@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 from podgpu.kube.objects import PodRecord
 from podgpu.node.holders.annotations import KOORDINATOR_DEVICES, read_grants
-from podgpu.node.holders.device_ids import DeviceId, parse_device_id, parse_id_or_minor
+from podgpu.node.holders.device_ids import parse_device_id, parse_id_or_minor
 from podgpu.node.holders.node_files import PodlistEntry
 
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
@@ -26,26 +26,21 @@ MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _NVIDIA_MAJOR = 195
+# Minors from 254 are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has
+# both.
 _FIRST_CONTROL_MINOR = 254
-"""Minors from 254 are not GPUs: 254 is nvidia-modeset, 255 is nvidiactl. Every GPU container has
-both.
-"""
+# Major and minor of /dev/null, /dev/zero and /dev/random. Only privileged containers list these
+# devices.
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""Major and minor of /dev/null, /dev/zero and /dev/random. Only privileged containers list these
-devices.
-"""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
+# Prefix of the CDI device names for containers that manage GPUs. Such containers access all GPUs
+# but hold none.
 _MANAGEMENT = "management.nvidia.com/"
-"""Prefix of the CDI device names for containers that manage GPUs. Such containers access all GPUs
-but hold none.
-"""
 _MAX_INFORMATION_BYTES = 64 * 1024
 _PCI_NAME = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+# If the GPU was never opened, the driver writes question marks instead of a UUID.
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IGNORECASE)
-"""Matches a valid UUID. If the GPU was never opened, the driver writes question marks instead of a
-UUID.
-"""
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
 
@@ -68,19 +63,23 @@ class Cards:
     cards: tuple[Card, ...] = ()
 
     def find_by_minor(self, minor: int) -> str:
-        """Returns the UUID. If it is unknown, returns the minor, which is also valid in
-        podlist.json.
+        """Returns the UUID, or the minor if the UUID is unknown.
+
+        The minor is also valid in podlist.json.
         """
-        return next(
-            (card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor)
-        )
+        for card in self.cards:
+            if card.minor == minor and card.uuid:
+                return card.uuid
+        return str(minor)
 
     def find_by_index(self, index: int) -> str:
-        """Returns the UUID. If it is unknown, returns the index, which equals the minor on most
-        nodes.
+        """Returns the UUID, or the index if the UUID is unknown.
+
+        The index equals the minor on most nodes.
         """
-        uuid = self.cards[index].uuid if index < len(self.cards) else ""
-        return uuid or str(index)
+        if index < len(self.cards) and self.cards[index].uuid:
+            return self.cards[index].uuid
+        return str(index)
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -90,8 +89,9 @@ class Cards:
 
 
 def read_cards(proc: str) -> Cards:
-    """Reads the GPUs from /proc, because the hook has no driver library. Blocks if the driver
-    hangs.
+    """Reads the GPUs from /proc, because the hook has no driver library.
+
+    Blocks if the driver hangs.
     """
     root = os.path.join(proc, "driver", "nvidia", "gpus")
     try:
@@ -99,16 +99,21 @@ def read_cards(proc: str) -> Cards:
     except OSError:
         return Cards()
     cards = []
-    for place in sorted(
-        places, key=lambda place: [int(part, 16) for part in re.split(r"[:.]", place)]
-    ):
-        text, path = "", os.path.join(root, place, "information")
+    for place in sorted(places, key=_parse_pci_name):
+        text = ""
         with suppress(SourceError):
-            text = read_bounded(path, _MAX_INFORMATION_BYTES).decode(errors="replace")
-        uuid, minor = _UUID.search(text), _MINOR.search(text)
-        if not _EXCLUDED.search(text):
-            cards.append(Card(uuid[1] if uuid else "", int(minor[1]) if minor else None))
+            content = read_bounded(os.path.join(root, place, "information"), _MAX_INFORMATION_BYTES)
+            text = content.decode(errors="replace")
+        if _EXCLUDED.search(text):
+            continue
+        uuid = _UUID.search(text)
+        minor = _MINOR.search(text)
+        cards.append(Card(uuid[1] if uuid else "", int(minor[1]) if minor else None))
     return Cards(tuple(cards))
+
+
+def _parse_pci_name(name: str) -> list[int]:
+    return [int(part, 16) for part in re.split(r"[:.]", name)]
 
 
 class Sandbox(NamedTuple):
@@ -119,41 +124,47 @@ class Sandbox(NamedTuple):
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
-    """Returns one entry per container with GPUs. Raises BadAnnotation if koordinator's annotation
-    is malformed.
+    """Returns one entry per container with GPUs.
+
+    Raises BadAnnotation if koordinator's annotation is malformed.
     """
     pod = sandbox.pod
-    if (
-        not pod.namespace or not pod.name
-    ):  # programs that read podlist.json reject entries without names
+    # Programs that read podlist.json reject entries without names.
+    if not pod.namespace or not pod.name:
         return []
     assigned = find_assigned(pod, cards)
-    held = (
-        (container.name, assigned or _find_own(container, cards))
-        for container in sandbox.containers
-    )
-    return [PodlistEntry(pod.name, pod.namespace, name, list(gpus)) for name, gpus in held if gpus]
+    entries = []
+    for container in sandbox.containers:
+        gpus = assigned or _find_own(container, cards)
+        if gpus:
+            entries.append(PodlistEntry(pod.name, pod.namespace, container.name, list(gpus)))
+    return entries
 
 
 def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
-    """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation if the annotation
-    is malformed.
+    """Returns the GPUs that koordinator assigned to the pod.
+
+    Raises BadAnnotation if the annotation is malformed.
     """
     annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
-    held = read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations))
-    ids = ((entry.text, parse_device_id(entry.text) or DeviceId()) for entry in held)
-    gpus = (text if one.minor is None else cards.find_by_minor(one.minor) for text, one in ids)
+    gpus = []
+    for held in read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations)):
+        device_id = parse_device_id(held.text)
+        if device_id is None or device_id.minor is None:
+            gpus.append(held.text)
+        else:
+            gpus.append(cards.find_by_minor(device_id.minor))
     return tuple(dict.fromkeys(gpus))
 
 
 def read_variables(container: Any) -> dict[str, str]:
     """Returns the container's NVIDIA_* variables. If a name is repeated, its last value counts."""
-    texts = (
-        variable.decode(errors="replace")
-        for variable in container.env
-        if variable.startswith(b"NVIDIA_")
-    )
-    return dict(text.partition("=")[::2] for text in texts)
+    variables = {}
+    for variable in container.env:
+        if variable.startswith(b"NVIDIA_"):
+            name, _, value = variable.decode(errors="replace").partition("=")
+            variables[name] = value
+    return variables
 
 
 def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
@@ -161,47 +172,51 @@ def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
     visible = variables.get(VISIBLE_DEVICES, "").strip()
     if visible == "none":
         return ()
-    is_monitor = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""} == {
-        "utility"
-    }
+    words = variables.get(_CAPABILITIES, "").split(",")
+    is_monitor = {word.strip() for word in words} - {""} == {"utility"}
     gpus = _resolve(visible.split(","), is_monitor, cards)
     if gpus is None:
-        prefix = f"{MOUNTED_DEVICES}/".encode()
-        mounted = (
-            mount.destination for mount in container.mounts if mount.destination.startswith(prefix)
-        )
-        names = (destination[len(prefix) :].decode(errors="replace") for destination in mounted)
-        gpus = _resolve(map(_mounted_name, names), is_monitor, cards)
-    return (
-        tuple(map(cards.find_by_minor, _read_minors(container.linux.devices)))
-        if gpus is None
-        else gpus
-    )
+        gpus = _resolve(_list_mounted(container), is_monitor, cards)
+    if gpus is None:
+        minors = _read_minors(container.linux.devices)
+        gpus = tuple(map(cards.find_by_minor, minors))
+    return gpus
 
 
 def _read_minors(devices: Sequence[Any]) -> list[int]:
-    """Returns the minors of the GPUs. Ignores privileged containers, because they have all device
-    nodes.
+    """Returns the minors of the GPUs.
+
+    Ignores privileged containers, because they have all device nodes.
     """
-    if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
-        return []
-    minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}
-    return sorted(minor for minor in minors if 0 <= minor < _FIRST_CONTROL_MINOR)
+    minors = set()
+    for device in devices:
+        if (device.major, device.minor) in _DEFAULT_DEVICES:
+            return []
+        if device.major == _NVIDIA_MAJOR and 0 <= device.minor < _FIRST_CONTROL_MINOR:
+            minors.add(device.minor)
+    return sorted(minors)
 
 
-def _mounted_name(name: str) -> str:
-    """Converts the path of a mount to an id or a CDI name. The path is `<id>` or
-    `cdi/<vendor>/<class>/<id>`.
+def _list_mounted(container: Any) -> Iterator[str]:
+    """Yields the ids and CDI names of mounted GPUs.
+
+    The path of a mount is `<id>` or `cdi/<vendor>/<class>/<id>` in the directory.
     """
-    parts = name.split("/", 3)
-    return f"{parts[1]}/{parts[2]}={parts[3]}" if parts[0] == "cdi" and len(parts) == 4 else name
+    prefix = f"{MOUNTED_DEVICES}/".encode()
+    for mount in container.mounts:
+        if not mount.destination.startswith(prefix):
+            continue
+        name = mount.destination.removeprefix(prefix).decode(errors="replace")
+        parts = name.split("/", 3)
+        if parts[0] == "cdi" and len(parts) == 4:
+            name = f"{parts[1]}/{parts[2]}={parts[3]}"
+        yield name
 
 
 def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str, ...] | None:
     """Converts GPU names as the container toolkit does. Returns None if no word is a GPU name.
 
-    With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder of
-    GPUs.
+    With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder.
     """
     ids: list[str] = []
     is_known = False
@@ -212,10 +227,13 @@ def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str,
         cdi = _CDI_NAME.fullmatch(word)
         name = cdi[1] if cdi else word
         if name == "all":
-            ids += () if is_monitor else cards.uuids or (name,)
             is_known = True
+            if not is_monitor:
+                ids += cards.uuids or (name,)
         elif _NUMBER.fullmatch(name):
             ids.append(cards.find_by_index(int(name)))
         elif parse_id_or_minor(name) is not None:
             ids.append(name)
-    return tuple(dict.fromkeys(ids)) if ids or is_known else None
+    if not ids and not is_known:
+        return None
+    return tuple(dict.fromkeys(ids))

@@ -1,5 +1,4 @@
-"""Connects to the container runtime, and reconnects if the connection ends. A second thread writes
-podlist.json.
+"""Connects to the container runtime, and writes podlist.json in a second thread.
 
 Changes during or shortly after a write are combined into one write. If another program removes or
 overwrites the file, the hook restores it. If the file cannot be written, the old file stays, and
@@ -33,16 +32,16 @@ _RETRY_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
 _CHECK_SECONDS = 5.0
 _STOP_SECONDS = 5.0
-_CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
+_CARDS_INTERVAL = 10.0
+_CARDS_DEADLINE = 1.0
 
 
 @dataclass
 class Hook:
     file: AtomicFile  # podlist.json
     path: str = "/var/run/nri/nri.sock"  # socket of the runtime
-    inherited: int | None = (
-        None  # if the runtime started the hook: file descriptor of the open connection
-    )
+    # If the runtime started the hook: file descriptor of the open connection.
+    inherited: int | None = None
     name: tuple[str, str] = ("podgpu", "90")  # name and index of the plugin
     inject: bool = False
     proc: str = "/proc"
@@ -66,7 +65,7 @@ class Hook:
         plugin = self._plugin
         gauges = {
             "podgpu_hook_synchronised": int(self.is_synchronised),
-            "podgpu_hook_containers": plugin.containers if plugin is not None else 0,
+            "podgpu_hook_containers": 0 if plugin is None else plugin.containers,
             "podgpu_hook_gpu_containers": self.writer.gpu_containers,
             "podgpu_hook_podlist_up_to_date": int(self.writer.is_up_to_date),
         }
@@ -75,20 +74,21 @@ class Hook:
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the threads. Calls `on_fatal` when an inherited connection ends, because it cannot
-        be opened again.
+        """Starts the threads.
+
+        Calls `on_fatal` when an inherited connection ends, because it cannot be opened again.
         """
         self.writer.start()
-        threading.Thread(
-            target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True
-        ).start()
+        run = partial(self._run, on_fatal)
+        threading.Thread(target=run, name="hook-runtime", daemon=True).start()
 
     def reload(self) -> None:
         """Required by the web server. Does nothing, because the hook has no configuration files."""
 
     def stop(self) -> None:
-        """Stops the threads. Keeps the file, because containers continue to run without the
-        hook.
+        """Stops the threads.
+
+        Keeps the file, because containers continue to run without the hook.
         """
         self._stopping.set()
         connection = self._connection
@@ -100,20 +100,20 @@ class Hook:
         while not self._stopping.is_set():
             was_good = self._connect_once()
             if self.inherited is not None:
-                self.fatal = (
-                    None if was_good or self._stopping.is_set() else StartError(self._logged)
-                )
+                if not was_good and not self._stopping.is_set():
+                    self.fatal = StartError(self._logged)
                 on_end()
                 return
             self._stopping.wait(_RETRY_SECONDS)
 
     def _connect_once(self) -> bool:
-        """Runs one connection until it ends. Returns True if the runtime reported its containers
-        before the end.
+        """Runs one connection until it ends.
+
+        Returns True if the runtime reported its containers before the end.
         """
         cards = (lambda: self.writer.cards) if self.inject else None
         plugin = Plugin(self.writer.update, self._counters, cards)
-        reason, message = "connection_ended", "the runtime ended the connection"
+        problem = SourceError("connection_ended", "the runtime ended the connection")
         try:
             self._connection = self._connect()
             self._plugin = plugin
@@ -121,39 +121,40 @@ class Hook:
                 _shut(self._connection)
             Session(self._connection, plugin.answer, self.name, self._counters).run()
         except SourceError as error:
-            reason, message = error.reason, str(error)
-        except Exception as error:  # noqa: BLE001 - without this thread the file would never change again
+            problem = error
+        except Exception as error:  # noqa: BLE001 - the thread must continue
             _log.exception("unexpected error, please report it")
-            reason, message = "bug", repr(error)
+            problem = SourceError("bug", repr(error))
         finally:
             self._connection = self._plugin = None
+
         if not self._stopping.is_set():
-            if (
-                plugin.is_synchronised or message != self._logged
-            ):  # repeated failures are logged once
+            message = str(problem)
+            # Repeated failures are logged once.
+            if plugin.is_synchronised or message != self._logged:
                 _log.warning(
                     "%s; podlist.json stays unchanged until the connection works again", message
                 )
             self._logged = message
-            self._counters.error(reason)
+            self._counters.error(problem.reason)
         return plugin.is_synchronised
 
     def _connect(self) -> socket.socket:
-        connection = None
         try:
             if self.inherited is not None:
                 return socket.socket(fileno=self.inherited)
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(self.path)
-        except OSError as error:
-            if connection is not None:
+            try:
+                connection.connect(self.path)
+            except OSError:
                 connection.close()
+                raise
+        except OSError as error:
             raise SourceError(
                 "no_connection",
                 f"cannot connect to the NRI socket {self.path} ({error.strerror}): mount its "
-                "directory from the host,"
-                " run as root (runAsUser: 0), and check that the runtime enables NRI (containerd "
-                "1.7 disables it)",
+                "directory from the host, run as root (runAsUser: 0), and check that the runtime "
+                "enables NRI (containerd 1.7 disables it)",
             ) from error
         return connection
 
@@ -168,7 +169,9 @@ def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
     """Returns the file content: one line per container, sorted."""
     ordered = sorted(entries, key=lambda entry: (entry.namespace, entry.name, entry.container))
     lines = b",\n".join(map(msgspec.json.encode, ordered))
-    return b"[\n" + lines + b"\n]\n" if lines else b"[]\n"
+    if not lines:
+        return b"[]\n"
+    return b"[\n" + lines + b"\n]\n"
 
 
 class PodlistWriter:
@@ -181,8 +184,8 @@ class PodlistWriter:
         self._workers = Workers()
         self._next_cards_at = 0.0
         self.cards = Cards()
+        # None until the runtime has reported all containers. Until then, nothing is written.
         self._sandboxes: tuple[Sandbox, ...] | None = None
-        """None until the runtime has reported all containers. Until then, nothing is written."""
         self._logged: set[str] = set()
         self._wake = threading.Event()
         self._stopping = False
@@ -212,9 +215,8 @@ class PodlistWriter:
         """Reads the GPUs, at most every 10 s. Waits at most 1 s, because the driver may hang."""
         if time.monotonic() < self._next_cards_at:
             return
-        result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)[
-            "cards"
-        ]
+        jobs = {"cards": self._read_cards}
+        result = self._workers.run(jobs, _CARDS_DEADLINE, self._wake.set)["cards"]
         if result.value is not None:
             self.cards = result.value
             self._next_cards_at = time.monotonic() + _CARDS_INTERVAL
@@ -242,24 +244,7 @@ class PodlistWriter:
         if sandboxes is None:
             return
         self.update_cards()
-        entries: list[PodlistEntry] = []
-        problems: dict[str, str] = {}  # text -> reason
-        for sandbox in sandboxes:
-            try:
-                entries += find_gpus(sandbox, self.cards)
-            except SourceError as error:
-                problems[str(error)] = error.reason
-            except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
-                pod = sandbox.pod
-                problems[
-                    f"pod {pod.namespace}/{pod.name} is skipped, please report this: {error!r}"
-                ] = "bug"
-        for text in problems.keys() - self._logged:
-            self._counters.error(problems[text])
-            _log.warning("%s", text)
-        self._logged = set(problems)
-        self.gpu_containers = len(entries)
-        content = encode_podlist(entries)
+        content = encode_podlist(self._find_entries(sandboxes))
         current = None
         with suppress(SourceError):
             current = read_bounded(str(self._file.path), MAX_BYTES)
@@ -268,6 +253,25 @@ class PodlistWriter:
             self._file.write(content)
             self._counters.add("podgpu_hook_podlist_writes_total")
         self.is_up_to_date = sandboxes is self._sandboxes
+
+    def _find_entries(self, sandboxes: Iterable[Sandbox]) -> list[PodlistEntry]:
+        """Returns the entries of all pods. Counts and logs new problems."""
+        entries: list[PodlistEntry] = []
+        problems: dict[str, str] = {}  # text -> reason
+        for sandbox in sandboxes:
+            try:
+                entries += find_gpus(sandbox, self.cards)
+            except SourceError as error:
+                problems[str(error)] = error.reason
+            except Exception as error:  # noqa: BLE001 - other pods keep their entries
+                name = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
+                problems[f"pod {name} is skipped, please report this: {error!r}"] = "bug"
+        for text in problems.keys() - self._logged:
+            self._counters.error(problems[text])
+            _log.warning("%s", text)
+        self._logged = set(problems)
+        self.gpu_containers = len(entries)
+        return entries
 
     def _failed(self, reason: str, message: str) -> None:
         self.is_up_to_date = False

@@ -1,5 +1,4 @@
-"""Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the
-runtime's requests.
+"""Handles one NRI connection: ttrpc frames, registration, and answers to the runtime's requests.
 
 Two byte streams share the connection: one for requests of the runtime, one for requests of the
 plugin. The runtime waits for each answer, so `Plugin` never waits for a disk, a driver or a lock.
@@ -13,8 +12,11 @@ import logging
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -25,7 +27,8 @@ from podgpu.node.hook.devices import VISIBLE_DEVICES, Cards, Sandbox, find_assig
 
 PLUGIN_SERVICE = 1  # stream of the runtime's requests
 RUNTIME_SERVICE = 2  # stream of the plugin's requests
-REQUEST, RESPONSE = 1, 2
+REQUEST = 1
+RESPONSE = 2
 PLUGIN_API = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_API = "nri.pkg.api.v1alpha1.Runtime"
 MAX_MESSAGE = 4 * 1024 * 1024
@@ -47,9 +50,7 @@ _METHODS = {
     10: "StopContainer",
     11: "RemoveContainer",
 }
-"""Subscribed events: number -> method. Few events are subscribed, because each one delays pod
-starts.
-"""
+"""Subscribed events: number -> method. There are few, because each one delays pod starts."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
@@ -63,10 +64,12 @@ class Message(NamedTuple):
 
 
 def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
-    """Yields the messages in the received bytes. Raises SourceError if a length in the bytes
-    exceeds the maximum.
+    """Yields the messages in the received bytes.
+
+    Raises SourceError if a length in the bytes exceeds the maximum.
     """
-    frames, streams = bytearray(), {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
+    frames = bytearray()
+    streams = {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
     for piece in received:
         frames += piece
         while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
@@ -82,19 +85,20 @@ def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
 def _cut(
     buffer: bytearray, header: struct.Struct, length_position: int, limit: int
 ) -> tuple[tuple[int, ...], bytes] | None:
-    """Removes a header and its content from the start of the buffer. Returns both, or None if they
-    are incomplete.
+    """Removes a header and its content from the start of the buffer.
+
+    Returns both, or None if they are incomplete.
     """
     if len(buffer) < header.size:
         return None
     fields = header.unpack_from(buffer)
     length = fields[length_position]
     if length > limit:
-        problem = (
+        raise SourceError(
+            "bad_frame",
             f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is "
-            f"{limit:,})"
+            f"{limit:,})",
         )
-        raise SourceError("bad_frame", problem)
     end = header.size + length
     if len(buffer) < end:
         return None
@@ -104,14 +108,13 @@ def _cut(
 
 
 def encode(message: Message) -> bytes:
-    content = (
-        _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0) + message.data
-    )
-    frames = (
-        content[start : start + _MAX_SENT_FRAME]
-        for start in range(0, len(content), _MAX_SENT_FRAME)
-    )
-    return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
+    header = _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0)
+    content = header + message.data
+    frames = bytearray()
+    for start in range(0, len(content), _MAX_SENT_FRAME):
+        frame = content[start : start + _MAX_SENT_FRAME]
+        frames += _FRAME_HEADER.pack(message.service, len(frame)) + frame
+    return bytes(frames)
 
 
 @dataclass
@@ -119,31 +122,22 @@ class Session:
     """Registers the plugin and answers requests until the connection ends."""
 
     connection: socket.socket
-    call: Callable[
-        [str, bytes], bytes
-    ]  # (method, payload) -> encoded response; may raise any exception
+    # (method, payload) -> encoded response. May raise any exception.
+    call: Callable[[str, bytes], bytes]
     name: tuple[str, str]  # name and two-digit index of the plugin
     counters: HookCounters
     is_registered: bool = False
 
     def run(self) -> None:
-        """Returns when the runtime ends the connection. Raises SourceError if the connection or
-        registration fails.
+        """Returns when the runtime ends the connection.
+
+        Raises SourceError if the connection or registration fails.
         """
-        self.connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0)
-        )
+        send_timeout = struct.pack("@ll", _SEND_SECONDS, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         self.connection.settimeout(_REGISTRATION_SECONDS)
         try:
-            registration = nri_pb2.RegisterPluginRequest(
-                plugin_name=self.name[0], plugin_idx=self.name[1]
-            )
-            request = nri_pb2.Request(
-                service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(registration)
-            )
-            self.connection.sendall(
-                encode(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request)))
-            )
+            self._register()
             for message in split_messages(iter(lambda: self.connection.recv(_READ_BYTES), b"")):
                 self._handle(message)
         except TimeoutError as error:
@@ -161,17 +155,27 @@ class Session:
             raise SourceError(
                 "refused",
                 "the runtime closed the connection before it registered the plugin: see its log; "
-                "it may accept only"
-                " plugins that it started itself (containerd: disable_connections)",
+                "it may accept only plugins that it started itself (containerd: "
+                "disable_connections)",
             )
+
+    def _register(self) -> None:
+        name, index = self.name
+        plugin = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
+        request = nri_pb2.Request(
+            service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(plugin)
+        )
+        self._send(Message(RUNTIME_SERVICE, 1, REQUEST, _serialize(request)))
+
+    def _send(self, message: Message) -> None:
+        self.connection.sendall(encode(message))
 
     def _handle(self, message: Message) -> None:
         if message.service == RUNTIME_SERVICE and message.kind == RESPONSE:
             self._finish_registration(message.data)
         elif message.service == PLUGIN_SERVICE and message.kind == REQUEST:
-            self.connection.sendall(
-                encode(message._replace(kind=RESPONSE, data=self._answer(message.data)))
-            )
+            answer = self._answer(message.data)
+            self._send(message._replace(kind=RESPONSE, data=answer))
         else:
             self.counters.error("unexpected_message")
 
@@ -186,16 +190,17 @@ class Session:
             raise SourceError(
                 "refused",
                 f"the runtime rejects the plugin {'-'.join(reversed(self.name))} "
-                f"({answer.status.message}): podgpu"
-                " needs NRI version v1alpha1 (containerd 1.7 or later, CRI-O 1.26 or later); see "
-                "the runtime's log",
+                f"({answer.status.message}): podgpu needs NRI version v1alpha1 (containerd 1.7 or "
+                "later, CRI-O 1.26 or later); see the runtime's log",
             )
         self.is_registered = True
         self.connection.settimeout(None)
 
     def _answer(self, data: bytes) -> bytes:
         started = time.monotonic()
-        request, response, method = nri_pb2.Request(), nri_pb2.Response(), "other"
+        request = nri_pb2.Request()
+        response = nri_pb2.Response()
+        method = "other"
         try:
             request.ParseFromString(data)
             method = request.method
@@ -203,12 +208,10 @@ class Session:
                 raise NotImplementedError
             response.payload = self.call(method, request.payload)
         except NotImplementedError:
-            self._failed(
-                f"{request.service}/{method}",
-                "other_protocol",
-                f"podgpu implements {PLUGIN_API} only",
-            )
-            response.status.code, method = _UNIMPLEMENTED, "other"
+            problem = f"podgpu implements {PLUGIN_API} only"
+            self._failed(f"{request.service}/{method}", "other_protocol", problem)
+            response.status.code = _UNIMPLEMENTED
+            method = "other"
         except DecodeError:
             self._failed(method, "bad_request", "the request is not an NRI message")
         except SourceError as error:
@@ -232,20 +235,27 @@ def _serialize(message: Any) -> bytes:
 
 @dataclass
 class Plugin:
-    """Answers requests and tracks the containers. Lives as long as the connection, because the
-    runtime reports all containers again after a reconnect.
+    """Answers requests and tracks the containers.
+
+    Lives as long as the connection, because the runtime reports all containers again after a
+    reconnect.
     """
 
+    # Called with all sandboxes after every change, after the first full report of the runtime.
     on_change: Callable[[tuple[Sandbox, ...]], None]
-    """Called with all sandboxes after every change, after the first full report of the runtime."""
     counters: HookCounters
+    # If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers.
     cards: Callable[[], Cards] | None = None
-    """If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers."""
     is_synchronised: bool = False
-    _sandboxes: dict[str, Sandbox] = field(default_factory=dict)
-    _reported_pods: list[Any] = field(
-        default_factory=list
-    )  # of a Synchronize request that has more messages to come
+    # Pods by the id of their sandbox, and the ids by the UID of the pod.
+    _pods: dict[str, Any] = field(default_factory=dict)
+    _sandbox_ids: dict[str, str] = field(default_factory=dict)
+    # Running containers by the id of their sandbox and by name.
+    _containers: defaultdict[str, dict[str, Any]] = field(
+        default_factory=partial(defaultdict, dict)
+    )
+    # Of a Synchronize request that has more messages to come.
+    _reported_pods: list[Any] = field(default_factory=list)
     _reported_containers: list[Any] = field(default_factory=list)
 
     @property
@@ -254,19 +264,23 @@ class Plugin:
 
     @property
     def sandboxes(self) -> tuple[Sandbox, ...]:
-        return tuple(self._sandboxes.values())
+        sandboxes = []
+        for sandbox_id, pod in self._pods.copy().items():
+            containers = self._containers.get(sandbox_id, {})
+            sandboxes.append(Sandbox(pod, tuple(containers.values())))
+        return tuple(sandboxes)
 
     def answer(self, method: str, payload: bytes) -> bytes:
-        """Returns the encoded response. Raises NotImplementedError, SourceError or protobuf's
-        DecodeError.
+        """Returns the encoded response.
+
+        Raises NotImplementedError, SourceError or protobuf's DecodeError.
         """
-        own = {
-            "Configure": self._configure,
-            "Synchronize": self._synchronize,
-            "CreateContainer": self._create,
-        }
-        if method in own:
-            return own[method](payload)
+        if method == "Configure":
+            return self._configure(payload)
+        if method == "Synchronize":
+            return self._synchronize(payload)
+        if method == "CreateContainer":
+            return self._create(payload)
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
             self._apply(_METHODS.get(change.event, ""), change.pod, change.container)
@@ -279,9 +293,8 @@ class Plugin:
 
     def _configure(self, payload: bytes) -> bytes:
         request = nri_pb2.ConfigureRequest.FromString(payload)
-        _log.info(
-            "registered with %s %s", request.runtime_name or "the runtime", request.runtime_version
-        )
+        runtime = request.runtime_name or "the runtime"
+        _log.info("registered with %s %s", runtime, request.runtime_version)
         return _serialize(nri_pb2.ConfigureResponse(events=EVENTS))
 
     def _synchronize(self, payload: bytes) -> bytes:
@@ -290,88 +303,78 @@ class Plugin:
         self._reported_containers += request.containers
         if request.more:
             return _serialize(nri_pb2.SynchronizeResponse(more=True))
-        self._sandboxes = {}
+        self._pods.clear()
+        self._sandbox_ids.clear()
+        self._containers.clear()
         for pod in self._reported_pods:
             self._add(pod)
-        # If two containers have the same name, the newer one replaces the other, because only the
-        # newer one runs.
-        for container in sorted(
-            self._reported_containers, key=lambda container: container.created_at
-        ):
-            if container.pod_sandbox_id in self._sandboxes:
-                self._put_container(self._sandboxes[container.pod_sandbox_id].pod, container)
-        self._reported_pods, self._reported_containers = [], []
+        # Of several containers with the same name, only the newest one runs.
+        for container in sorted(self._reported_containers, key=attrgetter("created_at")):
+            sandbox_id = container.pod_sandbox_id
+            if container.state != _STOPPED and sandbox_id in self._pods:
+                self._containers[sandbox_id][container.name] = container
+        self._reported_pods = []
+        self._reported_containers = []
         self.is_synchronised = True
         self.counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
-        self._publish()
+        self.on_change(self.sandboxes)
         return b""
 
     def _create(self, payload: bytes) -> bytes:
         subject = nri_pb2.Subject.FromString(payload)
         self._apply("CreateContainer", subject.pod, subject.container)
-        sandbox = self._sandboxes.get(subject.pod.id)
-        if self.cards is None or sandbox is None:
+        pod = self._pods.get(subject.pod.id)
+        if self.cards is None or pod is None:
             return b""
-        value = ",".join(find_assigned(sandbox.pod, self.cards()))
-        if not value or value == read_variables(subject.container).get(VISIBLE_DEVICES, ""):
+        value = ",".join(find_assigned(pod, self.cards()))
+        variables = read_variables(subject.container)
+        if not value or value == variables.get(VISIBLE_DEVICES):
             return b""
+
         self.counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
-        if any(
-            variable.startswith(f"{VISIBLE_DEVICES}=".encode())
-            for variable in subject.container.env
-        ):
+        if VISIBLE_DEVICES in variables:
             # Another plugin may have set the variable. The runtime then accepts a new value only
             # after its removal.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
-        return _serialize(
-            nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env))
-        )
+        adjustment = nri_pb2.ContainerAdjustment(env=env)
+        return _serialize(nri_pb2.CreateContainerResponse(adjust=adjustment))
 
     def _apply(self, method: str, pod: Any, container: Any) -> None:
         if method == "RunPodSandbox":
             self._add(pod)
         elif method in ("StopPodSandbox", "RemovePodSandbox"):
-            self._sandboxes.pop(pod.id, None)
-        elif method in ("StopContainer", "RemoveContainer"):
-            self._remove_container(container.id)
-        elif (
-            method
-        ):  # also for later events, because the creation of the container may have been missed
-            self._put_container(pod, container)
-        self._publish()
-
-    def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes older sandboxes of the pod, in case their stop events were
-        missed.
-        """
-        for sandbox in self.sandboxes:
-            if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
-                del self._sandboxes[sandbox.pod.id]
-        known = self._sandboxes.get(pod.id)
-        self._sandboxes[pod.id] = Sandbox(pod, known.containers if known else ())
-
-    def _put_container(self, pod: Any, container: Any) -> None:
-        """Adds a container. Removes an older one with the same name, in case its stop event was
-        missed.
-        """
-        self._remove_container(container.id)
-        if container.state == _STOPPED:
-            return
-        known = self._sandboxes.get(pod.id, Sandbox(pod))
-        others = (other for other in known.containers if other.name != container.name)
-        # The runtime may send only the pod's id. The earlier pod, which has names, is then kept.
-        self._sandboxes[pod.id] = Sandbox(pod if pod.name else known.pod, (*others, container))
-
-    def _remove_container(self, container_id: str) -> None:
-        for sandbox in self.sandboxes:
-            kept = tuple(
-                container for container in sandbox.containers if container.id != container_id
-            )
-            if len(kept) < len(sandbox.containers):
-                self._sandboxes[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
-
-    def _publish(self) -> None:
+            self._remove(pod.id)
+        elif method in ("StopContainer", "RemoveContainer") or container.state == _STOPPED:
+            self._remove_container(pod.id, container.id)
+        elif method:
+            # Also for later events, because earlier events may have been missed. The runtime may
+            # send only the pod's id. The earlier pod, which has names, is then kept.
+            if pod.name or pod.id not in self._pods:
+                self._add(pod)
+            # Replaces an older container of this name, in case its stop event was missed.
+            self._containers[pod.id][container.name] = container
         if self.is_synchronised:
             self.on_change(self.sandboxes)
+
+    def _add(self, pod: Any) -> None:
+        """Adds a sandbox. Removes an older one of the pod, in case its stop event was missed."""
+        if pod.uid:
+            older = self._sandbox_ids.get(pod.uid, pod.id)
+            if older != pod.id:
+                self._remove(older)
+            self._sandbox_ids[pod.uid] = pod.id
+        self._pods[pod.id] = pod
+
+    def _remove(self, sandbox_id: str) -> None:
+        pod = self._pods.pop(sandbox_id, None)
+        if pod is not None:
+            self._sandbox_ids.pop(pod.uid, None)
+            self._containers.pop(sandbox_id, None)
+
+    def _remove_container(self, sandbox_id: str, container_id: str) -> None:
+        containers = self._containers.get(sandbox_id, {})
+        for container in tuple(containers.values()):
+            if container.id == container_id:
+                del containers[container.name]
