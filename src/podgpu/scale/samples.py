@@ -210,8 +210,10 @@ class _PodDevice(NamedTuple):
         total = 0.0
         for part in self.parts:
             window = part.window
-            amount = None if window is None else getattr(window, name)
-            if window is None or amount is None or amount / window.held > most:
+            if window is None:
+                return None
+            amount = getattr(window, name)
+            if amount is None or amount / window.held > most:
                 return None
             total += amount / window.held
         return total
@@ -242,8 +244,8 @@ class MetricsSnapshot:
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
     interval: float
-    # running pods that held a GPU in an earlier round and may still hold it
-    held_before: frozenset[SampleKey]
+    # running pods that hold a GPU, or held one in an earlier round and may still hold it
+    held: frozenset[SampleKey]
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
@@ -261,7 +263,7 @@ class MetricsSnapshot:
         return self.ends_at - pod.started_at
 
     def needs_gpu(self, pod: PodSeen) -> bool:
-        return pod.key in self.last.rows or pod.requests_gpu or pod.key in self.held_before
+        return pod.requests_gpu or pod.key in self.held
 
     def is_starting(self, pod: PodSeen) -> bool:
         """Returns True while its node's exporter may not report the pod yet."""
@@ -277,7 +279,7 @@ class SampleStore:
     _pods: Callable[[], RunningPods]
     _clock: Clock = field(default_factory=Clock)
     _rounds: tuple[RoundSamples, ...] = ()
-    _held_before: frozenset[SampleKey] = frozenset()
+    _held: frozenset[SampleKey] = frozenset()
     _snapshot: MetricsSnapshot | None = None
 
     def add_round(self, state: ClusterState) -> None:
@@ -295,7 +297,7 @@ class SampleStore:
         self._rounds = (*rounds, samples)
 
         if not pods.trouble:
-            self._held_before = self._held_before.union(samples.rows).intersection(pods.by_key)
+            self._held = self._held.union(samples.rows).intersection(pods.by_key)
 
         notes = list(state.notes)
         notes += [outcome.text for outcome in state.outcomes if outcome.error]
@@ -303,7 +305,7 @@ class SampleStore:
             self._rounds,
             state.taken_at or 0.0,
             self.settings.interval,
-            self._held_before,
+            self._held,
             pods,
             {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
             tuple(dict.fromkeys(notes)),
