@@ -21,6 +21,7 @@ from podgpu.metrics.fields import (
     DEVICE_LEVELS,
     KEY_FIELDS,
     POWER,
+    TOTAL_ENERGY,
     XID_NAME,
     Meaning,
     fields,
@@ -63,8 +64,8 @@ TARGET_LABELS = ("job", "instance")
 REPLICA_LABELS = ("prometheus_replica", "replica")
 MAX_LINES = 250_000  # ten times as many as a node with 16 GPUs and 112 MIG instances exports
 _MAX_AMOUNT = 2**63 - 1024  # largest float below 2**63, the limit of `Amount`
-_DCGM_BLANK = 0x7FFFFFF0  # the smallest of DCGM's codes for "no value"
-_DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu splits power and energy among virtual GPUs
+DCGM_BLANK = 0x7FFFFFF0  # the smallest of DCGM's codes for "no value"
+_DIVIDED_FIELDS = {POWER, TOTAL_ENERGY}  # podgpu splits power and energy among virtual GPUs
 _CONDITION_FIELDS = {
     fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()
 }
@@ -201,7 +202,7 @@ class _NodeBuilder:
     def add_field(self, rule: Meaning, sample: ParsedSample) -> None:
         found = self._find_device(sample.labels)
         value = rule.value(sample.value)
-        limit = _DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
+        limit = DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
         if found is None or not 0 <= value < limit:
             return
 
@@ -389,7 +390,7 @@ def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str,
     present: dict[str, dict[str, Any]] = {}
     for values in devices:
         for name, value in values.items():
-            if not 0 < value < _DCGM_BLANK:
+            if not 0 < value < DCGM_BLANK:
                 continue
             condition = _CONDITION_FIELDS.get(name)
             if condition:

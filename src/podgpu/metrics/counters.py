@@ -103,7 +103,7 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
             f"{name} has the unknown type {kind[:80]!a}: "
             f"use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
         )
-    if field.type in ("blob", "time"):
+    if field.type == "blob":
         raise UsageError(
             f"{name} cannot be exported: its values are neither numbers nor text; remove the row"
         )

@@ -16,8 +16,10 @@ from podgpu.metrics.fields import (
     ENGINE,
     FB_USED,
     POWER,
+    TOTAL_ENERGY,
     UTIL,
     XID_FIELD,
+    XID_NAME,
     factor_1x,
     fields,
 )
@@ -49,7 +51,6 @@ from podgpu.model import (
 Values = Mapping[str, Value]
 GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 FB_USED_BYTES = "DCGM_FI_DEV_FB_USED_BYTES"
-TOTAL_ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 ENERGY_JOULES = "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
 ATTRIBUTED = frozenset(
     {UTIL, FB_USED, POWER, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES}
@@ -86,7 +87,7 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
         if device.fields is not None:
             renderer.add_device(gpu, device, device.fields)
     for entity in state.entities:
-        renderer.add_values(_entity_labels(entity, policy), entity.fields)
+        renderer.add_entity(entity)
     return [
         Family(counter.name, counter.type, counter.help, tuple(samples), dcgm_numbers=True)
         for counter, samples in renderer.families
@@ -119,21 +120,31 @@ class _Renderer:
         if not holders or not policy.virtual_gpus:
             if holders and not is_shared:
                 labels = self._held_labels(names, texts, holders[0])
-            self.add_values(labels, all_values)
+            self._add_values(labels, all_values)
             self._add_details(labels, device)
             self._add_events(labels, device)
             return
 
         of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
-        self.add_values(labels, {name: all_values[name] for name in all_values.keys() & of_device})
+        self._add_values(labels, {name: all_values[name] for name in all_values.keys() & of_device})
         self._add_details(labels, device)
         for holder in holders:
             own_values = {**repeated, **_attributed_values(values, holder.usage)}
             if is_shared:
                 own_values = _holder_activity(own_values, values, holder.usage)
             labels = self._held_labels(names, texts, holder)
-            self.add_values(labels, own_values)
+            self._add_values(labels, own_values)
             self._add_events(labels, device)
+
+    def add_entity(self, entity: EntityState) -> None:
+        """Adds the series of a link, a switch, a CPU and so on."""
+        names = dict(entity.labels)
+        if "model_name" in names:
+            names["model_name"] = self._policy.model_name(names["model_name"])
+        counters = [each for each in self._label_counters if each.field.level == entity.kind]
+        texts = sorted(_label_values(counters, entity.fields, {}))
+        labels = make_labels((*names.items(), *self._policy.host, *texts))
+        self._add_values(labels, entity.fields)
 
     def _held_labels(self, names: dict[str, str], texts: LabelPairs, holder: Holder) -> Labels:
         attributes = [*holder_pairs(holder, self._policy), *holder.labels.items()]
@@ -142,7 +153,7 @@ class _Renderer:
         pod_labels = self._pod_labels.get(f"{holder.namespace}/{holder.pod}")
         return dcgm_labels(names, self._policy, attributes, texts, pod_labels)
 
-    def add_values(self, labels: Labels, values: Values) -> None:
+    def _add_values(self, labels: Labels, values: Values) -> None:
         for counter, samples in self.families:
             field = counter.field
             value = values.get(field.name)
@@ -188,7 +199,7 @@ def _count_events(
 
     The value of XID_FIELD is the newest XID.
     """
-    if field_id == XID_FIELD and fields()[XID_FIELD].name not in device.unsupported:
+    if field_id == XID_FIELD and XID_NAME not in device.unsupported:
         xid = device.last_xid or 0
         yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
     elif field_id == XID_COUNT_FIELD:
@@ -212,16 +223,6 @@ def _count_events(
             _, total = device.clock_events.get(event, (0, 0))
             if total:
                 yield total, (("clock_event", event),)
-
-
-def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
-    names = dict(entity.labels)
-    if "model_name" in names:
-        names["model_name"] = policy.model_name(names["model_name"])
-    counters = [each for each in policy.counters if each.is_label]
-    own_counters = [each for each in counters if each.field.level == entity.kind]
-    texts = sorted(_label_values(own_counters, entity.fields, {}))
-    return make_labels((*names.items(), *policy.host, *texts))
 
 
 # Virtual GPUs

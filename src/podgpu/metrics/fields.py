@@ -95,7 +95,7 @@ class Field:
     name_since_4_6: str
     name_1x: str
     alias: str
-    type: str  # int, float, text, blob or time
+    type: str  # int, float, text or blob
     unit: str
     # type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU
     level: str
@@ -338,18 +338,19 @@ def names_of(field_name: str) -> tuple[str, ...]:
     return old + new
 
 
-# Fields that are also attributes of DeviceState or GpuOrInstance
+# Fields that are also attributes of DeviceState, GpuOrInstance or HolderUsage
 
-UTIL = fields()[203].name
-ENGINE = fields()[1001].name
-POWER = fields()[155].name
-TEMPERATURE = fields()[150].name
-FB_TOTAL = fields()[250].name
-FB_FREE = fields()[251].name
-FB_USED = fields()[252].name
-FB_RESERVED = fields()[253].name
+UTIL = "DCGM_FI_DEV_GPU_UTIL"
+ENGINE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+POWER = "DCGM_FI_DEV_POWER_USAGE"
+TOTAL_ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
+FB_TOTAL = "DCGM_FI_DEV_FB_TOTAL"
+FB_FREE = "DCGM_FI_DEV_FB_FREE"
+FB_USED = "DCGM_FI_DEV_FB_USED"
+FB_RESERVED = "DCGM_FI_DEV_FB_RESERVED"
 MEMORY_FIELDS = (FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED)
 KEY_FIELDS = (UTIL, ENGINE, POWER, TEMPERATURE, *MEMORY_FIELDS)
-XID_NAME = fields()[XID_FIELD].name
-TENSOR_ACTIVE = fields()[1004].name
-DRAM_ACTIVE = fields()[1005].name
+XID_NAME = "DCGM_FI_DEV_XID_ERRORS"
+TENSOR_ACTIVE = "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
+DRAM_ACTIVE = "DCGM_FI_PROF_DRAM_ACTIVE"

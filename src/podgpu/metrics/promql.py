@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from podgpu.metrics.adapter import (
+    DCGM_BLANK,
     GPU_LABELS,
     IDENTITY,
     REPLICA_LABELS,
@@ -30,7 +31,6 @@ from podgpu.metrics.fields import (
 )
 
 _IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
-_DCGM_BLANK = 0x7FFFFFF0
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 
 
@@ -164,11 +164,11 @@ def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]],
     `max` merges equal values of MIG instances.
     """
     old_names, new_names = generations(field)
-    query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
+    query = f"max {labels} (({select_names(old_names)}) < {DCGM_BLANK})"
     rename = rename_of(field)
     if rename is None:
         return query
-    blank = f"{_DCGM_BLANK * rename.factor:.0f}"
+    blank = f"{DCGM_BLANK * rename.factor:.0f}"
     newer = f"max {labels} (({select_names(new_names)}) < {blank})"
     return f"{query} or {newer} / {rename.factor!r}"
 

@@ -38,11 +38,16 @@ class MetricValue(NamedTuple):
     window: float  # length in seconds; shorter than requested if the pods started recently
 
 
-def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[PodSeen]:
+def _select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> list[PodSeen]:
     """Returns the selected running pods. Raises Refusal if the running pods are unknown."""
     if snapshot.pods.trouble:
         raise no_data(snapshot.pods.trouble)
     return [pod for pod in snapshot.pods.by_key.values() if selector.matches(pod)]
+
+
+def _select_gpu_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> list[PodSeen]:
+    pods = _select_pods(snapshot, selector)
+    return [pod for pod in pods if pod.requests_gpu or pod.key in snapshot.held]
 
 
 def _compute_mean(
@@ -98,8 +103,7 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
             f"{metric.name} is a mean over GPUs in use and does not support the aggregate "
             f"{request.aggregate}: use the aggregate mean, or the metric {UTILIZATION.name}"
         )
-    selected = select_pods(snapshot, request.pods)
-    pods = [pod for pod in selected if snapshot.needs_gpu(pod)]
+    pods = _select_gpu_pods(snapshot, request.pods)
     by_pod: dict[SampleKey, MetricValue] = {}
     for pod in pods:
         pod_value = _compute_pod(snapshot, pod, request)
@@ -122,7 +126,7 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
 
     missing = [pod for pod in pods if pod.key not in answered and not snapshot.is_starting(pod)]
     if value is None or (missing and not request.skip_missing):
-        raise _explain_missing(snapshot, request, selected, missing)
+        raise _explain_missing(snapshot, request, missing)
     return _raise_zero(value, snapshot, pods, request.idle_for)
 
 
@@ -148,15 +152,15 @@ def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dic
     only if the pod is known to have been idle for `request.idle_for` seconds. Raises Refusal if no
     pod has a value.
     """
-    pods = select_pods(snapshot, request.pods)
+    pods = _select_gpu_pods(snapshot, request.pods)
     values = {}
     for pod in pods:
         value = _compute_pod(snapshot, pod, request)
         if value is not None:
             values[pod.name] = _raise_zero(value, snapshot, (pod,), request.idle_for)
     if not values:
-        missing = [pod for pod in pods if snapshot.needs_gpu(pod) and not snapshot.is_starting(pod)]
-        raise _explain_missing(snapshot, request, pods, missing)
+        missing = [pod for pod in pods if not snapshot.is_starting(pod)]
+        raise _explain_missing(snapshot, request, missing)
     return values
 
 
@@ -184,8 +188,7 @@ def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
     Raises Refusal if values are missing, or if there is no pod, because podgpu cannot know whether
     a pod is needed.
     """
-    selected = select_pods(snapshot, request.pods)
-    pods = [pod for pod in selected if snapshot.needs_gpu(pod)]
+    pods = _select_gpu_pods(snapshot, request.pods)
     missing = []
     for pod in pods:
         if pod.key not in snapshot.last.rows:
@@ -196,25 +199,23 @@ def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
         if may_be_busy:
             return True
     if missing or not pods:
-        raise _explain_missing(snapshot, request, selected, missing)
+        raise _explain_missing(snapshot, request, missing)
     return False
 
 
 def _explain_missing(
-    snapshot: MetricsSnapshot,
-    request: MetricRequest,
-    selected: Sequence[PodSeen],
-    missing: Sequence[PodSeen],
+    snapshot: MetricsSnapshot, request: MetricRequest, missing: Sequence[PodSeen]
 ) -> Refusal:
     selector = request.pods
     metric = request.metric
+    selected = _select_pods(snapshot, selector)
     notes = f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""
     if not selected:
         return not_found(
             f"{selector.text} has no running pod: check the name, the labels and the namespace. "
             "podgpu cannot scale up from zero pods; add a second trigger for that"
         )
-    if not any(map(snapshot.needs_gpu, selected)):
+    if not _select_gpu_pods(snapshot, selector):
         return not_found(
             f"{selector.text}: none of its {len(selected)} running pods holds a GPU{notes}"
         )

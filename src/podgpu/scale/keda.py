@@ -64,13 +64,12 @@ class ExternalScaler:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         self._server = server
-        handlers = {
-            "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
-            "GetMetricSpec": self._make_unary(
-                "GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef
-            ),
-            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
-        }
+        methods = (
+            ("IsActive", self._is_active, pb.ScaledObjectRef),
+            ("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
+            ("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
+        )
+        handlers = {name: self._make_unary(name, answer, kind) for name, answer, kind in methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
         host = self._address.host

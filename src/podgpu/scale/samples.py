@@ -262,9 +262,6 @@ class MetricsSnapshot:
     def age(self, pod: PodSeen) -> float:
         return self.ends_at - pod.started_at
 
-    def needs_gpu(self, pod: PodSeen) -> bool:
-        return pod.requests_gpu or pod.key in self.held
-
     def is_starting(self, pod: PodSeen) -> bool:
         """Returns True while its node's exporter may not report the pod yet."""
         return self.age(pod) < 2 * self.interval + _STARTING_SECONDS
