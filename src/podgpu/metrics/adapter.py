@@ -401,7 +401,9 @@ def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str,
 
 
 def _parse_integer(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+    if text.isascii() and text.isdecimal() and len(text) <= 9:
+        return int(text)
+    return None
 
 
 # Entry points

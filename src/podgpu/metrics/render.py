@@ -309,11 +309,16 @@ class _GpuManagerContainer:
 
 
 def _multiply(ratio: Number, whole: Number) -> Number:
-    return None if ratio is None or whole is None else ratio * whole
+    if ratio is None or whole is None:
+        return None
+    return ratio * whole
 
 
 def _add(numbers: Iterable[Number]) -> Number:
     """Returns the sum, or None if there are no numbers or one of them is unknown."""
-    addends = list(numbers)
-    known = [number for number in addends if number is not None]
-    return round(sum(known), _DECIMALS) if known and len(known) == len(addends) else None
+    total: Number = None
+    for number in numbers:
+        if number is None:
+            return None
+        total = number + (total or 0)
+    return None if total is None else round(total, _DECIMALS)

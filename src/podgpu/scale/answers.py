@@ -80,8 +80,9 @@ def _read_value(
         return None
     if metric is not USED:
         return rows[0][metric.column]
+    total = sum(row[USED.column] for row in rows)
     devices = sum(row[USED_COUNT] for row in rows)
-    return sum(row[USED.column] for row in rows) / devices if devices else 0.0
+    return total / devices if devices else 0.0
 
 
 def _compute_pod(

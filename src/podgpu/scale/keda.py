@@ -73,8 +73,9 @@ class ExternalScaler:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
         host = self._address.host
-        target_host = f"[{host}]" if ":" in host else host or "[::]"
-        target = f"{target_host}:{self._address.port}"
+        target = f"{host or '[::]'}:{self._address.port}"
+        if ":" in host:
+            target = f"[{host}]:{self._address.port}"
         scheme = "grpc" if self._credentials is None else "grpcs"
         try:
             if self._credentials is None:

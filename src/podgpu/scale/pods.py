@@ -44,14 +44,18 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
+    owner = None
     owned = parse_owner(body)
+    if owned is not None:
+        _, workload = owned
+        owner = (workload.kind, workload.name)
     started = body["status"].get("startTime")
     return PodSeen(
         record.namespace,
         record.name,
         record.node,
         datetime.fromisoformat(started).timestamp() if started else 0.0,
-        (owned[1].kind, owned[1].name) if owned else None,
+        owner,
         _requests_gpu(record, body),
         record.labels,
     )

@@ -68,11 +68,11 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
     has_node_names = any(node.name in node_names for node in state.nodes)
     for pod, by_node in _find_devices(state).items():
         name = _find_node(pods.by_key.get(pod), by_node, has_node_names)
-        devices = by_node.pop(name, ())
-        if devices:
+        if name is not None:
+            devices = by_node.pop(name)
             samples.rows[pod] = _make_row(_measure(devices, state.settings))
-        if any(device.shares_by_mps for device in devices):
-            samples.mps.add(pod)
+            if any(device.shares_by_mps for device in devices):
+                samples.mps.add(pod)
         if by_node:
             samples.ignored[pod] = ", ".join(by_node)
     return samples
@@ -106,8 +106,8 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
     return devices
 
 
-def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: bool) -> str:
-    """Returns the node whose values are used for the pod, or an empty string.
+def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: bool) -> str | None:
+    """Returns the node whose values are used for the pod, or None.
 
     This is the pod's node in Kubernetes, if this node reports the pod. If no exporter uses the node
     names of Kubernetes, it is the only reporting node.
@@ -116,8 +116,8 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: 
         if pod.node in reporting:
             return pod.node
         if has_node_names:
-            return ""
-    return next(iter(reporting)) if len(reporting) == 1 else ""
+            return None
+    return next(iter(reporting)) if len(reporting) == 1 else None
 
 
 def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float | None]:
@@ -221,7 +221,9 @@ class _PodDevice(NamedTuple):
 
 def _read_field(device: GpuOrInstance, field: str) -> float | None:
     value = (device.fields or {}).get(field)
-    return value if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO else None
+    if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO:
+        return value
+    return None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -296,6 +298,7 @@ class SampleStore:
         if not pods.trouble:
             self._held = self._held.union(samples.rows).intersection(pods.by_key)
 
+        stale_nodes = {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale}
         notes = list(state.notes)
         notes += [outcome.text for outcome in state.outcomes if outcome.error]
         self._snapshot = MetricsSnapshot(
@@ -304,7 +307,7 @@ class SampleStore:
             self.settings.interval,
             self._held,
             pods,
-            {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
+            stale_nodes,
             tuple(dict.fromkeys(notes)),
         )
 
