@@ -1,6 +1,4 @@
-"""Compares the metrics with recorded output of dcgm-exporter on an H200: families, help texts,
-labels, numbers.
-"""
+"""Compares the metrics with recorded output of dcgm-exporter on an H200."""
 
 from __future__ import annotations
 

@@ -414,11 +414,8 @@ def test_a_pod_is_starting_for_two_rounds_and_half_a_minute() -> None:
 
 @pytest.mark.fault(
     "the former node of a pod still reports it",
-    (
-        "autoscale uses only the values of the node that the API server names, and logs the other "
-        "one "
-        "once"
-    ),
+    "autoscale uses only the values of the node that the API server names, "
+    "and logs the other one once",
 )
 def test_values_of_a_pods_former_node_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage([pod("a", node="n2")])  # n1 is no longer in Kubernetes
