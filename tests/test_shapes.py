@@ -1,4 +1,7 @@
-"""Compares the metrics with recorded output of dcgm-exporter on an H200."""
+"""Compares the metrics with recorded output of dcgm-exporter on an H200.
+
+Families, help texts, labels and numbers must be the same.
+"""
 
 from __future__ import annotations
 

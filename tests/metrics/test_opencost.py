@@ -42,7 +42,7 @@ def ask(server: str, query: str) -> list[tuple[dict[str, str], float]]:
 
 @contextmanager
 def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
-    """Runs a Prometheus that scrapes the exporter. `more` is added to its configuration."""
+    """Runs a Prometheus that scrapes every second. `more` is added to its configuration."""
     target = f"{client.address.host}:{client.address.port}"
     job = f"{{job_name: podgpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
     timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"

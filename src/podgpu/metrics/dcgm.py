@@ -118,6 +118,7 @@ class _Renderer:
         is_shared = len({holder.key for holder in holders}) > 1
 
         if not holders or not policy.virtual_gpus:
+            # The values belong to the only holder, or to the device.
             if holders and not is_shared:
                 labels = self._held_labels(names, texts, holders[0])
             self._add_values(labels, all_values)
@@ -125,6 +126,7 @@ class _Renderer:
             self._add_events(labels, device)
             return
 
+        # Virtual GPUs: one series per holder, and some series for the whole device.
         of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
         self._add_values(labels, {name: all_values[name] for name in all_values.keys() & of_device})
         self._add_details(labels, device)
