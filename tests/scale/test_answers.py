@@ -71,6 +71,13 @@ def test_the_window_is_over_each_pods_rounds() -> None:
     assert (value.window, value.at) == (4 * INTERVAL, BEGIN + 4 * INTERVAL)
 
 
+def test_the_window_of_a_workload_is_that_of_its_oldest_pod() -> None:
+    stage = Stage([pod("a"), pod("b", started=35.0)])
+    stage.turns(4, n1=(busy("a", 0.5, 0), busy("b", 0.5, 1)))
+    value = compute_value(stage.snapshot(), MetricRequest(UTILIZATION, INFERENCE, window=60.0))
+    assert value.window == 4 * INTERVAL
+
+
 def test_less_than_half_of_a_window_is_no_value() -> None:
     """After a restart, two replicas would return different values, and one sample is not a mean."""
     stage, window = Stage([pod("a")]), 10 * INTERVAL
@@ -397,6 +404,20 @@ def test_the_reason_why_there_is_no_value(pods: list[PodSeen], status: int, reas
             compute(stage.snapshot(), request)
         assert raised.value.status == status
         assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "selector"),
+    [
+        ("gpu_utilization", INFERENCE),
+        ("gpu_utilization", PodSelector("serving")),
+        ("avg_GPU_utilization", INFERENCE),
+    ],
+)
+def test_pods_that_have_just_started_have_no_value_yet(metric: str, selector: PodSelector) -> None:
+    stage = Stage([pod("new", started=10.0)])
+    stage.turn(n1=(gpu(0),))
+    assert "have just started" in str(refused(stage, metric, selector))
 
 
 def test_a_pod_is_starting_for_two_rounds_and_half_a_minute() -> None:
