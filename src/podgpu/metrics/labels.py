@@ -42,22 +42,17 @@ HOLDER_LABELS = frozenset(
 )
 """Labels that describe the holder of a device, in all versions of dcgm-exporter and podgpu."""
 _DEVICE_LABELS = {"gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID"}
-_EVENT_LABELS = {"err_code", "err_msg", "window_size_in_ms", "xid", "clock_event"}
-_RESERVED = (
-    HOLDER_LABELS
-    | _DEVICE_LABELS
-    | _EVENT_LABELS
-    | {
-        "Hostname",
-        "hostname",
-        "le",
-        "health_watch",
-        "health_error_code",
-        "health_error_severity",
-        "health_error_category",
-        "peer_gpu",
-        "link_status",
-    }
+_HOST_LABELS = {"Hostname", "hostname"}
+_EVENT_LABELS = {"err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"}
+_HEALTH_LABELS = {
+    "health_watch",
+    "health_error_code",
+    "health_error_severity",
+    "health_error_category",
+}
+_LINK_LABELS = {"peer_gpu", "link_status"}
+_RESERVED = HOLDER_LABELS.union(
+    _DEVICE_LABELS, _HOST_LABELS, _EVENT_LABELS, _HEALTH_LABELS, _LINK_LABELS
 )
 """Label names of dcgm-exporter and podgpu. A Kubernetes pod label with such a name is renamed."""
 
