@@ -169,17 +169,9 @@ class _DeviceBuilder:
         if keep_fields is not None:
             stored = {name: value for name, value in stored.items() if name in keep_fields}
 
-        holders = []
-        for key, holder in self.holders.items():
-            if "is_last" in holder:
-                continue
-            if not key:
-                holder = {"source": RESERVATION}
-            elif not is_podgpu:
-                holder = {"source": "dcgm-exporter", **holder}
-            if holder.get("source") or not is_lost:
-                holders.append(holder)
-
+        holders = self._build_holders(is_podgpu)
+        if is_lost:
+            holders = [holder for holder in holders if holder.get("source")]
         return {
             **self.identity,
             **device_figures(values),
@@ -188,6 +180,18 @@ class _DeviceBuilder:
             "fields": stored if values else None,
             "last_xid": int(values.get(XID_NAME, 0)) or None,
         }
+
+    def _build_holders(self, is_podgpu: bool) -> list[dict[str, Any]]:
+        holders = []
+        for key, holder in self.holders.items():
+            if "is_last" in holder:
+                continue
+            if not key:
+                holder = {"source": RESERVATION}
+            elif not is_podgpu:
+                holder = {"source": "dcgm-exporter", **holder}
+            holders.append(holder)
+        return holders
 
 
 class _NodeBuilder:

@@ -8,7 +8,7 @@ is skipped instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.errors import few_of
@@ -111,24 +111,31 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
         if pod_value is not None:
             by_pod[pod.key] = pod_value
 
+    value = _combine(snapshot, request, by_pod)
     answered: Collection[SampleKey] = by_pod
-    value = None
     if metric is USED and request.pods.is_scope:
-        # For a namespace or the cluster, a GPU is counted once, even if several pods share it.
-        scope = (request.pods.namespace, "")
-        value = _compute_mean(snapshot, [scope], metric, request.window)
         answered = snapshot.last.rows
-    elif metric is USED:
-        value = _compute_mean(snapshot, list(by_pod), metric, request.window)
-    elif by_pod:
-        combined = aggregate_values(request.aggregate, [each.value for each in by_pod.values()])
-        window = max(each.window for each in by_pod.values())
-        value = MetricValue(combined, snapshot.ends_at, window)
-
     missing = [pod for pod in pods if pod.key not in answered and not snapshot.is_starting(pod)]
     if value is None or (missing and not request.skip_missing):
         raise _explain_missing(snapshot, request, missing)
     return _raise_zero(value, snapshot, pods, request.idle_for)
+
+
+def _combine(
+    snapshot: MetricsSnapshot, request: MetricRequest, by_pod: Mapping[SampleKey, MetricValue]
+) -> MetricValue | None:
+    """Returns the value of all pods together, or None if there is none."""
+    if request.metric is USED:
+        keys = list(by_pod)
+        if request.pods.is_scope:
+            # For a namespace or the cluster, a GPU is counted once, even if several pods share it.
+            keys = [(request.pods.namespace, "")]
+        return _compute_mean(snapshot, keys, USED, request.window)
+    if not by_pod:
+        return None
+    values = [each.value for each in by_pod.values()]
+    window = max(each.window for each in by_pod.values())
+    return MetricValue(aggregate_values(request.aggregate, values), snapshot.ends_at, window)
 
 
 def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
