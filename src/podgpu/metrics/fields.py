@@ -1,6 +1,7 @@
 """Defines DCGM's fields (fields.csv): types, units, names in all versions, and NVML calls.
 
-The column `nvml` contains an expression. It is parsed here and executed in `gpu/nvml/driver.py`:
+The column `nvml` contains an expression. It is parsed here, and executed in
+`node/gpu/nvml/driver.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)   a call on the device; arguments: numbers, NVML constants
     nvmlDeviceGetUtilizationRates().gpu     one field of the result
