@@ -1,5 +1,6 @@
-"""Compares the metrics with recorded output of dcgm-exporter on an H200: families, help texts,
-labels, numbers.
+"""Compares the metrics with recorded output of dcgm-exporter on an H200.
+
+Families, help texts, labels and numbers must be the same.
 """
 
 from __future__ import annotations

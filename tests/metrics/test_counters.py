@@ -1,5 +1,6 @@
-"""Tests the parser of counter files, the shipped files (compared with dcgm-exporter's), and
-`--dcgm-names`.
+"""Tests the parser of counter files, the shipped files, and `--dcgm-names`.
+
+The shipped files are compared with dcgm-exporter's.
 """
 
 from __future__ import annotations
@@ -107,8 +108,7 @@ def shipped(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
 
 
 def rows_of_dcgm_exporter(file_name: str, state: str) -> list[tuple[str, str]]:
-    """Returns the rows of a dcgm-exporter file that are enabled or commented out, from
-    exporter_rows.csv.
+    """Returns the enabled or the commented rows of a dcgm-exporter file, from exporter_rows.csv.
 
     One row differs from dcgm-exporter: dcgm_low_util_violation is enabled, as in
     pod-devices-exporter.

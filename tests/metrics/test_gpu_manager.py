@@ -1,6 +1,4 @@
-"""Tests gpu-manager's four metric families: values per card, totals, shared cards and unknown
-values.
-"""
+"""Tests gpu-manager's metric families: values per card, totals, shared cards, unknown values."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def request(cores: int, blocks: int) -> VcudaRequest:
 
 
 def figures(state: NodeState, pod: str = "train") -> tuple[dict[str, float], ...]:
-    """Returns utilisation, memory, requested cards and requested memory of one pod, each by
-    card.
-    """
+    """Returns utilisation, memory, requested cards and memory of one pod, each by card."""
     found = []
     for family in render_gpu_manager(state, POLICY):
         labels = [(dict(sample.labels.pairs), sample.value) for sample in family.samples]

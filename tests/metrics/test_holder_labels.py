@@ -1,5 +1,6 @@
-"""Tests that the shipped rules restore the pod labels with `--dcgm-holder-labels=false`, on a real
-Prometheus.
+"""Tests with a real Prometheus that the shipped rules restore the pod labels.
+
+The exporter runs with `--dcgm-holder-labels=false`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Compares names and sizes of MIG instances with the models and profiles of the simulated
-driver.
-"""
+"""Compares names and sizes of MIG instances with those of the simulated driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Runs OpenCost's queries on a real Prometheus that scrapes a shared GPU with
-`--kubernetes-virtual-gpus`.
+"""Runs OpenCost's queries on a real Prometheus that scrapes a shared GPU.
+
+The exporter runs with `--kubernetes-virtual-gpus`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ def ask(server: str, query: str) -> list[tuple[dict[str, str], float]]:
 
 @contextmanager
 def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
-    """Runs a Prometheus that scrapes the exporter every second. `more` is added to its
-    configuration.
-    """
+    """Runs a Prometheus that scrapes every second. `more` is added to its configuration."""
     target = f"{client.address.host}:{client.address.port}"
     job = f"{{job_name: podgpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
     timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"
@@ -53,8 +52,9 @@ def scraped(folder: Path, client: Client, more: str = "") -> Iterator[str]:
 
 @needs("prometheus")
 def test_usage_per_container_of_a_shared_gpu(folder: Path) -> None:
-    """Two containers use 50 and 20 % of a time-sliced GPU. There are also an idle notebook and a
-    host process.
+    """Two containers use 50 and 20 % of a time-sliced GPU.
+
+    There are also an idle notebook and a host process.
     """
     scenario = read_description(Path(__file__).parents[1] / "nodes" / "usage-virtual-gpus")
     rows = "".join(f"{name}, gauge, x\n" for name in FIELDS)

@@ -176,8 +176,9 @@ def test_holders_without_names_have_uid_and_container_id() -> None:
 
 
 def test_a_gpu_without_index_has_an_empty_one_in_every_family() -> None:
-    """If only the kubelet lists a GPU, its index is unknown. All families need the same label value
-    for joins.
+    """If only the kubelet lists a GPU, its index is unknown.
+
+    All families need the same label value for joins.
     """
     holder = Holder(
         "ns", "p", "c", source="kubelet", share_ratio=1.0, usage=HolderUsage(allocated_ns=1)

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.fleet.readings import ViewSettings
-from podgpu.model import DeviceState, DeviceTotals
+from podgpu.model import Condition, DeviceState, DeviceTotals, Holder, MigInstance
 from podgpu.scale.answers import compute_pod_values, compute_value, is_active
 from podgpu.scale.catalogue import METRICS, PROFILING_METRICS, UTILIZATION
+from podgpu.scale.pods import PodSeen
 from podgpu.scale.requests import MetricRequest, PodSelector, Refusal, find_metric, parse_selector
 from tests.scale.scenes import (
     BEGIN,
@@ -70,6 +71,13 @@ def test_the_window_is_over_each_pods_rounds() -> None:
     assert (value.window, value.at) == (4 * INTERVAL, BEGIN + 4 * INTERVAL)
 
 
+def test_the_window_of_a_workload_is_that_of_its_oldest_pod() -> None:
+    stage = Stage([pod("a"), pod("b", started=35.0)])
+    stage.turns(4, n1=(busy("a", 0.5, 0), busy("b", 0.5, 1)))
+    value = compute_value(stage.snapshot(), MetricRequest(UTILIZATION, INFERENCE, window=60.0))
+    assert value.window == 4 * INTERVAL
+
+
 def test_less_than_half_of_a_window_is_no_value() -> None:
     """After a restart, two replicas would return different values, and one sample is not a mean."""
     stage, window = Stage([pod("a")]), 10 * INTERVAL
@@ -79,6 +87,18 @@ def test_less_than_half_of_a_window_is_no_value() -> None:
     assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
     stage.turn(n1=(busy("a", 0.2, 0),))
     assert figure(stage, window=window) == pytest.approx(20)
+
+
+def test_a_round_without_a_value_is_not_in_the_mean() -> None:
+    """Two of five rounds are enough, because one round may be missing."""
+    stage, window = Stage([pod("a")]), 5 * INTERVAL
+    stage.turn(n1=(gpu(0, holder("a")),))
+    stage.turn(n1=(busy("a", 0.2, 0),))
+    stage.turns(2, n1=(gpu(0, holder("a")),))
+    assert refused(stage, window=window).status == 503, "the last round has no value"
+    stage.turn(n1=(busy("a", 0.6, 0),))
+    assert figure(stage, window=window) == pytest.approx(40)
+    assert refused(stage, window=window + INTERVAL).status == 503, "two of six are not"
 
 
 def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> None:
@@ -97,6 +117,8 @@ def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> No
 SM = "DCGM_FI_PROF_SM_ACTIVE"
 REPLICA = replace(holder("a"), usage=None, replica="1")
 """The second time slice of the same container. A podgpu exporter reports the usage only once."""
+UNMEASURED = replace(holder("a"), usage=None)
+"""A holder as dcgm-exporter reports it."""
 
 
 @pytest.mark.parametrize(
@@ -114,6 +136,9 @@ REPLICA = replace(holder("a"), usage=None, replica="1")
             10,
         ),
         ("gpu_utilization", (gpu(0, holder("a"), holder("b"), utilization=0.7),), None),
+        ("gpu_utilization", (gpu(0, holder("a", utilization=0.4), utilization=0.7),), 40),
+        ("gpu_utilization", (gpu(0, UNMEASURED, utilization=0.7),), 70),
+        ("gpu_utilization", (busy("a", 0.5, 0), gpu(1, holder("a"))), None),
         (
             "gpu_utilization",
             (gpu(0, holder("a", utilization=0.4), REPLICA, holder("b"), utilization=0.7),),
@@ -132,10 +157,25 @@ REPLICA = replace(holder("a"), usage=None, replica="1")
             ),
             10,
         ),
+        ("gpu_memory_utilization", (gpu(0, holder("a", memory=10)),), None),
+        ("gpu_memory_utilization", (gpu(0, holder("a", memory=0), memory_total=0),), None),
+        ("gpu_memory_utilization", (gpu(0, holder("a"), memory_total=100),), None),
+        (
+            "gpu_memory_utilization",
+            (gpu(0, holder("a"), holder("b"), memory_used=50, memory_total=100),),
+            None,
+        ),
         (
             "gpu_sm_activity",
             (gpu(0, holder("a"), values={SM: 0.3}), gpu(1, holder("a"), values={SM: 0.5})),
             40,
+        ),
+        ("gpu_sm_activity", (gpu(0, holder("a"), values={SM: 1.01}),), 100),
+        ("gpu_sm_activity", (gpu(0, holder("a"), values={SM: 1.02}),), None),
+        (
+            "avg_GPU_utilization",
+            (gpu(0, holder("a"), measured=80.0), gpu(1, holder("a"))),
+            None,
         ),
         ("gpu_sm_activity", (gpu(0, holder("a"), holder("b"), values={SM: 0.3}),), None),
         ("gpu_busy", (busy("a", 0.5, 0),), None),
@@ -166,6 +206,22 @@ def test_busy_time_waiting_and_energy_are_rates_of_counters() -> None:
     assert pod_values(stage, "gpu_wait") == {"a": pytest.approx(60), "b": pytest.approx(10)}
     assert pod_values(stage, "gpu_busy") == {"a": pytest.approx(20), "b": pytest.approx(50)}
     assert figure(stage, "gpu_power", window=30.0, aggregate="sum") == pytest.approx(300)
+
+
+def test_a_counter_that_is_not_reported_has_no_rate() -> None:
+    stage = Stage([pod("a"), pod("b")])
+    shared = gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.1))
+    stage.turns(2, n1=(shared,))
+    for metric in ("gpu_power", "gpu_wait"):
+        assert refused(stage, metric).status == 503
+
+
+def test_the_power_of_a_gpu_is_not_that_of_its_mig_instance() -> None:
+    stage = Stage([pod("a")])
+    instance = MigInstance(id=1, profile="1g.10gb", utilization_ratio=0.5, holders=(holder("a"),))
+    stage.turn(n1=(replace(gpu(0, power_watts=300.0), instances=(instance,)),))
+    assert figure(stage) == pytest.approx(50)
+    assert refused(stage, "gpu_power").status == 503
 
 
 @pytest.mark.parametrize("seconds", [(10.0, 12.0, 0.5), (10.0, 12.0, 1e9)])
@@ -238,6 +294,35 @@ def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
     assert refused(stage, "avg_GPU_utilization", aggregate="p90").status == 400
 
 
+def test_a_gpu_counts_once_for_a_namespace_and_for_each_pod_of_a_workload() -> None:
+    stage = Stage([pod("a"), pod("b"), pod("c"), pod("d", owner="Deployment/other")])
+    stage.turn(
+        n1=(
+            gpu(0, holder("a"), holder("b"), measured=80.0),
+            gpu(1, holder("c"), measured=20.0),
+            gpu(2, holder("d"), measured=5.0),
+        )
+    )
+    assert figure(stage, "avg_GPU_utilization", PodSelector("serving")) == pytest.approx(35)
+    assert figure(stage, "avg_GPU_utilization") == pytest.approx(60)
+
+
+def test_a_job_is_not_a_pod() -> None:
+    stage = Stage([pod("a")])
+    job = Holder(job="7", source="slurm")
+    stage.turn(n1=(gpu(0, holder("a"), measured=80.0), gpu(1, job, measured=20.0)))
+    assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
+
+
+def test_gpus_without_the_used_field_have_no_used_utilisation() -> None:
+    stage, namespace = Stage([pod("a")]), PodSelector("serving")
+    stage.turn(n1=(gpu(0, holder("a"), utilization=0.5),))
+    assert figure(stage, selector=namespace) == pytest.approx(50)
+    error = refused(stage, "avg_GPU_utilization", namespace)
+    assert error.status == 503
+    assert "avg_GPU_utilization of a for" in str(error)
+
+
 @pytest.mark.parametrize("namespace", ["serving", ""])
 def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_stale(
     namespace: str,
@@ -294,16 +379,64 @@ def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
     assert figure(stage, skip_missing=True) == pytest.approx(20)
 
 
+def test_the_pods_without_a_value_are_named() -> None:
+    stage = Stage([pod("a"), pod("b")])
+    stage.turn(n1=(busy("a", 0.2, 0), gpu(1, holder("b"))))
+    assert "gpu_utilization of b for" in str(refused(stage))
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "reason"),
+    [
+        ([], 404, "has no running pod"),
+        ([pod("web", asks=False)], 404, "none of its 1 running pods holds a GPU"),
+        ([pod("a")], 503, "1 of 1 pods request a GPU but are not reported"),
+        ([pod("web", asks=False), pod("new", started=10.0)], 503, "have just started"),
+        ([pod("a"), pod("new", started=10.0)], 503, "not reported by any exporter (a on n1)"),
+    ],
+)
+def test_the_reason_why_there_is_no_value(pods: list[PodSeen], status: int, reason: str) -> None:
+    stage = Stage(pods)
+    stage.turn(n1=(gpu(0, utilization=0.0),))
+    request = MetricRequest(UTILIZATION, INFERENCE)
+    for compute in (compute_value, compute_pod_values):
+        with pytest.raises(Refusal) as raised:
+            compute(stage.snapshot(), request)
+        assert raised.value.status == status
+        assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "selector"),
+    [
+        ("gpu_utilization", INFERENCE),
+        ("gpu_utilization", PodSelector("serving")),
+        ("avg_GPU_utilization", INFERENCE),
+    ],
+)
+def test_pods_that_have_just_started_have_no_value_yet(metric: str, selector: PodSelector) -> None:
+    stage = Stage([pod("new", started=10.0)])
+    stage.turn(n1=(gpu(0),))
+    assert "have just started" in str(refused(stage, metric, selector))
+
+
+def test_a_pod_is_starting_for_two_rounds_and_half_a_minute() -> None:
+    for age, is_starting in ((59.0, True), (61.0, False)):
+        stage = Stage([pod("a"), pod("new", started=INTERVAL - age)])
+        stage.turn(n1=(busy("a", 0.2, 0),))
+        if is_starting:
+            assert figure(stage) == pytest.approx(20)
+        else:
+            assert "new on n1" in str(refused(stage))
+
+
 # The node of a pod
 
 
 @pytest.mark.fault(
     "the former node of a pod still reports it",
-    (
-        "autoscale uses only the values of the node that the API server names, and logs the other "
-        "one "
-        "once"
-    ),
+    "autoscale uses only the values of the node that the API server names, "
+    "and logs the other one once",
 )
 def test_values_of_a_pods_former_node_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage([pod("a", node="n2")])  # n1 is no longer in Kubernetes
@@ -323,6 +456,17 @@ def test_an_exporter_that_names_its_node_differently_is_used_if_it_is_the_only_o
     assert figure(stage) == pytest.approx(60)
     stage.turn(n1=(busy("a", 0.6, 0),), n2=(busy("a", 0.0, 0, uuid="GPU-b"),))
     assert refused(stage).status == 503
+
+
+@pytest.mark.parametrize("node", ["n1", "n1.example.com"])
+def test_no_warning_about_values_that_are_used_or_of_pods_that_do_not_run(
+    node: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage([pod("a", node=node)])
+    ended = busy("ended", 0.1, 1, uuid="GPU-1"), busy("ended", 0.1, 1, uuid="GPU-2")
+    stage.turns(2, n1=(busy("a", 0.6, 0), ended[0]), n2=(ended[1],))
+    assert figure(stage) == pytest.approx(60)
+    assert "reports the pod" not in caplog.text
 
 
 # Idleness
@@ -413,6 +557,50 @@ def test_our_clock_that_was_set_makes_no_pod_idle(step: float) -> None:
     assert active(stage, 600.0)
 
 
+@pytest.mark.parametrize("containers", ["two GPUs", "one GPU"])
+def test_a_pod_is_idle_as_long_as_its_least_idle_container(containers: str) -> None:
+    stage = Stage([pod("a")])
+    for turn in range(12):
+        first = holder("a", utilization=0.0)
+        second = holder("a", container="side", utilization=0.0 if turn > 5 else 0.5)
+        if containers == "one GPU":
+            stage.turn(n1=(gpu(0, first, second),))
+        else:
+            stage.turn(n1=(gpu(0, first), gpu(1, second)))
+    assert not active(stage, 90.0)
+    assert active(stage, 120.0)
+    assert figure(stage, idle_for=120.0) == 0.001
+
+
+def test_a_pod_is_not_idle_since_before_its_start() -> None:
+    """The counters go on if a new pod has the same name."""
+    stage = Stage([pod("a")])
+    stage.turns(10, n1=(busy("a", 0.0, 0),))
+    assert not active(stage, 120.0)
+    stage.pods = [pod("a", started=100.0)]
+    stage.turn(n1=(busy("a", 0.0, 0),))
+    assert active(stage, 120.0)
+    assert not active(stage, 60.0)
+
+
+def test_a_pod_on_a_gpu_that_cannot_be_read_is_not_idle() -> None:
+    stage = Stage([pod("a")])
+    idle = busy("a", 0.0, 0)
+    stage.turns(10, n1=(idle,))
+    assert not active(stage, 60.0)
+    stage.turn(n1=(replace(idle, conditions=(Condition("unreadable"),)),))
+    assert active(stage, 60.0)
+
+
+def test_a_pod_without_a_value_that_is_skipped_is_not_idle() -> None:
+    stage = Stage([pod("a"), pod("b", node="n2")])
+    stage.turns(10, n1=(busy("a", 0.0, 0),))
+    assert figure(stage, idle_for=60.0, skip_missing=True) == 0.001
+    stage.pods = [pod("a")]
+    stage.turn(n1=(busy("a", 0.0, 0),))
+    assert figure(stage, idle_for=60.0) == 0
+
+
 def test_a_workload_is_idle_if_all_its_pods_are() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turns(10, n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
@@ -459,6 +647,14 @@ def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
         assert f"{metric} of a, b is not known under MPS" in str(refusal)
     assert figure(stage, "gpu_memory_utilization") == pytest.approx(10), "memory has a value"
     assert active(stage, 15.0), "a workload that may be busy is not scaled to zero"
+
+
+def test_mps_is_not_the_reason_for_a_missing_value_of_the_only_client() -> None:
+    stage = Stage([pod("a")])
+    only = gpu(0, holder("a", memory=1), utilization=0.72, memory_total=10)
+    stage.turn(n1=(replace(only, usage=DeviceTotals(method="mps")),))
+    assert figure(stage) == pytest.approx(72)
+    assert find_metric("gpu_sm_activity").needs in str(refused(stage, "gpu_sm_activity"))
 
 
 # Stored rounds

@@ -59,10 +59,8 @@ def test_a_client_with_the_bundle_accepts_the_certificate() -> None:
 
 @pytest.mark.fault(
     "a replica of podgpu autoscale crashes repeatedly",
-    (
-        "its previous certificate is removed from the APIServices' bundles; the healthy replica's "
-        "stays"
-    ),
+    "its previous certificate is removed from the APIServices' bundles; "
+    "the healthy replica's stays",
 )
 def test_a_restarted_replica_replaces_its_own_certificate_only() -> None:
     healthy, bundle = issued("healthy"), ""

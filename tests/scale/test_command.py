@@ -173,9 +173,7 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
 
 
 def get_pod_values(api: str, certificates: Certificates) -> dict[str, str]:
-    """Returns the values that the HPA would get through the API server. Empty until there are
-    values.
-    """
+    """Returns the values that the HPA would get, or nothing until there are values."""
     context = certificates.client("client")
     context.check_hostname, context.verify_mode = (
         False,

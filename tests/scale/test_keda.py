@@ -269,9 +269,7 @@ async def test_keda_is_answered_beside_silent_connections(
 async def test_streams_and_headers_of_a_connection_are_limited(
     certificates: Certificates, tmp_path: Path
 ) -> None:
-    """A small compressed header can become large: 20 connections with 100 streams each needed 900
-    MB.
-    """
+    """A compressed header can become large: 20 connections with 100 streams each needed 900 MB."""
     own_tls = make_tls(certificates, tmp_path)
     tls = certificates.client("client")
     tls.set_alpn_protocols(["h2"])

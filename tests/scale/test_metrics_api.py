@@ -1,5 +1,6 @@
-"""Responses of the custom metrics API over real HTTPS, to the API server's front proxy and to other
-clients.
+"""Responses of the custom metrics API over real HTTPS.
+
+Clients are the API server's front proxy, and others.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
 
 
 def cluster() -> Stage:
-    """serving/a and b run on n1 and n2 (half and fully busy). serving/web has no GPU. other/x runs
-    on n2.
+    """serving/a and b run on n1 and n2 (half and fully busy).
+
+    serving/web has no GPU. other/x runs on n2.
     """
     stage = Stage(
         [
@@ -259,9 +261,7 @@ def configmap(certificates: Certificates, ca: str = "ca", names: str = '["client
 
 @dataclass
 class Site:
-    """The metrics API with TLS. `ca` is the CA of the front proxy, and `client` is the proxy's
-    name.
-    """
+    """The metrics API with TLS. `ca` is the front proxy's CA, and `client` is its name."""
 
     certificates: Certificates
     folder: Path

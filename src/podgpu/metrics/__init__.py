@@ -1,3 +1,4 @@
-"""Defines, renders, encodes and parses metric families. Modules of this package read only their own
-tables.
+"""Defines, renders, encodes and parses metric families.
+
+Modules of this package read only their own tables.
 """

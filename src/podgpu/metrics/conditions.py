@@ -1,8 +1,7 @@
-"""Describes GPU conditions (conditions.csv), XID errors (xids.csv) and DCGM's health codes
-(health_codes.csv).
+"""Describes GPU conditions, XID errors and DCGM's health codes.
 
-Documents and metrics contain only a condition's name and detail. This module adds the description
-and the advice.
+The tables are conditions.csv, xids.csv and health_codes.csv. Documents and metrics contain only a
+condition's name and detail. This module adds the description and the advice.
 """
 
 from __future__ import annotations
@@ -14,9 +13,14 @@ from typing import NamedTuple
 
 from podgpu.metrics.fields import table_rows
 
-LOST, UNREADABLE, XID, NVLINK = "lost", "unreadable", "xid", "nvlink"
-THERMAL, POWER_BRAKE = "thermal", "power_brake"
-DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
+LOST = "lost"
+UNREADABLE = "unreadable"
+XID = "xid"
+NVLINK = "nvlink"
+THERMAL = "thermal"
+POWER_BRAKE = "power_brake"
+DRIVER_AWAY = "driver_away"
+NODE_GONE = "node_gone"
 UNALLOCATED = "unallocated_use"
 FIELD_CONDITIONS: Mapping[int, str] = {
     395: "row_remap_failure",
@@ -28,10 +32,8 @@ _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
 _ACTIONS: Mapping[str, str] = {
     "reboot": "drain the node and reboot it",
     "reset": "drain the node and reset the GPU",
-    "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with "
-    "the "
-    "report of"
-    " nvidia-bug-report.sh",
+    "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support "
+    "with the report of nvidia-bug-report.sh",
 }
 """Action in xids.csv -> advice. The most drastic action comes first."""
 
@@ -54,26 +56,36 @@ def conditions() -> Mapping[str, ConditionSpec]:
 def words_for(
     condition: str, detail: str = "", repeated_xids: tuple[tuple[int, int], ...] = ()
 ) -> tuple[str, str]:
-    """Returns two texts: the problem, and advice. `repeated_xids`: XIDs and how often they
-    occurred.
+    """Returns two texts: the problem, and advice.
+
+    `repeated_xids`: XIDs and how often they occurred.
     """
     spec = conditions()[condition]
+    advice = spec.do
     if condition == XID:
         times = dict(repeated_xids)
-        return spec.says.format(detail=_describe_xids(detail, times)), _xid_action(detail, times)
-    if condition == NVLINK:
-        return spec.says.format(detail=detail.replace("/", " of its ") or "some of its"), spec.do
-    if condition == UNALLOCATED:
-        return spec.says.format(detail=detail or "a container"), spec.do
-    return spec.says.format(detail=f" ({detail})" if detail else ""), spec.do
+        advice = _xid_action(detail, times)
+        detail = _describe_xids(detail, times)
+    elif condition == NVLINK:
+        detail = detail.replace("/", " of its ") or "some of its"
+    elif condition == UNALLOCATED:
+        detail = detail or "a container"
+    elif detail:
+        detail = f" ({detail})"
+    return spec.says.format(detail=detail), advice
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
-    """Returns whether each condition of `FIELD_CONDITIONS` is present. Omits conditions whose field
-    has no value.
+    """Returns whether each condition of `FIELD_CONDITIONS` is present.
+
+    Omits conditions whose field has no value.
     """
-    read = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
-    return {condition: value > 0 for condition, value in read if isinstance(value, int | float)}
+    present = {}
+    for field, condition in FIELD_CONDITIONS.items():
+        value = values.get(field)
+        if isinstance(value, int | float):
+            present[condition] = value > 0
+    return present
 
 
 # XIDs
@@ -99,7 +111,7 @@ def xid_specs() -> Mapping[int, XidSpec]:
 
 
 def xid_spec(xid: int) -> XidSpec:
-    return xid_specs().get(xid) or XidSpec()
+    return xid_specs().get(xid, XidSpec())
 
 
 def xid_detail(xids: Iterable[int]) -> str:
@@ -112,20 +124,22 @@ def _xids_in(detail: str) -> list[int]:
 
 
 def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
-    texts = ((f"XID {xid} ({xid_spec(xid).text})", times.get(xid)) for xid in _xids_in(detail))
-    return (
-        ", ".join(f"{text} {number} times" if number else text for text, number in texts)
-        or "an XID"
-    )
+    texts = []
+    for xid in _xids_in(detail):
+        text = f"XID {xid} ({xid_spec(xid).text})"
+        if times.get(xid):
+            text += f" {times[xid]} times"
+        texts.append(text)
+    return ", ".join(texts) or "an XID"
 
 
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:
-    xids = {xid: xid_spec(xid).action for xid in _xids_in(detail)}
-    action = next((action for action in _ACTIONS if action in xids.values()), "inspect")
-    do = _ACTIONS[action]
-    if action == "inspect":
+    actions = {xid: xid_spec(xid).action for xid in _xids_in(detail)}
+    worst = next((action for action in _ACTIONS if action in actions.values()), "inspect")
+    do = _ACTIONS[worst]
+    if worst == "inspect":
         return do
-    if any(xids[xid] == action for xid in xids.keys() & times.keys()):
+    if any(actions[xid] == worst for xid in actions.keys() & times.keys()):
         return f"the error came back: {do}, or replace the GPU if this was already done"
     return f"{do}; replace the GPU if the error comes back"
 
@@ -145,9 +159,9 @@ def _health_codes() -> Mapping[int, HealthCode]:
 
 
 def health_code(number: int) -> HealthCode:
-    """Returns the description of a health code, with dcgm-exporter's names. DCGM 4 renamed the
-    codes 10, 12 and 43.
+    """Returns the description of a health code, with dcgm-exporter's names.
+
+    DCGM 4 renamed the codes 10, 12 and 43.
     """
-    return _health_codes().get(number) or HealthCode(
-        f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN"
-    )
+    unknown = HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")
+    return _health_codes().get(number, unknown)

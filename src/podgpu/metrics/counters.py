@@ -23,8 +23,8 @@ SHIPPED = {
 }
 """Short name -> name of the file in dcgm-exporter."""
 _ADDED_IN_4_9 = "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "Total framebuffer memory (in bytes)."
-_PRINTED_AS = {"histogram": "gauge", "summary": "gauge"}
-_TYPES = ("gauge", "counter", "untyped", "label", *_PRINTED_AS)
+_PRINTED_AS_GAUGE = ("histogram", "summary")
+_TYPES = ("gauge", "counter", "untyped", "label", *_PRINTED_AS_GAUGE)
 _UNIT = re.compile(r" ?\((?:in [^()]*|0 to 1)\)")
 
 
@@ -43,8 +43,7 @@ class CounterSpec:
 
 
 def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...]:
-    """Returns the counters of a user's file in file order. Raises UsageError if the file is
-    invalid.
+    """Returns the counters of a user's file in file order. Raises UsageError for an invalid file.
 
     `origin`: the file's name, used in messages. If several rows have the same field, the first row
     is used. The types `histogram` and `summary` become gauges. `names` "4.9" changes only unchanged
@@ -81,10 +80,9 @@ def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
 def _parse_row(cells: list[str]) -> CounterSpec:
     if len(cells) != 3:
         raise UsageError(
-            f"expected name, type and help separated by commas, found {len(cells)} cell(s): start "
-            "comments in the first"
-            " column, and begin a help text that contains commas with a double quote directly "
-            "after the comma"
+            f"expected name, type and help separated by commas, found {len(cells)} cell(s): "
+            "start comments in the first column, and begin a help text that contains commas "
+            "with a double quote directly after the comma"
         )
     name, kind, help_text = (cell.strip(" \t") for cell in cells)
     return make_counter(name, kind, help_text)
@@ -95,20 +93,17 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
     field = field_named(name)
     if field is None:
         near = nearest_names(name[:100])
-        advice = (
-            f"did you mean {near[0]}?"
-            if near
-            else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
-        )
+        advice = "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
+        if near:
+            advice = f"did you mean {near[0]}?"
         raise UsageError(f"unknown field {name[:80]!a}: {advice}")
-    if kind not in _TYPES and not name.startswith(
-        "DCGM_EXP_"
-    ):  # dcgm-exporter ignores the type of these rows
+    # dcgm-exporter ignores the type of DCGM_EXP_* rows.
+    if kind not in _TYPES and not name.startswith("DCGM_EXP_"):
         raise UsageError(
-            f"{name} has the unknown type {kind[:80]!a}: use {', '.join(_TYPES[:-1])} or "
-            f"{_TYPES[-1]}"
+            f"{name} has the unknown type {kind[:80]!a}: "
+            f"use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
         )
-    if field.type in ("blob", "time"):
+    if field.type == "blob":
         raise UsageError(
             f"{name} cannot be exported: its values are neither numbers nor text; remove the row"
         )
@@ -116,21 +111,23 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
         raise UsageError(
             f"{name} has text values and cannot be of type {kind}: use label as its type"
         )
-    return CounterSpec(
-        field, name, _PRINTED_AS.get(kind, kind if kind in _TYPES else "gauge"), help_text
-    )
+    if kind in _PRINTED_AS_GAUGE or kind not in _TYPES:
+        kind = "gauge"
+    return CounterSpec(field, name, kind, help_text)
 
 
 @cache
 def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...] | None:
-    """Returns the counters of a shipped file, or None if there is no such file. `short`: `SHIPPED`
-    key or file name.
+    """Returns the counters of a shipped file, or None if there is no such file.
+
+    `short`: key of `SHIPPED`, or file name.
     """
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
     counters = _parse_rows(table_text("counters", file_name), file_name)
-    if names == "4.8" or file_name == SHIPPED["1.x"]:  # 4.9 did not change the names of 1.x
+    # 4.9 did not change the names of 1.x.
+    if names == "4.8" or file_name == SHIPPED["1.x"]:
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
     return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
@@ -140,9 +137,7 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
 
 
 def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[CounterSpec, ...]:
-    """If `names` is `both`, adds a second counter for each field whose name differs between 4.8 and
-    4.9.
-    """
+    """If `names` is `both`, adds a counter for each other name of a field in 4.8 and 4.9."""
     if names != "both":
         return counters
     written = {counter.name for counter in counters}
@@ -163,15 +158,24 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
 
 
 def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Converts a name of 4.8 to that of 4.9. With `back`, also converts a name of 4.9 to that of
-    4.8.
-    """
+    """Converts a name of 4.8 to that of 4.9. With `back`, also converts names in reverse."""
     rename = rename_of(counter.name)
-    is_new = rename is not None and counter.name == rename.new_name
-    if rename is None or (is_new and not back):
+    if rename is None:
         return counter
-    field, name = (rename.old, rename.old.name) if is_new else (rename.new, rename.new_name)
+    if counter.name != rename.new_name:
+        field = rename.new
+        name = rename.new_name
+    elif back:
+        field = rename.old
+        name = rename.old.name
+    else:
+        return counter
+
+    kind = counter.type
     # Rates are gauges, but dcgm-exporter up to 4.8.2 declares NVLink bandwidth as a counter.
-    kind = "gauge" if field.unit == "B/s" and counter.type == "counter" else counter.type
-    help_text = counter.help if field.unit == counter.field.unit else _UNIT.sub("", counter.help)
+    if field.unit == "B/s" and kind == "counter":
+        kind = "gauge"
+    help_text = counter.help
+    if field.unit != counter.field.unit:
+        help_text = _UNIT.sub("", help_text)
     return CounterSpec(field, name, kind, help_text)

@@ -16,8 +16,10 @@ from podgpu.metrics.fields import (
     ENGINE,
     FB_USED,
     POWER,
+    TOTAL_ENERGY,
     UTIL,
     XID_FIELD,
+    XID_NAME,
     factor_1x,
     fields,
 )
@@ -36,6 +38,7 @@ from podgpu.metrics.values import converted
 from podgpu.model import (
     MIB,
     MJ,
+    DeviceState,
     EntityState,
     GpuOrInstance,
     Holder,
@@ -46,19 +49,15 @@ from podgpu.model import (
 )
 
 Values = Mapping[str, Value]
-_Families = list[tuple[CounterSpec, list[Sample]]]
-GPU_UTIL_RATIO, FB_USED_BYTES = "DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES"
-TOTAL_ENERGY, ENERGY_JOULES = (
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
-    "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL",
-)
+GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+FB_USED_BYTES = "DCGM_FI_DEV_FB_USED_BYTES"
+ENERGY_JOULES = "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
 ATTRIBUTED = frozenset(
     {UTIL, FB_USED, POWER, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES}
 )
 """Fields with a separate value for each holder of a shared GPU (virtual GPUs)."""
 _ALSO_OF_DEVICE = frozenset({UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
-"""With virtual GPUs, these fields have one series per holder and one series for the whole device.
-"""
+"""With virtual GPUs, these fields have one series for the whole device, besides one per holder."""
 _DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
 _ACTIVITY = frozenset(
     field.name
@@ -66,11 +65,11 @@ _ACTIVITY = frozenset(
     if field.name.startswith("DCGM_FI_PROF_")
     or field.unit in ("ratio 0-1", "% (0-100)", "B/s", "KB/s", "MB/s")
 ) - {"DCGM_FI_DEV_FAN_SPEED"}
-"""Ratios and rates that measure activity. On a shared device, they cannot be split among the
-holders.
-"""
-XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
-CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
+"""Ratios and rates that measure activity. They cannot be split among the holders of a device."""
+XID_COUNT_FIELD = 9001
+CLOCK_EVENTS_COUNT_FIELD = 9002
+XID_TOTAL_FIELD = 9005
+CLOCK_EVENTS_TOTAL_FIELD = 9006
 _EVENT_FIELDS = {
     XID_FIELD,
     XID_COUNT_FIELD,
@@ -78,184 +77,205 @@ _EVENT_FIELDS = {
     CLOCK_EVENTS_COUNT_FIELD,
     CLOCK_EVENTS_TOTAL_FIELD,
 }
+_WINDOW = "window_size_in_ms"
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders the families that the counter file lists. The families are sorted by field id, as in
-    dcgm-exporter.
-    """
-    counters = sorted((c for c in policy.counters if not c.is_label), key=lambda c: c.field.id)
-    label_counters = [c for c in policy.counters if c.is_label]
-    families: _Families = [(counter, []) for counter in counters]
+    """Renders the families that the counter file lists, sorted by field id as in dcgm-exporter."""
+    renderer = _Renderer(state, policy)
     for gpu, device in visible_devices(state):
-        if device.fields is None:
-            continue
-        parent = gpu.fields or {}
-        repeated = parent if policy.copy_parent_values and isinstance(device, MigInstance) else {}
-        names, texts = (
-            device_names(gpu, device, policy),
-            _label_values(label_counters, device.fields, parent),
-        )
-        holders = assigned_holders(device) if policy.dcgm_holders else []
-        is_shared = len({holder.key for holder in holders}) > 1
-        values = {**repeated, **device.fields}
-        has_holder_series = bool(holders) and policy.virtual_gpus
-        if holders and not is_shared and not has_holder_series:
-            labels = _held_labels(names, texts, holders[0], state, policy)
-        else:
-            labels = dcgm_labels(names, policy, label_values=texts)
-        if has_holder_series:
-            of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
-            values = {name: value for name, value in values.items() if name in of_device}
-        _add_values(families, labels, values)
-        _add_details(families, labels, device)
-        if not has_holder_series:
-            _add_events(families, labels, device, policy)
-            continue
-        for holder in holders:
-            values = {**repeated, **_attributed_values(device.fields, holder.usage)}
-            if is_shared:
-                values = _holder_activity(values, device.fields, holder.usage)
-            labels = _held_labels(names, texts, holder, state, policy)
-            _add_values(families, labels, values)
-            _add_events(families, labels, device, policy)
+        if device.fields is not None:
+            renderer.add_device(gpu, device, device.fields)
     for entity in state.entities:
-        _add_values(families, _entity_labels(entity, policy), entity.fields)
+        renderer.add_entity(entity)
     return [
-        Family(c.name, c.type, c.help, tuple(samples), dcgm_numbers=True) for c, samples in families
+        Family(counter.name, counter.type, counter.help, tuple(samples), dcgm_numbers=True)
+        for counter, samples in renderer.families
     ]
 
 
-def _held_labels(
-    names: dict[str, str], texts: LabelPairs, holder: Holder, state: NodeState, policy: Policy
-) -> Labels:
-    attributes = [*holder_pairs(holder, policy), *holder.labels.items()]
-    if policy.virtual_gpus and holder.replica:
-        attributes.append(("vgpu", holder.replica))
-    return dcgm_labels(
-        names, policy, attributes, texts, state.pod_labels.get(f"{holder.namespace}/{holder.pod}")
-    )
+class _Renderer:
+    def __init__(self, state: NodeState, policy: Policy) -> None:
+        self._policy = policy
+        self._pod_labels = state.pod_labels
+        self._label_counters = [each for each in policy.counters if each.is_label]
+        counters = [each for each in policy.counters if not each.is_label]
+        counters.sort(key=lambda counter: counter.field.id)
+        self.families: list[tuple[CounterSpec, list[Sample]]] = [(each, []) for each in counters]
+
+    def add_device(self, gpu: DeviceState, device: GpuOrInstance, values: Values) -> None:
+        """Adds the series of a GPU or MIG instance. `values`: the device's fields."""
+        policy = self._policy
+        parent = gpu.fields or {}
+        repeated: Values = {}
+        if policy.copy_parent_values and isinstance(device, MigInstance):
+            repeated = parent
+        all_values = {**repeated, **values}
+        names = device_names(gpu, device, policy)
+        texts = _label_values(self._label_counters, values, parent)
+        labels = dcgm_labels(names, policy, label_values=texts)
+        holders = assigned_holders(device) if policy.dcgm_holders else []
+        is_shared = len({holder.key for holder in holders}) > 1
+
+        if not holders or not policy.virtual_gpus:
+            # The values belong to the only holder, or to the device.
+            if holders and not is_shared:
+                labels = self._held_labels(names, texts, holders[0])
+            self._add_values(labels, all_values)
+            self._add_details(labels, device)
+            self._add_events(labels, device)
+            return
+
+        # Virtual GPUs: one series per holder, and some series for the whole device.
+        of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
+        self._add_values(labels, {name: all_values[name] for name in all_values.keys() & of_device})
+        self._add_details(labels, device)
+        for holder in holders:
+            own_values = {**repeated, **_attributed_values(values, holder.usage)}
+            if is_shared:
+                own_values = _holder_activity(own_values, values, holder.usage)
+            labels = self._held_labels(names, texts, holder)
+            self._add_values(labels, own_values)
+            self._add_events(labels, device)
+
+    def add_entity(self, entity: EntityState) -> None:
+        """Adds the series of a link, a switch, a CPU and so on."""
+        names = dict(entity.labels)
+        if "model_name" in names:
+            names["model_name"] = self._policy.model_name(names["model_name"])
+        counters = [each for each in self._label_counters if each.field.level == entity.kind]
+        texts = sorted(_label_values(counters, entity.fields, {}))
+        labels = make_labels((*names.items(), *self._policy.host, *texts))
+        self._add_values(labels, entity.fields)
+
+    def _held_labels(self, names: dict[str, str], texts: LabelPairs, holder: Holder) -> Labels:
+        attributes = [*holder_pairs(holder, self._policy), *holder.labels.items()]
+        if self._policy.virtual_gpus and holder.replica:
+            attributes.append(("vgpu", holder.replica))
+        pod_labels = self._pod_labels.get(f"{holder.namespace}/{holder.pod}")
+        return dcgm_labels(names, self._policy, attributes, texts, pod_labels)
+
+    def _add_values(self, labels: Labels, values: Values) -> None:
+        for counter, samples in self.families:
+            field = counter.field
+            value = values.get(field.name)
+            if value is None or isinstance(value, str) or field.id in _EVENT_FIELDS:
+                continue
+            if counter.name == field.name_1x and factor_1x(field) != 1.0:
+                value = converted(field, value, factor_1x(field))
+            samples.append(Sample(labels, value))
+
+    def _add_details(self, labels: Labels, device: GpuOrInstance) -> None:
+        """Adds values that have additional labels, such as the results of health checks."""
+        for name, more, value in device.details:
+            for counter, samples in self.families:
+                if counter.field.name == name:
+                    samples.append(Sample(with_attributes(labels, *more.items()), value))
+
+    def _add_events(self, labels: Labels, device: GpuOrInstance) -> None:
+        """Adds the numbers of XIDs and clock events. podgpu counts these events itself."""
+        for counter, samples in self.families:
+            if counter.field.id in _EVENT_FIELDS:
+                for count, more in _count_events(counter.field.id, device, self._policy):
+                    samples.append(Sample(with_attributes(labels, *more), count))
 
 
 def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> LabelPairs:
-    """Returns the labels of counters of type label. If a MIG instance has no value, its GPU's value
-    is used.
+    """Returns the labels of counters of type label.
+
+    If a MIG instance has no value, its GPU's value is used.
     """
-    labels = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
-    return tuple((name, str(value)) for name, value in labels if value is not None)
-
-
-def _add_values(families: _Families, labels: Labels, values: Values) -> None:
-    for counter, samples in families:
-        field = counter.field
-        value = values.get(field.name)
-        if value is not None and not isinstance(value, str) and field.id not in _EVENT_FIELDS:
-            if counter.name == field.name_1x and (factor := factor_1x(field)) != 1.0:
-                value = converted(field, value, factor)
-            samples.append(Sample(labels, value))
-
-
-def _add_details(families: _Families, labels: Labels, device: GpuOrInstance) -> None:
-    """Adds values that have additional labels, such as the results of health checks."""
-    for name, more, value in device.details:
-        for counter, samples in families:
-            if counter.field.name == name:
-                samples.append(Sample(with_attributes(labels, *more.items()), value))
-
-
-def _add_events(families: _Families, labels: Labels, device: GpuOrInstance, policy: Policy) -> None:
-    """Adds the numbers of XIDs and clock events. podgpu counts these events itself."""
-    for counter, samples in families:
-        if counter.field.id in _EVENT_FIELDS:
-            counts = _count_events(counter.field.id, device, policy)
-            samples += [Sample(with_attributes(labels, *more), count) for count, more in counts]
+    labels = []
+    for counter in counters:
+        name = counter.field.name
+        value = values.get(name, parent.get(name))
+        if value is not None:
+            labels.append((counter.name, str(value)))
+    return tuple(labels)
 
 
 def _count_events(
     field_id: int, device: GpuOrInstance, policy: Policy
 ) -> Iterator[tuple[int, LabelPairs]]:
-    """Yields value and additional labels of each sample of an event field. The value of XID_FIELD
-    is the newest XID.
+    """Yields value and additional labels of each sample of an event field.
+
+    The value of XID_FIELD is the newest XID.
     """
-    window = "window_size_in_ms"
-    if field_id == XID_FIELD and fields()[XID_FIELD].name not in device.unsupported:
+    if field_id == XID_FIELD and XID_NAME not in device.unsupported:
         xid = device.last_xid or 0
         yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
     elif field_id == XID_COUNT_FIELD:
+        window = (_WINDOW, str(policy.xid_window_ms))
         recent = [count for count in device.xids if count.in_window]
         for count in recent:
-            yield count.in_window, ((window, str(policy.xid_window_ms)), ("xid", str(count.xid)))
+            yield count.in_window, (window, ("xid", str(count.xid)))
         if not recent:
-            yield 0, ((window, str(policy.xid_window_ms)),)
+            yield 0, (window,)
     elif field_id == XID_TOTAL_FIELD:
         for count in device.xids:
             yield count.total, (("xid", str(count.xid)),)
-    elif field_id in (CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD):
+    elif field_id == CLOCK_EVENTS_COUNT_FIELD:
+        window = (_WINDOW, str(policy.clock_window_ms))
         for event in CLOCK_EVENTS.values():
-            in_window, total = device.clock_events.get(event, (0, 0))
-            if field_id == CLOCK_EVENTS_TOTAL_FIELD and total:
+            in_window, _ = device.clock_events.get(event, (0, 0))
+            if in_window:
+                yield in_window, (("clock_event", event), window)
+    elif field_id == CLOCK_EVENTS_TOTAL_FIELD:
+        for event in CLOCK_EVENTS.values():
+            _, total = device.clock_events.get(event, (0, 0))
+            if total:
                 yield total, (("clock_event", event),)
-            elif field_id == CLOCK_EVENTS_COUNT_FIELD and in_window:
-                yield in_window, (("clock_event", event), (window, str(policy.clock_window_ms)))
-
-
-def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
-    pairs = [
-        (n, policy.model_name(text) if n == "model_name" else text)
-        for n, text in entity.labels.items()
-    ]
-    label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
-    return make_labels(
-        (*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {})))
-    )
 
 
 # Virtual GPUs
 
 
 def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Returns the holder's own values for the fields in `ATTRIBUTED`, and the device's values for
-    all other fields.
+    """Returns the holder's values for `ATTRIBUTED`, and the device's values for other fields.
 
     Unknown values are omitted. dcgm-exporter instead repeats the device's values for every holder.
     """
     values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
-    own = {} if usage is None else _own_values(device, usage)
-    return values | {
-        name: value for name, value in own.items() if name in device and value is not None
-    }
+    if usage is not None:
+        own = _own_values(device, usage)
+        values |= {name: value for name, value in own.items() if name in device}
+    return values
 
 
 def _holder_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Removes the activity fields of a shared device. Two fields remain, because OpenCost needs
-    them.
+    """Removes the activity fields of a shared device, except two that OpenCost needs.
 
     GR_ENGINE_ACTIVE gets the holder's own value. DEC_UTIL, by which OpenCost finds the device, is
     kept if it is 0.
     """
-    kept = {
-        name: value
-        for name, value in values.items()
-        if name not in _ACTIVITY or name in ATTRIBUTED or (name in _DECODER_FIELDS and value == 0)
-    }
+    kept = {}
+    for name, value in values.items():
+        is_idle_decoder = name in _DECODER_FIELDS and value == 0
+        if name not in _ACTIVITY or name in ATTRIBUTED or is_idle_decoder:
+            kept[name] = value
     if ENGINE in device and usage is not None and usage.utilization_ratio is not None:
         kept[ENGINE] = usage.utilization_ratio
     return kept
 
 
-def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | None]:
-    power, ratio, memory = device.get(POWER), usage.utilization_ratio, usage.memory_used_bytes
-    watts = (
-        power * usage.power_ratio
-        if isinstance(power, int | float) and usage.power_ratio is not None
-        else None
-    )
-    return {
-        UTIL: None if ratio is None else round(100 * ratio),
-        FB_USED: None if memory is None else memory // MIB,
-        POWER: watts,
-        TOTAL_ENERGY: usage.energy_mj,
-        GPU_UTIL_RATIO: None if ratio is None else round(ratio, 2),
-        FB_USED_BYTES: memory,
-        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // MJ,
-    }
+def _own_values(device: Values, usage: HolderUsage) -> dict[str, Value]:
+    """Returns the known values of the fields in `ATTRIBUTED`."""
+    values: dict[str, Value] = {}
+    ratio = usage.utilization_ratio
+    if ratio is not None:
+        values[UTIL] = round(100 * ratio)
+        values[GPU_UTIL_RATIO] = round(ratio, 2)
+
+    memory = usage.memory_used_bytes
+    if memory is not None:
+        values[FB_USED] = memory // MIB
+        values[FB_USED_BYTES] = memory
+
+    power = device.get(POWER)
+    if isinstance(power, int | float) and usage.power_ratio is not None:
+        values[POWER] = power * usage.power_ratio
+
+    if usage.energy_mj is not None:
+        values[TOTAL_ENERGY] = usage.energy_mj
+        values[ENERGY_JOULES] = usage.energy_mj // MJ
+    return values

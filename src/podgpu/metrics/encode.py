@@ -1,7 +1,6 @@
-"""Reads the definitions of podgpu's metric families (families.csv) and encodes families in text
-format 0.0.4.
+"""Reads the definitions of podgpu's metric families, and encodes families in text format 0.0.4.
 
-The metrics reference in docs is generated from families.csv.
+The definitions are in families.csv. The metrics reference in docs is generated from it.
 """
 
 from __future__ import annotations
@@ -19,15 +18,12 @@ from podgpu import __version__
 from podgpu.metrics.fields import table_rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GZIP_LEVEL = (
-    1  # the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
-)
+# the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
+_GZIP_LEVEL = 1
 
 
 class Labels:
-    """Ordered label pairs with their escaped text. Samples with the same labels share one
-    object.
-    """
+    """Ordered label pairs with their escaped text. Samples with equal labels share an object."""
 
     __slots__ = ("pairs", "text")
 
@@ -42,9 +38,8 @@ def _escape_label(value: str) -> str:
 
 
 NO_LABELS = Labels(())
-VERSIONS = Labels(
-    (("version", __version__), ("python_version", platform.python_version()))
-)  # for *_build_info
+# for *_build_info
+VERSIONS = Labels((("version", __version__), ("python_version", platform.python_version())))
 
 
 class Sample(NamedTuple):  # a tuple is three times as fast to create as a frozen dataclass
@@ -53,15 +48,11 @@ class Sample(NamedTuple):  # a tuple is three times as fast to create as a froze
 
 
 class Family(NamedTuple):
-    """A metric family. If `dcgm_numbers` is set, floats are printed with six decimals, as in
-    dcgm-exporter.
-    """
-
     name: str
     type: str
     help: str
     samples: tuple[Sample, ...]
-    dcgm_numbers: bool = False
+    dcgm_numbers: bool = False  # print floats with six decimals, as dcgm-exporter does
 
 
 # Definitions
@@ -73,17 +64,14 @@ class FamilySpec:
     type: str
     help: str
     labels: tuple[str, ...]
+    # the struct in `NodeState` with the values, such as `node` or `holder_usage`; empty if none
     part: str = ""
-    """The struct in `NodeState` with the values, such as `node` or `holder_usage`. Empty if there
-    is none.
-    """
     # name of the struct's field; `{label}` in the name is replaced by the value of that label
     member: str = ""
     # multiplier that converts the sample's value to the field's integer value; 0: no conversion
     factor: int = 0
-    is_text: bool = (
-        False  # True if the field is a text; texts are exported as a label with the field's name
-    )
+    # True if the field is a text; texts are exported as a label with the field's name
+    is_text: bool = False
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -92,28 +80,26 @@ class FamilySpec:
 @cache
 def families_in(group: str) -> Mapping[str, FamilySpec]:
     """Returns the families of one group in families.csv by name, in file order."""
-    return {
-        row["name"]: FamilySpec(
-            row["name"],
-            row["type"],
-            row["help"],
-            tuple(row["labels"].split()),
-            row["part"],
-            row["member"],
-            factor=int(row["factor"]) if row["factor"].isdecimal() else 0,
-            is_text=row["factor"] == "label",
-        )
-        for row in table_rows("families.csv")
-        if row["group"] == group
-    }
+    families = {}
+    for row in table_rows("families.csv"):
+        if row["group"] == group:
+            families[row["name"]] = FamilySpec(
+                row["name"],
+                row["type"],
+                row["help"],
+                tuple(row["labels"].split()),
+                row["part"],
+                row["member"],
+                factor=int(row["factor"]) if row["factor"].isdecimal() else 0,
+                is_text=row["factor"] == "label",
+            )
+    return families
 
 
 def make_families(group: str, samples: Mapping[str, Iterable[Sample]]) -> list[Family]:
-    """Creates one family per key of `samples`. The keys are names of families in this group of
-    families.csv.
-    """
+    """Creates one family per key of `samples`: the name of a family in this group."""
     specs = families_in(group)
-    return [specs[name].of(found) for name, found in samples.items()]
+    return [specs[name].of(own_samples) for name, own_samples in samples.items()]
 
 
 # Text
@@ -160,7 +146,9 @@ def format_float(value: float) -> str:
     """Returns the shortest text that parses to the same number."""
     if math.isfinite(value):
         return repr(value)
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return "+Inf" if value > 0 else "-Inf"
 
 
 # Response bodies

@@ -1,14 +1,15 @@
-"""Defines DCGM's fields (fields.csv): their types, units, names in all versions, and how to read
-them from NVML.
+"""Defines DCGM's fields (fields.csv): types, units, names in all versions, and NVML calls.
 
-The column `nvml` contains an expression. It is parsed here and executed in `gpu/nvml/driver.py`:
+The column `nvml` contains an expression. It is parsed here, and executed in
+`node/gpu/nvml/driver.py`:
 
-    nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
-    nvmlDeviceGetUtilizationRates().gpu        one field of the result
-    nvmlDeviceGetMigMode()[0]                  one element of the result
-    field 82        field 139+138@all          nvmlDeviceGetFieldValues; `+` adds two values, `@` sets the scope
-    gpm 1                                      a GPM metric, computed from two samples
-    event xid       window clock_events        computed by podgpu from driver events or from earlier samples
+    nvmlDeviceGetClockInfo(NVML_CLOCK_SM)   a call on the device; arguments: numbers, NVML constants
+    nvmlDeviceGetUtilizationRates().gpu     one field of the result
+    nvmlDeviceGetMigMode()[0]               one element of the result
+    field 82        field 139+138@all       nvmlDeviceGetFieldValues; `+` adds two values, and
+                                            `@` sets the scope
+    gpm 1                                   a GPM metric, computed from two samples
+    event xid       window clock_events     computed by podgpu from events or from earlier samples
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ THROTTLE_REASONS: dict[int, str] = {
     1423: "hw_thermal",
     1424: "hw_power_brake",
 }
-"""DCGM field id (a time in nanoseconds) -> label `reason` of podgpu_device_throttled_seconds_total.
-"""
+"""DCGM field id (time in nanoseconds) -> `reason` of podgpu_device_throttled_seconds_total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Field:
     name_since_4_6: str
     name_1x: str
     alias: str
-    type: str  # int, float, text, blob or time
+    type: str  # int, float, text or blob
     unit: str
     # type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU
     level: str
@@ -106,23 +106,19 @@ class Field:
     # periodically
     once: bool
     legacy: int | None = None  # id of the field with the same value in DCGM's older unit
-    factor: float = (
-        1.0  # the value of the legacy field times this factor is the value of this field
-    )
+    # the value of the legacy field times this factor is the value of this field
+    factor: float = 1.0
+    # document that contains the name, for names of DCGM 4.6.1 or later; `inferred` if none does
     seen: str = ""
-    """Document that contains the name, for names of DCGM 4.6.1 or later. `inferred` if no document
-    does.
-    """
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(n for n in (self.name, self.name_since_4_6, self.name_1x, self.alias) if n)
+        names = (self.name, self.name_since_4_6, self.name_1x, self.alias)
+        return tuple(name for name in names if name)
 
     @property
     def per_instance(self) -> bool:
-        """True if each MIG instance has its own value; False if there is one value per physical
-        GPU.
-        """
+        """True if each MIG instance has its own value; False for one value per physical GPU."""
         return self.level in INSTANCE_LEVELS
 
     @property
@@ -137,14 +133,16 @@ _FIELD = re.compile(r"field ([\d+]+)(?:@(\w+))?")
 def parse_recipe(text: str) -> Recipe | None:
     if not text:
         return None
-    if m := _CALL.fullmatch(text):
-        arguments = tuple(int(a) if a.isdigit() else a for a in m[2].split(",") if a)
-        return NvmlCall(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
-    if m := _FIELD.fullmatch(text):
-        scope = {None: 0, "all": ALL_SCOPES}.get(m[2])
-        return FieldValue(
-            tuple(int(i) for i in m[1].split("+")), int(m[2]) if scope is None else scope
+    if call := _CALL.fullmatch(text):
+        function, listed, member, element = call.groups()
+        arguments = tuple(
+            int(each) if each.isdigit() else each for each in listed.split(",") if each
         )
+        return NvmlCall(function, arguments, member or "", int(element) if element else None)
+    if value := _FIELD.fullmatch(text):
+        ids = tuple(int(number) for number in value[1].split("+"))
+        scope = ALL_SCOPES if value[2] == "all" else int(value[2] or 0)
+        return FieldValue(ids, scope)
     kind, _, rest = text.partition(" ")
     if kind == "gpm":
         return Gpm(int(rest))
@@ -169,17 +167,18 @@ _TEXT_COLUMNS = (
 @cache
 def fields() -> Mapping[int, Field]:
     """Returns the fields by id. Repeated strings are interned, which saves 0.1 MiB."""
-    return {
-        int(row["id"]): Field(
-            id=int(row["id"]),
+    by_id = {}
+    for row in table_rows("fields.csv"):
+        number = int(row["id"])
+        by_id[number] = Field(
+            id=number,
             recipe=parse_recipe(row["nvml"]),
             once=row["when"] == "once",
             legacy=int(row["legacy"]) if row["legacy"] else None,
             factor=float(row["factor"] or 1),
             **{column: intern(row[column]) for column in _TEXT_COLUMNS},
         )
-        for row in table_rows("fields.csv")
-    }
+    return by_id
 
 
 def by_name(values: Mapping[int, Value]) -> dict[str, Value]:
@@ -202,12 +201,16 @@ def table_rows(table: str) -> Iterator[dict[str, str]]:
 
 @cache
 def _by_name() -> Mapping[str, Field]:
-    return {name: field for field in fields().values() for name in field.names}
+    by_name: dict[str, Field] = {}
+    for field in fields().values():
+        by_name |= dict.fromkeys(field.names, field)
+    return by_name
 
 
 def field_named(name: str) -> Field | None:
-    """Returns the field with this name. Accepts names of all DCGM versions and of dcgm-exporter
-    1.x, and aliases.
+    """Returns the field with this name.
+
+    Accepts names of all DCGM versions and of dcgm-exporter 1.x, and aliases.
     """
     return _by_name().get(name)
 
@@ -215,16 +218,13 @@ def field_named(name: str) -> Field | None:
 def nearest_names(name: str) -> list[str]:
     """Returns the known name that is most similar to a mistyped name, or no name. Ignores case."""
     folded_names = {known.casefold(): known for known in _by_name()}
-    return [
-        folded_names[close] for close in difflib.get_close_matches(name.casefold(), folded_names, 1)
-    ]
+    matches = difflib.get_close_matches(name.casefold(), folded_names, 1)
+    return [folded_names[match] for match in matches]
 
 
 @cache
 def detail_helps() -> Mapping[int, str]:
-    """Returns the help texts in details.csv by field id. A GPU's page shows these fields in the
-    same order.
-    """
+    """Returns the help texts in details.csv by field id. A GPU's page keeps this order."""
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
@@ -256,19 +256,18 @@ class Rename(NamedTuple):
     @property
     def old_names(self) -> tuple[str, ...]:
         """Names before 4.9, except those of dcgm-exporter 1.x."""
-        return tuple(
-            name for name in self.old.names if name not in (self.new_name, self.old.name_1x)
-        )
+        others = (self.new_name, self.old.name_1x)
+        return tuple(name for name in self.old.names if name not in others)
 
 
 @cache
 def renames() -> tuple[Rename, ...]:
-    """Returns all renames, ordered by the id of the old field. For a text field, the label is
-    renamed, not a metric.
+    """Returns all renames, ordered by the id of the old field.
+
+    For a text field, the label is renamed, not a metric.
     """
-    successors = {
-        field.legacy: field for field in fields().values()
-    }  # the same value in the base unit of DCGM 4.6.1
+    # the same value in the base unit of DCGM 4.6.1
+    successors = {field.legacy: field for field in fields().values()}
     all_renames = []
     for old in fields().values():
         new = successors.get(old.id)
@@ -286,12 +285,16 @@ def rename_of(name: str) -> Rename | None:
 
 @cache
 def _renames_by_name() -> Mapping[str, Rename]:
-    return {name: rename for rename in renames() for name in (*rename.old_names, rename.new_name)}
+    by_name: dict[str, Rename] = {}
+    for rename in renames():
+        by_name |= dict.fromkeys((*rename.old_names, rename.new_name), rename)
+    return by_name
 
 
 class Meaning(NamedTuple):
-    """The field that a metric name stands for. If two fields differ only in their unit, it is the
-    older field.
+    """The field that a metric name stands for.
+
+    If two fields differ only in their unit, it is the older field.
     """
 
     field: Field
@@ -303,53 +306,52 @@ class Meaning(NamedTuple):
 
 @cache
 def meaning(name: str) -> Meaning | None:
-    """Returns the meaning of a metric name of any dcgm-exporter version, or None if no field has
-    this name.
-    """
+    """Returns the meaning of a metric name of any dcgm-exporter version, or None if unknown."""
     field = field_named(name)
     if field is None:
         return None
     if name == field.name_1x:
         return Meaning(field, factor_1x(field))
-    return (
-        Meaning(field, 1.0)
-        if field.legacy is None
-        else Meaning(fields()[field.legacy], field.factor)
-    )
+    if field.legacy is not None:
+        return Meaning(fields()[field.legacy], field.factor)
+    return Meaning(field, 1.0)
 
 
 def factor_1x(field: Field) -> float:
-    """Returns the factor by which dcgm-exporter 1.x multiplied a field's value, for example to
-    print a time in µs.
-    """
+    """Returns the factor by which dcgm-exporter 1.x multiplied a value: it printed times in µs."""
     return 1e-3 if field.unit == "ns" else 1.0
 
 
 @cache
 def generations(field_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns two tuples: the field's metric names in dcgm-exporter 4.8 and earlier, and its names
-    in 4.9.
-    """
+    """Returns the field's metric names in dcgm-exporter 4.8 and earlier, and its names in 4.9."""
     rename = rename_of(field_name)
     if rename is None:
         return _by_name()[field_name].names, ()
     names = dict.fromkeys((*rename.old.names, *rename.new.names))
-    return tuple(name for name in names if name != rename.new_name), (rename.new_name,)
+    del names[rename.new_name]
+    return tuple(names), (rename.new_name,)
 
 
 def names_of(field_name: str) -> tuple[str, ...]:
-    """Returns all metric names of a field: those of dcgm-exporter 4.8 and earlier, then the name in
-    4.9.
-    """
+    """Returns all metric names of a field: of dcgm-exporter 4.8 and earlier, then of 4.9."""
     old, new = generations(field_name)
     return old + new
 
 
-# Fields that are also attributes of DeviceState or GpuOrInstance
+# Fields that are also attributes of DeviceState, GpuOrInstance or HolderUsage
 
-UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
-    fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
-)
+UTIL = "DCGM_FI_DEV_GPU_UTIL"
+ENGINE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+POWER = "DCGM_FI_DEV_POWER_USAGE"
+TOTAL_ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
+FB_TOTAL = "DCGM_FI_DEV_FB_TOTAL"
+FB_FREE = "DCGM_FI_DEV_FB_FREE"
+FB_USED = "DCGM_FI_DEV_FB_USED"
+FB_RESERVED = "DCGM_FI_DEV_FB_RESERVED"
 MEMORY_FIELDS = (FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED)
-XID_NAME = fields()[XID_FIELD].name
-TENSOR_ACTIVE, DRAM_ACTIVE = fields()[1004].name, fields()[1005].name
+KEY_FIELDS = (UTIL, ENGINE, POWER, TEMPERATURE, *MEMORY_FIELDS)
+XID_NAME = "DCGM_FI_DEV_XID_ERRORS"
+TENSOR_ACTIVE = "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
+DRAM_ACTIVE = "DCGM_FI_PROF_DRAM_ACTIVE"

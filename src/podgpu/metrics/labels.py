@@ -1,5 +1,4 @@
-"""The labels of devices and holders, in dcgm-exporter's names and order, and the user's settings
-for them.
+"""The labels of devices and holders, in dcgm-exporter's names and order, and their settings.
 
 The families of dcgm-exporter (`dcgm.py`) and podgpu's own families (`render.py`) use the same
 labels.
@@ -18,48 +17,44 @@ from podgpu.model import DeviceState, GpuOrInstance, Holder, MigInstance, NodeSt
 
 LabelPairs = tuple[tuple[str, str], ...]
 POD_LABELS = ("namespace", "pod", "container")
-OLD_POD_LABELS = (
-    "pod_namespace",
-    "pod_name",
-    "container_name",
-)  # pod labels of dcgm-exporter 1.x, used with `-o`
-EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
-"""Names that Prometheus gives to pod labels if the scrape target has pod labels, too (honor_labels:
-false).
-"""
+# pod labels of dcgm-exporter 1.x, used with `-o`
+OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
+# names that Prometheus gives to pod labels if the scrape target has pod labels, too
+# (honor_labels: false)
+EXPORTED = ("exported_namespace", "exported_pod", "exported_container")
 JOB_LABEL = "hpc_job"
-NAMELESS_LABELS = (
-    "pod_uid",
-    "container_id",
-)  # labels that identify a holder whose pod name is unknown
+NAMELESS_LABELS = ("pod_uid", "container_id")  # identify a holder whose pod name is unknown
 HOLDER_LABELS = frozenset(
-    {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
-    | {
-        f"dra_{part}"
-        for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")
+    {
+        *POD_LABELS,
+        *OLD_POD_LABELS,
+        JOB_LABEL,
+        *NAMELESS_LABELS,
+        "vgpu",
+        "dra_claim_name",
+        "dra_claim_namespace",
+        "dra_device_name",
+        "dra_driver_name",
+        "dra_pool_name",
+        "dra_mig_device_uuid",
+        "dra_mig_profile",
     }
-    | {"dra_mig_device_uuid", "dra_mig_profile"}
 )
 """Labels that describe the holder of a device, in all versions of dcgm-exporter and podgpu."""
-_RESERVED = HOLDER_LABELS | {
-    *(
-        "gpu",
-        "UUID",
-        "pci_bus_id",
-        "device",
-        "modelName",
-        "GPU_I_PROFILE",
-        "GPU_I_ID",
-        "Hostname",
-        "hostname",
-    ),
-    *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"),
-    *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
-    *("peer_gpu", "link_status"),
+_DEVICE_LABELS = {"gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID"}
+_HOST_LABELS = {"Hostname", "hostname"}
+_EVENT_LABELS = {"err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"}
+_HEALTH_LABELS = {
+    "health_watch",
+    "health_error_code",
+    "health_error_severity",
+    "health_error_category",
 }
-"""Label names that dcgm-exporter or podgpu uses. A Kubernetes pod label with one of these names is
-renamed.
-"""
+_LINK_LABELS = {"peer_gpu", "link_status"}
+_RESERVED = HOLDER_LABELS.union(
+    _DEVICE_LABELS, _HOST_LABELS, _EVENT_LABELS, _HEALTH_LABELS, _LINK_LABELS
+)
+"""Label names of dcgm-exporter and podgpu. A Kubernetes pod label with such a name is renamed."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +64,18 @@ class Policy:
     counters: tuple[CounterSpec, ...] = ()
     hostname: str = ""  # if empty, series have no host label
     hostname_labels: tuple[str, ...] = ("Hostname",)
-    old_namespace: bool = (
-        False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
-    )
+    # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
+    old_namespace: bool = False
     replace_blanks_in_model_name: bool = False
     pod_uid: bool = False
-    dcgm_holders: bool = (
-        True  # if False, DCGM series have no pod labels; podgpu's own series always have them
-    )
+    # if False, DCGM series have no pod labels; podgpu's own series always have them
+    dcgm_holders: bool = True
     virtual_gpus: bool = False  # render one series per holder of a device
-    copy_parent_values: bool = (
-        False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
-    )
+    # repeat the GPU's values on its MIG instances, as dcgm-exporter does
+    copy_parent_values: bool = False
     gpu_manager: bool = False
-    wait_pairs: int = (
-        0  # % of time that one container must wait for another to get a series; 0: no such series
-    )
+    # % of time that one container must wait for another to get a series; 0: no such series
+    wait_pairs: int = 0
     process_metrics: bool = False  # render the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
@@ -95,17 +86,16 @@ class Policy:
 
     @cached_property
     def host(self) -> LabelPairs:
-        return (
-            tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
-        )
+        if not self.hostname:
+            return ()
+        return tuple((label, self.hostname) for label in self.hostname_labels)
 
     def model_name(self, model: str) -> str:
         return re.sub(r"\s+", "-", model.strip()) if self.replace_blanks_in_model_name else model
 
 
 make_labels = lru_cache(maxsize=2048)(Labels)
-"""Creates `Labels` from a tuple of pairs. Results are cached, because most labels are the same in
-every scrape.
+"""Creates `Labels` from a tuple of pairs. Cached, because most labels are the same in every scrape.
 """
 
 
@@ -113,7 +103,8 @@ def all_devices(state: NodeState) -> Iterator[tuple[DeviceState, GpuOrInstance]]
     """Yields pairs of GPU and device. The device is the GPU itself or one of its MIG instances."""
     for gpu in state.devices:
         yield gpu, gpu
-        yield from ((gpu, instance) for instance in gpu.instances)
+        for instance in gpu.instances:
+            yield gpu, instance
 
 
 def visible_devices(state: NodeState) -> list[tuple[DeviceState, GpuOrInstance]]:
@@ -121,8 +112,9 @@ def visible_devices(state: NodeState) -> list[tuple[DeviceState, GpuOrInstance]]
 
 
 def assigned_holders(device: GpuOrInstance) -> list[Holder]:
-    """Returns the holders that have the device allocated. Omits workloads that use it without an
-    allocation.
+    """Returns the holders that have the device allocated.
+
+    Omits workloads that use it without an allocation.
     """
     return [holder for holder in device.holders if holder.source]
 
@@ -139,15 +131,16 @@ def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dic
     }
     if isinstance(device, MigInstance):
         names |= {"GPU_I_PROFILE": device.profile, "GPU_I_ID": str(device.id)}
-    return {**names, **dict(policy.host)}
+    names.update(policy.host)
+    return names
 
 
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     """Returns the holder's labels in DCGM series and usage series. Omits empty labels."""
     names = holder_names(holder, OLD_POD_LABELS if policy.old_namespace else POD_LABELS)
     if policy.pod_uid and not holder.job:
-        names[NAMELESS_LABELS[0]] = holder.uid
-    return [pair for pair in names.items() if pair[1]]
+        names["pod_uid"] = holder.uid
+    return [(name, text) for name, text in names.items() if text]
 
 
 def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> dict[str, str]:
@@ -158,9 +151,12 @@ def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> 
     """
     if holder.job:
         return {JOB_LABEL: holder.job}
-    names = dict(zip(pod_labels, (holder.namespace, holder.pod, holder.container), strict=True))
-    nameless = zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
-    return names if holder.pod else {**names, **dict(nameless)}
+    namespace, pod, container = pod_labels
+    names = {namespace: holder.namespace, pod: holder.pod, container: holder.container}
+    if not holder.pod:
+        names["pod_uid"] = holder.uid
+        names["container_id"] = holder.container_id
+    return names
 
 
 def dcgm_labels(
@@ -170,46 +166,46 @@ def dcgm_labels(
     label_values: LabelPairs = (),
     pod_labels: Mapping[str, str] | None = None,
 ) -> Labels:
-    """Builds the labels of a DCGM series in dcgm-exporter's order. `attributes`: the holder's
-    labels.
+    """Builds the labels of a DCGM series in dcgm-exporter's order.
+
+    `attributes`: the holder's labels.
     """
-    pairs = [
-        ("uuid" if policy.old_namespace and name == "UUID" else name, text)
-        for name, text in names.items()
-    ]
+    pairs = list(names.items())
+    if policy.old_namespace:
+        pairs = [("uuid" if name == "UUID" else name, text) for name, text in pairs]
     attributes = sorted(attributes)
     if label_values or pod_labels:
         taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))
-        pairs += sorted((*label_values, *_rename_pod_labels(taken, pod_labels or {})))
+        renamed = _rename_pod_labels(taken, pod_labels or {})
+        pairs += sorted((*label_values, *renamed.items()))
     return make_labels((*pairs, *attributes))
 
 
-def _rename_pod_labels(
-    taken: frozenset[str], pod_labels: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Renames pod labels whose name is in `taken` to `pod_label_<name>`, as dcgm-exporter does
-    since 4.8.3.
+def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> dict[str, str]:
+    """Renames pod labels whose name is taken, as dcgm-exporter does since 4.8.3.
+
+    The new name is `pod_label_<name>`, or `pod_label_<name>_conflict1` and so on.
     """
-    free = {name: text for name, text in pod_labels.items() if name not in taken}
-    yield from free.items()
+    labels = {name: text for name, text in pod_labels.items() if name not in taken}
     for name, text in pod_labels.items():
-        if name in taken:
-            names = (
-                f"pod_label_{name}",
-                *(f"pod_label_{name}_conflict{n}" for n in range(1, len(pod_labels) + 1)),
-            )
-            new = next(
-                candidate for candidate in names if candidate not in free and candidate not in taken
-            )
-            free[new] = text
-            yield new, text
+        if name not in taken:
+            continue
+        new = f"pod_label_{name}"
+        conflicts = 0
+        while new in labels or new in taken:
+            conflicts += 1
+            new = f"pod_label_{name}_conflict{conflicts}"
+        labels[new] = text
+    return labels
 
 
 def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
-    """Adds labels such as err_code. They are sorted together with the holder's labels, as in
-    dcgm-exporter.
+    """Adds labels such as err_code.
+
+    They are sorted together with the holder's labels, as in dcgm-exporter.
     """
-    cut = next(
-        (i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs)
-    )
-    return make_labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))
+    pairs = labels.pairs
+    cut = 0
+    while cut < len(pairs) and pairs[cut][0] not in HOLDER_LABELS:
+        cut += 1
+    return make_labels((*pairs[:cut], *sorted((*pairs[cut:], *more))))

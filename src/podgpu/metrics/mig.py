@@ -12,12 +12,8 @@ from functools import lru_cache
 _PROFILE = re.compile(r"(\d{1,2})g\.")
 _BILLED = " MIG "
 _USUAL_SLICES = 7
-_SLICES = {
-    "A30": 4,
-    "RTX PRO 6000": 4,
-    "RTX PRO 5000": 2,
-    "RTX PRO 4500": 2,
-}  # from NVIDIA's MIG user guide
+# from NVIDIA's MIG user guide
+_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}
 
 
 def billed_name(model: str, profile: str) -> str:
@@ -27,17 +23,21 @@ def billed_name(model: str, profile: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parent_and_fraction(billed: str) -> tuple[str, float | None]:
-    """Splits a billed name into GPU model and fraction of that GPU. The fraction is None if the
-    profile has no size.
+    """Splits a billed name into GPU model and fraction of that GPU.
+
+    The fraction is None if the profile has no size.
     """
     model, mig, profile = billed.rpartition(_BILLED)
-    return (model, fraction_of_gpu(model, profile)) if mig else (billed, 1.0)
+    if not mig:
+        return billed, 1.0
+    return model, fraction_of_gpu(model, profile)
 
 
 @lru_cache(maxsize=1024)
 def fraction_of_gpu(model: str, profile: str) -> float | None:
-    """Returns the instance's fraction of the GPU's compute slices, or None if the profile has no
-    size.
+    """Returns the instance's fraction of the GPU's compute slices.
+
+    Returns None if the profile has no size.
     """
     slices = slices_of_profile(profile)
     return None if slices is None else min(slices / slices_of_gpu(model), 1.0)
@@ -45,12 +45,14 @@ def fraction_of_gpu(model: str, profile: str) -> float | None:
 
 @lru_cache(maxsize=1024)
 def slices_of_gpu(model: str) -> int:
-    return next(
-        (number for name, number in _SLICES.items() if re.search(rf"\b{name}\b", model)),
-        _USUAL_SLICES,
-    )
+    for name, number in _SLICES.items():
+        if re.search(rf"\b{name}\b", model):
+            return number
+    return _USUAL_SLICES
 
 
 def slices_of_profile(profile: str) -> int | None:
-    named = _PROFILE.match(profile)
-    return int(named[1]) or None if named else None
+    match = _PROFILE.match(profile)
+    if match is None:
+        return None
+    return int(match[1]) or None

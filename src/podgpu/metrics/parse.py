@@ -46,14 +46,11 @@ class BadExposition(SourceError):
     def __init__(self, line: int, why: str) -> None:
         super().__init__("malformed", f"line {line}: {why}")
         self.line = line
-        self.why = why
 
 
 class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a frozen dataclass
     name: str
-    labels: Mapping[
-        str, str
-    ]  # read-only, because samples with the same label text share one mapping
+    labels: Mapping[str, str]  # read-only: samples with the same label text share one mapping
     value: float
 
 
@@ -66,8 +63,9 @@ class ParsedFamily:
 
 
 def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
-    """Returns the families, ordered by their first line. Samples keep their order. May raise
-    BadExposition.
+    """Returns the families, ordered by their first line. Samples keep their order.
+
+    Raises BadExposition if the text is malformed.
     """
     lines = text.split("\n")
     if lines.pop():
@@ -75,11 +73,9 @@ def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
     if max_lines is not None and len(lines) > max_lines:
         raise BadExposition(max_lines + 1, f"the text has more than {max_lines} lines")
     parser = _Parser()
-    family_of, labels_of, is_usual = (
-        parser.by_sample_name.get,
-        parser.labels.get,
-        _USUAL_NUMBER.fullmatch,
-    )
+    family_of = parser.by_sample_name.get
+    labels_of = parser.labels.get
+    is_usual = _USUAL_NUMBER.fullmatch
     for number, line in enumerate(lines, 1):
         # Most lines are `name{labels} number` with a known name. For them, this is four times as
         # fast as read_line.
@@ -102,14 +98,14 @@ class _Parser:
     def __init__(self) -> None:
         self.families: dict[str, ParsedFamily] = {}
         self.by_sample_name: dict[str, ParsedFamily] = {}
-        self.labels: dict[
-            str, dict[str, str]
-        ] = {}  # parsed labels by their text, including the closing brace
+        # parsed labels by their text, including the closing brace
+        self.labels: dict[str, dict[str, str]] = {}
         self._label_names: set[str] = set()
 
     def split_labels(self, text: str) -> dict[str, str] | None:
-        """Splits `name="value",name="value"}` without escape sequences. Returns None if the text
-        has another form.
+        """Splits `name="value",name="value"}` without escape sequences.
+
+        Returns None if the text has another form.
         """
         try:
             labels = dict([pair.split('="') for pair in text[:-2].split('",')])
@@ -133,17 +129,20 @@ class _Parser:
             if not _NUMBER.fullmatch(value):
                 raise ValueError(f"the value is not a number: {_shorten(value)}")
             family = self.by_sample_name.get(name) or self._family_of_sample(name)
-            family.samples.append(ParsedSample(name, _parse_labels(labels or ""), float(value)))
+            parsed_labels = _parse_labels(labels or "")
+            family.samples.append(ParsedSample(name, parsed_labels, float(value)))
         elif line.strip(" \t"):
             raise ValueError(f"neither a comment nor a sample: {_shorten(line)}")
 
     def _family_of_sample(self, name: str) -> ParsedFamily:
-        """Returns the family of a sample. Samples of histograms and summaries have a suffix after
-        the family's name.
+        """Returns the family of a sample.
+
+        Samples of histograms and summaries have a suffix after the family's name.
         """
         stem, _, suffix = name.rpartition("_")
-        owner = self.families.get(stem)
-        family = owner if owner and suffix in _SUFFIXES.get(owner.type, ()) else self._family(name)
+        family = self.families.get(stem)
+        if family is None or suffix not in _SUFFIXES.get(family.type, ()):
+            family = self._family(name)
         self.by_sample_name[name] = family
         return family
 
@@ -168,7 +167,8 @@ class _Parser:
 
 def _parse_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
-    text, at = text.strip(" \t"), 0
+    text = text.strip(" \t")
+    at = 0
     while at < len(text):
         match = _LABEL.match(text, at)
         if match is None:
@@ -190,8 +190,9 @@ def _shorten(text: str) -> str:
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
-    """Encodes parsed families. Omits timestamps, because node_exporter's textfile collector rejects
-    them.
+    """Encodes parsed families.
+
+    Omits timestamps, because node_exporter's textfile collector rejects them.
     """
     texts: dict[int, str] = {}
     lines: list[str] = []
@@ -203,7 +204,9 @@ def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
         for name, labels, value in family.samples:
             text = texts.get(id(labels))
             if text is None:
-                text = texts[id(labels)] = Labels(labels.items()).text
+                text = Labels(labels.items()).text
+                texts[id(labels)] = text
             is_whole = value.is_integer() and abs(value) <= _LARGEST_PLAIN
-            lines.append(f"{name}{text} {int(value) if is_whole else format_float(value)}\n")
+            number = int(value) if is_whole else format_float(value)
+            lines.append(f"{name}{text} {number}\n")
     return "".join(lines).encode()

@@ -1,6 +1,4 @@
-"""Writes PromQL: selectors, the queries for the series of all nodes, and queries for DCGM fields
-and idle devices.
-"""
+"""Writes PromQL: selectors, and queries for series of all nodes, DCGM fields and idle devices."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from podgpu.metrics.adapter import (
+    DCGM_BLANK,
     GPU_LABELS,
     IDENTITY,
     REPLICA_LABELS,
@@ -32,7 +31,6 @@ from podgpu.metrics.fields import (
 )
 
 _IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
-_DCGM_BLANK = 0x7FFFFFF0
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 
 
@@ -50,8 +48,10 @@ def escape(text: str) -> str:
 
 def select(names: Sequence[str], *matchers: str) -> str:
     """Returns a selector for series with one of the names. Skips empty matchers."""
-    name = (one_of("__name__", names),) if len(names) != 1 else ()
-    return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
+    used = [matcher for matcher in matchers if matcher]
+    if len(names) == 1:
+        return f"{names[0]}{{{','.join(used)}}}"
+    return f"{{{','.join((one_of('__name__', names), *used))}}}"
 
 
 def by(*labels: str) -> str:
@@ -61,9 +61,8 @@ def by(*labels: str) -> str:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = (
-        False  # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
-    )
+    # if it fails, the round fails; otherwise GPUs would be shown with wrong holders
+    required: bool = False
 
 
 def series_queries(
@@ -72,8 +71,9 @@ def series_queries(
     keep_fields: Iterable[str] = (),
     cluster_label: str = "cluster",
 ) -> list[SeriesQuery]:
-    """Returns queries for the input of `nodes_from_vectors`. `max by` drops unused labels, to keep
-    responses small.
+    """Returns queries for the input of `nodes_from_vectors`.
+
+    `max by` drops unused labels, to keep responses small.
     """
     kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
@@ -86,47 +86,72 @@ def series_queries(
         series = f"{select(names, match)}{condition}"
         return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
-    gpus = field_names(UTIL, ENGINE, TEMPERATURE, *kept)
-    timed = (
-        *field_names(UTIL, ENGINE, TEMPERATURE),
-        *own_names("device_condition_since_timestamp_seconds"),
-    )
-    target = by(*target_labels)
+    since = "device_condition_since_timestamp_seconds"
+    timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names(since))
     own_pods = by("__name__", "job", "instance", "namespace", "pod")
+    targets = (
+        f"max {own_pods} (up) and on (job, instance) "
+        f"group by (job, instance) ({select(timed, match)})"
+    )
+    scrape_times = [f"max {by(*target_labels)} (timestamp({select((n,), match)}))" for n in timed]
+    faulty = [fields()[number].name for number in FIELD_CONDITIONS]
     return [
-        query("GPUs", gpus, *identity, required=True),
-        query("holders", own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"), "source",
-              required=True),
-        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, "
-"instance) "
-                    f"({select(timed, match)})", required=True),
-        SeriesQuery("times of scrapes",
-                    " or ".join((f"max {target} "
-f"(timestamp({select((name,), match)}))") for name in timed),
-                    required=True),
-        query("memory",
-              (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes")),
-              *identity),
+        query("GPUs", field_names(UTIL, ENGINE, TEMPERATURE, *kept), *identity, required=True),
+        query(
+            "holders",
+            own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"),
+            "source",
+            required=True,
+        ),
+        SeriesQuery("targets", targets, required=True),
+        SeriesQuery("times of scrapes", " or ".join(scrape_times), required=True),
+        query(
+            "memory",
+            (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes")),
+            *identity,
+        ),
         query("power", (*field_names(POWER), *own_names("device_energy_joules_total")), *identity),
-        query("use by containers",
-              own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")),
-        query("time by containers",
-              own_names("container_gpu_busy_seconds_total", "container_gpu_idle_seconds_total",
-                         "container_gpu_energy_joules_total")),
-        query("exporters",
-              own_names("exporter_build_info", "exporter_snapshot_timestamp_seconds", "exporter_source_up",
-                         "device_count"),
-              "version", "source", "state", *node_labels),
-        query("conditions",
-              own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
-              "condition", "detail", *identity),
-        query("faults", field_names(*(fields()[i].name for i in FIELD_CONDITIONS), XID_NAME), condition=(" > "
-"0")),
-    ]  # fmt: skip
+        query(
+            "use by containers",
+            own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes"),
+        ),
+        query(
+            "time by containers",
+            own_names(
+                "container_gpu_busy_seconds_total",
+                "container_gpu_idle_seconds_total",
+                "container_gpu_energy_joules_total",
+            ),
+        ),
+        query(
+            "exporters",
+            own_names(
+                "exporter_build_info",
+                "exporter_snapshot_timestamp_seconds",
+                "exporter_source_up",
+                "device_count",
+            ),
+            "version",
+            "source",
+            "state",
+            *node_labels,
+        ),
+        query(
+            "conditions",
+            own_names(since, "device_last_holder_info"),
+            "condition",
+            "detail",
+            *identity,
+        ),
+        query("faults", field_names(*faulty, XID_NAME), condition=" > 0"),
+    ]
 
 
 def field_names(*fields: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for field in fields for name in names_of(field)))
+    names: dict[str, None] = {}
+    for field in fields:
+        names |= dict.fromkeys(names_of(field))
+    return tuple(names)
 
 
 def own_names(*names: str) -> tuple[str, ...]:
@@ -134,15 +159,18 @@ def own_names(*names: str) -> tuple[str, ...]:
 
 
 def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]], str]) -> str:
-    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8. `max` merges equal values
-    of MIG instances.
+    """Returns a query for a DCGM field in the unit of dcgm-exporter 4.8.
+
+    `max` merges equal values of MIG instances.
     """
     old_names, new_names = generations(field)
-    query = f"max {labels} (({select_names(old_names)}) < {_DCGM_BLANK})"
-    if rename := rename_of(field):
-        newer = f"max {labels} (({select_names(new_names)}) < {_DCGM_BLANK * rename.factor:.0f})"
-        query += f" or {newer} / {rename.factor!r}"
-    return query
+    query = f"max {labels} (({select_names(old_names)}) < {DCGM_BLANK})"
+    rename = rename_of(field)
+    if rename is None:
+        return query
+    blank = f"{DCGM_BLANK * rename.factor:.0f}"
+    newer = f"max {labels} (({select_names(new_names)}) < {blank})"
+    return f"{query} or {newer} / {rename.factor!r}"
 
 
 def idle_query(match: str, window: float) -> str:
@@ -154,18 +182,22 @@ def idle_query(match: str, window: float) -> str:
     step = max(1, length // _IDLE_CHECKS)
 
     def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
-        largest = " or ".join(
+        largest = [
             f"max_over_time({select(names, *matchers, match)}[{length}ms])"
             for names in generations(field)
             if names
-        )
+        ]
+        highest = f"max {by(*keys)} ({' or '.join(largest)})"
         # The device may have been busy in a gap without samples, so samples must exist at every
         # check.
         present = f"group {by(*keys)} ({select(names_of(field), *matchers, match)})"
         checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
-        return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
+        return f"(({highest} == 0) and on ({', '.join(keys)}) ({checks}))"
 
     gpu = ("UUID", "uuid")
-    whole, instances = 'GPU_I_ID=""', 'GPU_I_ID!=""'
-    engine = f"({idle(ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
-    return f"{idle(UTIL, gpu)} or {engine} or {idle(ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
+    gpus = idle(UTIL, gpu)
+    has_util = select(names_of(UTIL), match)
+    whole_gpus = idle(ENGINE, gpu, 'GPU_I_ID=""')
+    engines = f"({whole_gpus} unless on (UUID, uuid) {has_util})"
+    instances = idle(ENGINE, (*gpu, "GPU_I_ID"), 'GPU_I_ID!=""')
+    return f"{gpus} or {engines} or {instances}"

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
+from itertools import chain
 from operator import itemgetter
 
 from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
@@ -35,13 +36,14 @@ Row = tuple[str, Mapping[str, str], int | float]
 
 def render_own(state: NodeState, policy: Policy) -> list[Family]:
     """Renders podgpu's own families, except the process_* families."""
-    rows = (*_waits(state, policy), *_health(state, policy), *_devices(state, policy))
-    return [*_usage(state, policy), *_collect(rows, policy), *render_self(state)]
+    rows = chain(_waits(state, policy), _health(state, policy), _devices(state, policy))
+    return _usage(state, policy) + _collect(rows, policy) + render_self(state)
 
 
 def render_self(state: NodeState) -> list[Family]:
-    """Renders podgpu's families about the exporter itself. They are served even if the GPU readings
-    are stale.
+    """Renders podgpu's families about the exporter itself.
+
+    They are served even if the GPU readings are stale.
     """
     return _collect(_self(state), Policy())
 
@@ -57,17 +59,19 @@ def _collect(rows: Iterable[Row], policy: Policy) -> list[Family]:
 
 @cache
 def _label_names(family: str, hostname_labels: tuple[str, ...]) -> tuple[str, ...]:
-    names = families_in("exporter")[family].labels
-    return tuple(
-        new for name in names for new in (hostname_labels if name == "Hostname" else (name,))
-    )
+    names: list[str] = []
+    for name in families_in("exporter")[family].labels:
+        if name == "Hostname":
+            names += hostname_labels
+        else:
+            names.append(name)
+    return tuple(names)
 
 
 @lru_cache(maxsize=2048)
 def _select_labels(names: tuple[str, ...], values: tuple[str | None, ...]) -> Labels:
-    return Labels(
-        (name, value) for name, value in zip(names, values, strict=True) if value is not None
-    )
+    pairs = zip(names, values, strict=True)
+    return Labels((name, value) for name, value in pairs if value is not None)
 
 
 def _self(state: NodeState) -> Iterator[Row]:
@@ -99,73 +103,47 @@ def _self(state: NodeState) -> Iterator[Row]:
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
-    parts: dict[str, list[tuple[Labels, object]]] = {
-        "holder_usage": [],
-        "device_totals": [],
-        "namespaces": [],
-    }
+    holders: list[tuple[Labels, object]] = []
+    devices: list[tuple[Labels, object]] = []
     for gpu, device in visible_devices(state):
         names = device_names(gpu, device, policy)
         for holder in device.holders:
             if holder.usage is not None and holder.has_labels:
-                parts["holder_usage"].append(
-                    (dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage)
-                )
+                labels = dcgm_labels(names, policy, holder_pairs(holder, policy))
+                holders.append((labels, holder.usage))
         if device.usage is not None:
-            parts["device_totals"].append((dcgm_labels(names, policy), device.usage))
+            devices.append((dcgm_labels(names, policy), device.usage))
+
+    namespaces: list[tuple[Labels, object]] = []
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
-        labels = make_labels(
-            (("namespace", usage.namespace), ("modelName", policy.model_name(model)))
-        )
-        parts["namespaces"].append((labels, usage))
-    return [family for part, rows in parts.items() for family in _figures(part, rows)]
+        pairs = (("namespace", usage.namespace), ("modelName", policy.model_name(model)))
+        namespaces.append((make_labels(pairs), usage))
 
-
-def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
-    """Yields a row per pair of containers if one waits for the other at least `policy.wait_pairs` %
-    of the time.
-    """
-    for gpu, device in visible_devices(state) if policy.wait_pairs else ():
-        names = device_names(gpu, device, policy)
-        waiters = [
-            (holder, holder.usage)
-            for holder in device.holders
-            if holder.usage is not None and holder.pod
-        ]
-        pairs = [
-            (part, holder) for holder, usage in waiters for part in usage.waits_for if part.pod
-        ]
-        pairs.sort(key=lambda pair: -pair[0].ratio)
-        for part, holder in pairs[:MAX_WAIT_PAIRS]:
-            if 100 * part.ratio >= policy.wait_pairs:
-                runner = {f"runner_{name}": text for name, text in holder_names(part).items()}
-                yield (
-                    "podgpu_container_gpu_waits_for_ratio",
-                    {**names, **holder_names(holder), **runner},
-                    part.ratio,
-                )
+    families = list(_figures("holder_usage", holders))
+    families += _figures("device_totals", devices)
+    families += _figures("namespaces", namespaces)
+    return families
 
 
 def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Family]:
-    """Renders the families whose `FamilySpec.part` is `part`. `rows`: labels, and the struct with
-    the values.
+    """Renders the families whose `FamilySpec.part` is `part`.
+
+    `rows`: labels, and the struct with the values.
     """
     for spec in _families_of(part):
-        members = [
-            (labels, n) for labels, row in rows if (n := getattr(row, spec.member)) is not None
-        ]
-        if spec.is_text:
-            texts = [
-                make_labels((*labels.pairs, (spec.member, text)))
-                for labels, text in members
-                if text
-            ]
-            yield spec.of([Sample(labels, 1) for labels in texts])
-        else:
-            yield spec.of(
-                [Sample(labels, n / spec.factor if spec.factor > 1 else n) for labels, n in members]
-            )
+        samples = []
+        for labels, struct in rows:
+            value = getattr(struct, spec.member)
+            if value is None or value == "":
+                continue
+            if spec.is_text:
+                labels = make_labels((*labels.pairs, (spec.member, value)))
+                value = 1
+            elif spec.factor > 1:
+                value /= spec.factor
+            samples.append(Sample(labels, value))
+        yield spec.of(samples)
 
 
 @cache
@@ -173,7 +151,29 @@ def _families_of(part: str) -> list[FamilySpec]:
     return [spec for spec in families_in("exporter").values() if spec.part == part]
 
 
-# Health, devices and allocations
+# Waiting, health, devices and allocations
+
+
+def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
+    """Yields a row per pair of containers of which one waits for the other.
+
+    Omits pairs that wait less than `policy.wait_pairs` % of the time.
+    """
+    if not policy.wait_pairs:
+        return
+    for gpu, device in visible_devices(state):
+        names = device_names(gpu, device, policy)
+        pairs = []
+        for holder in device.holders:
+            if holder.usage is not None and holder.pod:
+                pairs += [(holder, runner) for runner in holder.usage.waits_for if runner.pod]
+        pairs.sort(key=lambda pair: -pair[1].ratio)
+        for holder, runner in pairs[:MAX_WAIT_PAIRS]:
+            if 100 * runner.ratio >= policy.wait_pairs:
+                labels = {**names, **holder_names(holder)}
+                for name, text in holder_names(runner).items():
+                    labels[f"runner_{name}"] = text
+                yield "podgpu_container_gpu_waits_for_ratio", labels, runner.ratio
 
 
 def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
@@ -185,11 +185,8 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
             if condition.detail:
                 labels["detail"] = condition.detail
             if condition.since is not None:
-                yield (
-                    "podgpu_device_condition_since_timestamp_seconds",
-                    labels,
-                    round(condition.since, 3),
-                )
+                since = round(condition.since, 3)
+                yield "podgpu_device_condition_since_timestamp_seconds", labels, since
         for condition_name in gpu.healthy:
             yield "podgpu_device_health", {**names, "condition": condition_name}, 0
         for holder in gpu.last_holders:
@@ -209,7 +206,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
         names = device_names(gpu, device, policy)
         if device is gpu:
             # The value is 0 before the first event, so that increase() includes that event.
-            xids = sum(xid.total for each in (gpu, *gpu.instances) for xid in each.xids)
+            xids = 0
+            for each in (gpu, *gpu.instances):
+                xids += sum(xid.total for xid in each.xids)
             yield "podgpu_device_xid_errors_total", names, xids
             for reason, ns in gpu.throttled_ns.items():
                 yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / NS
@@ -230,8 +229,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
 
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
-    """Renders all containers that hold, use or requested a device. Omits HPC jobs, because they
-    have no pod.
+    """Renders all containers that hold, use or requested a device.
+
+    Omits HPC jobs, because they have no pod.
     """
     families = families_in("gpu-manager")
     samples: dict[str, list[Sample]] = {name: [] for name in families}
@@ -309,11 +309,16 @@ class _GpuManagerContainer:
 
 
 def _multiply(ratio: Number, whole: Number) -> Number:
-    return None if ratio is None or whole is None else ratio * whole
+    if ratio is None or whole is None:
+        return None
+    return ratio * whole
 
 
 def _add(numbers: Iterable[Number]) -> Number:
     """Returns the sum, or None if there are no numbers or one of them is unknown."""
-    addends = list(numbers)
-    known = [number for number in addends if number is not None]
-    return round(sum(known), _DECIMALS) if known and len(known) == len(addends) else None
+    total: Number = None
+    for number in numbers:
+        if number is None:
+            return None
+        total = number + (total or 0)
+    return None if total is None else round(total, _DECIMALS)

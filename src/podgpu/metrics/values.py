@@ -1,6 +1,4 @@
-"""Converts and checks the values of DCGM's fields, and computes attributes of `NodeState` from
-them.
-"""
+"""Converts and checks values of DCGM's fields, and computes attributes of `NodeState` from them."""
 
 from __future__ import annotations
 
@@ -24,10 +22,23 @@ from podgpu.metrics.fields import (
 from podgpu.model import MIB, NS, Value
 
 BRANDS = (
-    *("Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan"),
-    *("NVIDIA Virtual Applications", "NVIDIA Virtual PC", "NVIDIA Virtual Compute Server"),
-    *("NVIDIA RTX Virtual Workstation", "NVIDIA vGaming", "Quadro RTX", "NVIDIA RTX", "NVIDIA"),
-    *("GeForce RTX", "Titan RTX"),
+    "Unknown",
+    "Quadro",
+    "Tesla",
+    "NVS",
+    "Grid",
+    "GeForce",
+    "Titan",
+    "NVIDIA Virtual Applications",
+    "NVIDIA Virtual PC",
+    "NVIDIA Virtual Compute Server",
+    "NVIDIA RTX Virtual Workstation",
+    "NVIDIA vGaming",
+    "Quadro RTX",
+    "NVIDIA RTX",
+    "NVIDIA",
+    "GeForce RTX",
+    "Titan RTX",
 )
 """Names in the order of NVML's nvmlBrandType_t."""
 _FABRIC_COMPLETED = 3
@@ -55,8 +66,9 @@ def _used_ratio(memory: Any) -> float:
 
 
 def _fabric_status(info: Any) -> int:
-    """Returns DcgmFMStatus: 0 not supported, 1 not started, 2 in progress, 3 success, 4 failure, 5
-    unrecognised.
+    """Returns DcgmFMStatus.
+
+    0: not supported, 1: not started, 2: in progress, 3: success, 4: failure, 5: unrecognised.
     """
     if info.state < _FABRIC_COMPLETED:
         return int(info.state)
@@ -119,39 +131,24 @@ _BLANKS = frozenset(
     }
 )
 _DCGM_FLOAT_BLANK = 140737488355328.0
-_NEVER_NEGATIVE = (
-    *(
-        "mJ",
-        "J",
-        "W",
-        "bytes",
-        "MiB",
-        "B/s",
-        "KB/s",
-        "MB/s",
-        "Hz",
-        "MHz",
-        "ns",
-        "ms",
-        "s",
-        "cycles",
-        "count",
-    ),
-    *("banks", "pages", "rows", "lanes", "ratio"),
-)
-_LIMITS = dict.fromkeys(_NEVER_NEGATIVE, (0.0, math.inf)) | dict.fromkeys(
-    ("%", "% (0-100)"), (0.0, 100.0)
-)
-_LIMITS |= {
+_AMOUNT_UNITS = ("mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "cycles")
+_TIME_UNITS = ("ns", "ms", "s")
+_COUNT_UNITS = ("count", "banks", "pages", "rows", "lanes", "ratio")
+_LIMITS = {
+    **dict.fromkeys(_AMOUNT_UNITS + _TIME_UNITS + _COUNT_UNITS, (0.0, math.inf)),
+    "%": (0.0, 100.0),
+    "% (0-100)": (0.0, 100.0),
     "C": (-math.inf, _MAX_TEMPERATURE),
     "ratio 0-1": (0.0, _MAX_RATIO),
-}  # unit -> least, most
+}
+"""Unit -> least and largest possible value."""
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
-    """Converts a value from NVML to the field's unit and checks it. Raises Blank if the value is
-    invalid.
+    """Converts a value from NVML to the field's unit and checks it.
+
+    Raises Blank if the value is invalid.
     """
     if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
@@ -160,12 +157,11 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
     except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
     if field.type == "text":
-        text = (
-            converted.decode("utf-8", "replace") if isinstance(converted, bytes) else str(converted)
-        )
-        if not text:
+        if isinstance(converted, bytes):
+            converted = converted.decode("utf-8", "replace")
+        if converted == "":
             raise Blank("empty text")
-        return text
+        return str(converted)
     if not isinstance(converted, int | float):
         raise Blank(f"{converted!r} is not a number")
     return _number(field, raw, converted)
@@ -189,19 +185,22 @@ def _number(field: Field, raw: Any, converted: int | float) -> int | float:
         raise Blank(str(converted))
     if not field.unit.startswith("bitmask") and _is_sentinel(raw, converted):
         raise Blank(f"sentinel {raw}")
-    return within_unit(field, float(converted) if field.type == "float" else int(converted))
+    number = float(converted) if field.type == "float" else int(converted)
+    return within_unit(field, number)
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
-    is_blank = (
-        converted >= _DCGM_FLOAT_BLANK if isinstance(converted, float) else converted in _BLANKS
-    )
-    return is_blank or (isinstance(raw, int) and raw in _BLANKS)
+    if isinstance(raw, int) and raw in _BLANKS:
+        return True
+    if isinstance(converted, float):
+        return converted >= _DCGM_FLOAT_BLANK
+    return converted in _BLANKS
 
 
 def within_unit(field: Field, number: int | float) -> int | float:
-    """Returns the number. Raises Blank if it is impossible in the field's unit. Ratios slightly
-    above 1 become 1.
+    """Returns the number. Raises Blank if it is impossible in the field's unit.
+
+    Ratios slightly above 1 become 1.
     """
     least, most = _LIMITS.get(field.unit, (-math.inf, math.inf))
     if not least <= number <= most:
@@ -210,8 +209,9 @@ def within_unit(field: Field, number: int | float) -> int | float:
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:
-    """Multiplies the number by the factor and converts it to the field's type. Integers are
-    truncated, as in DCGM.
+    """Multiplies the number by the factor and converts it to the field's type.
+
+    Integers are truncated, as in DCGM.
     """
     exact = number * factor
     if field.type != "int":
@@ -220,14 +220,15 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
-    """Returns the values by field id. If a value is present only in a base unit, adds it in the
-    older unit.
+    """Returns the values by field id.
+
+    If a value is present only in a base unit, adds it in the older unit.
     """
     completed = dict(values)
     for number, value in values.items():
-        legacy = fields()[number].legacy
-        if legacy is not None:
-            completed.setdefault(legacy, round(value / fields()[number].factor, DECIMALS))
+        field = fields()[number]
+        if field.legacy is not None:
+            completed.setdefault(field.legacy, round(value / field.factor, DECIMALS))
     return completed
 
 
@@ -244,15 +245,20 @@ def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Computes attributes of `GpuOrInstance` from fields. MIG instances have no GPU_UTIL, so
-    `ENGINE` is used.
+    """Computes attributes of `GpuOrInstance` from fields.
+
+    MIG instances have no GPU_UTIL, so `ENGINE` is used.
     """
-    used, total = values.get(FB_USED), values.get(FB_TOTAL)
+    used = values.get(FB_USED)
+    total = values.get(FB_TOTAL)
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)
+
     ratio = values[UTIL] / 100 if UTIL in values else values.get(ENGINE)
+    if ratio is not None and not 0 <= ratio <= _MAX_RATIO:
+        ratio = None
     return {
-        "utilization_ratio": ratio if ratio is not None and 0 <= ratio <= _MAX_RATIO else None,
+        "utilization_ratio": ratio,
         "memory_used_bytes": None if used is None else round(used * MIB),
         "memory_total_bytes": None if total is None else round(total * MIB),
     }

@@ -44,20 +44,15 @@ USED = ScalingMetric(
     7,
     "the exporter must export --used-field, which GPUs in MIG mode may not have",
 )
-USED_COUNT = (
-    8  # column with the number of devices in use; `USED.column` has the sum of their values
-)
+# column with the number of devices in use; `USED.column` has the sum of their values
+USED_COUNT = 8
 IDLE = 9  # column with the seconds for which the pod has been idle; NaN if busy or unknown
 WAIT = ScalingMetric(
     "gpu_wait",
     10,
-    (
-        "the exporter must read context switches (--usage-from switches or exact), and a rate "
-        "needs "
-        "two readings"
-    ),
+    "the exporter must read context switches (--usage-from switches or exact), and a rate needs "
+    "two readings",
 )
 COLUMNS = 11
 METRICS = (UTILIZATION, MEMORY, BUSY, WAIT, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
-RATIO_METRICS = (UTILIZATION, BUSY, WAIT, *PROFILING_METRICS)  # means over a pod's devices

@@ -39,17 +39,13 @@ _OPTIONS = (
     # count too.
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
-    (
-        "grpc.max_concurrent_streams",
-        10,
-    ),  # limits memory, because a stream may use 0.5 MB for headers
+    # limits memory, because a stream may use 0.5 MB for headers
+    ("grpc.max_concurrent_streams", 10),
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
-    (
-        "grpc.max_connection_age_ms",
-        3_600_000,
-    ),  # clients must then connect again with a valid certificate
+    # clients must then connect again with a valid certificate
+    ("grpc.max_connection_age_ms", 3_600_000),
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -66,29 +62,30 @@ class ExternalScaler:
 
     async def start(self) -> Address:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
-        self._server = server = grpc.aio.server(
-            options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._server = server
+        methods = (
+            ("IsActive", self._is_active, pb.ScaledObjectRef),
+            ("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
+            ("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
         )
-        handlers = {
-            "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
-            "GetMetricSpec": self._make_unary(
-                "GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef
-            ),
-            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
-        }
+        handlers = {name: self._make_unary(name, answer, kind) for name, answer, kind in methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
         host = self._address.host
-        target = f"{f'[{host}]' if ':' in host else host or '[::]'}:{self._address.port}"
+        target = f"{host or '[::]'}:{self._address.port}"
+        if ":" in host:
+            target = f"[{host}]:{self._address.port}"
+        scheme = "grpc" if self._credentials is None else "grpcs"
         try:
             if self._credentials is None:
-                port, scheme = server.add_insecure_port(target), "grpc"
+                port = server.add_insecure_port(target)
             else:
-                port, scheme = server.add_secure_port(target, self._credentials), "grpcs"
+                port = server.add_secure_port(target, self._credentials)
         except RuntimeError as error:
             raise StartError(
                 f"cannot listen on {target}: the port is in use, or the address is not local; "
-                "see "
-                f"{KEDA_OPTION}"
+                f"see {KEDA_OPTION}"
             ) from error
         await server.start()
         return Address(host, port, scheme)
@@ -114,17 +111,16 @@ class ExternalScaler:
         )
 
     def _check_client(self, context: Any) -> None:
-        values = context.auth_context()
-        names = (
-            *values.get("x509_common_name", ()),
-            *values.get("x509_subject_alternative_name", ()),
-        )
+        if not self._client_names:
+            return
+        identity = context.auth_context()
+        names = list(identity.get("x509_common_name", ()))
+        names += identity.get("x509_subject_alternative_name", ())
         texts = {name.decode("utf-8", "replace") for name in names}
-        if self._client_names and not self._client_names & texts:
+        if self._client_names.isdisjoint(texts):
             raise forbidden(
-                f"the certificate of {', '.join(sorted(texts)) or '(no name)'} has none of the "
-                "accepted names: see"
-                " --keda-client-name"
+                f"the certificate of {', '.join(sorted(texts)) or '(no name)'} "
+                "has none of the accepted names: see --keda-client-name"
             )
 
     def _parse_trigger(self, scaled: Any) -> tuple[MetricRequest, float]:
@@ -135,8 +131,9 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Returns the metric's name and target. Needs no samples, because KEDA may call this before
-        samples exist.
+        """Returns the metric's name and target.
+
+        Needs no samples, because KEDA may call this before samples exist.
         """
         query, target = self._parse_trigger(scaled)
         spec = pb.MetricSpec(
@@ -146,15 +143,12 @@ class ExternalScaler:
 
     def _get_metrics(self, request: Any) -> Any:
         query, _ = self._parse_trigger(request.scaledObjectRef)
-        name, value = query.metric.name, compute_value(self._store.snapshot(), query).value
+        value = compute_value(self._store.snapshot(), query).value
         # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
-        return pb.GetMetricsResponse(
-            metricValues=[
-                pb.MetricValue(
-                    metricName=name, metricValue=_round_up(value), metricValueFloat=value
-                )
-            ]
+        metric = pb.MetricValue(
+            metricName=query.metric.name, metricValue=_round_up(value), metricValueFloat=value
         )
+        return pb.GetMetricsResponse(metricValues=[metric])
 
 
 def _round_up(value: float) -> int:
@@ -163,32 +157,36 @@ def _round_up(value: float) -> int:
 
 
 def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
-    """Returns gRPC credentials that require a client certificate signed by the CA. Raises
-    UsageError for invalid files.
+    """Returns gRPC credentials that require a client certificate signed by the CA.
 
     The files are read again at every handshake. If they become invalid, the last valid content is
-    used.
+    used. Raises UsageError if they are invalid at the start.
     """
 
     def read() -> tuple[bytes, bytes, bytes]:
-        content = certificate.read(), key.read(), client_ca.read()
+        certificate_pem = certificate.read()
+        key_pem = key.read()
+        ca_pem = client_ca.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        load_pair(context, content[0], content[1], f"{certificate.name} and {key.name}")
-        load_authorities(context, content[2], client_ca.name)
-        return content
+        load_pair(context, certificate_pem, key_pem, f"{certificate.name} and {key.name}")
+        load_authorities(context, ca_pem, client_ca.name)
+        return certificate_pem, key_pem, ca_pem
 
     valid = LastValid(read, "KEDA's listener keeps its previous certificates")
     used: tuple[bytes, ...] = ()
 
     def configure() -> Any:
-        """Called by gRPC at every handshake, in gRPC's thread. Returns None to keep the current
-        configuration.
+        """Called by gRPC at every handshake, in gRPC's thread.
+
+        Returns None to keep the current configuration.
         """
         nonlocal used
-        if (content := valid.get()) == used:
+        content = valid.get()
+        if content == used:
             return None
         used = content
-        return grpc.ssl_server_certificate_configuration([(content[1], content[0])], content[2])
+        certificate_pem, key_pem, ca_pem = content
+        return grpc.ssl_server_certificate_configuration([(key_pem, certificate_pem)], ca_pem)
 
     return grpc.dynamic_ssl_server_credentials(
         configure(), configure, require_client_authentication=True

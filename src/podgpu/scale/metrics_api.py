@@ -48,9 +48,8 @@ from podgpu.scale.samples import MetricsSnapshot, SampleStore
 from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 API_OPTION = "--api-address"
-_LIFETIME = timedelta(
-    days=3650
-)  # longer than a process runs, so that podgpu never renews the certificate
+# longer than a process runs, so that podgpu never renews the certificate
+_LIFETIME = timedelta(days=3650)
 _CLOCK_SKEW = timedelta(hours=1)
 _MAX_NAME = 40  # a common name has at most 64 characters
 MAX_CERTIFICATES = 32
@@ -65,8 +64,9 @@ _log = logging.getLogger(__name__)
 
 
 class FrontProxy(NamedTuple):
-    """Describes the API server's client certificate. Read from the ConfigMap
-    extension-apiserver-authentication.
+    """Describes the API server's client certificate.
+
+    Read from the ConfigMap extension-apiserver-authentication.
     """
 
     ca: str = ""  # PEM; if empty, every connection is rejected
@@ -79,16 +79,16 @@ def parse_front_proxy(configmap: Mapping[str, Any]) -> FrontProxy | None:
     ca = data.get("requestheader-client-ca-file")
     if not ca:
         return None
-    return FrontProxy(
-        ca, msgspec.json.decode(data.get("requestheader-allowed-names", "[]"), type=tuple[str, ...])
-    )
+    names = data.get("requestheader-allowed-names", "[]")
+    return FrontProxy(ca, msgspec.json.decode(names, type=tuple[str, ...]))
 
 
 def _make_api_tls(
     certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]
 ) -> MakeTlsContext:
-    """Returns a function that builds the current TLS context. The context requires a client
-    certificate.
+    """Returns a function that builds the current TLS context.
+
+    The context requires a client certificate.
     """
     names = f"{certificate.name} and {key.name}"
 
@@ -97,14 +97,12 @@ def _make_api_tls(
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        context.num_tickets = (
-            0  # no session tickets: a resumed session would not be verified against a new CA
-        )
+        # No session tickets: a resumed session would not be verified against a new CA.
+        context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= (
-            ssl.VERIFY_X509_PARTIAL_CHAIN
-        )  # accepts an intermediate CA as a root, as Go does
+        # Accepts an intermediate CA as a root, as Go does.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         load_pair(context, certificate_pem, key_pem, names)
         if ca:
             load_authorities(context, ca.encode(), "requestheader-client-ca-file")
@@ -119,11 +117,13 @@ def _make_api_tls(
 
 
 def _read_common_name(request: web.Request) -> str:
-    certificate = (
-        request.transport.get_extra_info("peercert") if request.transport is not None else None
-    )
-    names = dict(pair for pairs in (certificate or {}).get("subject", ()) for pair in pairs)
-    return str(names.get("commonName", ""))
+    if request.transport is None:
+        return ""
+    certificate = request.transport.get_extra_info("peercert") or {}
+    names: dict[str, str] = {}
+    for pairs in certificate.get("subject", ()):
+        names.update(pairs)
+    return names.get("commonName", "")
 
 
 # The API
@@ -164,10 +164,8 @@ class MetricsApi:
 
     @web.middleware
     async def _explain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        allowed, name = (
-            (self.find_proxy() or FrontProxy()).allowed_names,
-            _read_common_name(request),
-        )
+        allowed = (self.find_proxy() or FrontProxy()).allowed_names
+        name = _read_common_name(request)
         try:
             if allowed and name not in allowed:
                 raise forbidden(
@@ -190,9 +188,16 @@ def _respond(body: KubeObject, code: int = 200) -> web.Response:
 
 
 def _respond_status(code: int, message: str) -> web.Response:
-    reason = _REASONS.get(code, "BadRequest")
-    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    return _respond({**status, "message": message, "reason": reason, "code": code}, code)
+    status = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": _REASONS.get(code, "BadRequest"),
+        "code": code,
+    }
+    return _respond(status, code)
 
 
 def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> KubeObject:
@@ -213,15 +218,16 @@ def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Kub
 def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue) -> KubeObject:
     kind, api_version = KINDS[query.resource]
     described = {"kind": kind, "name": name, "apiVersion": api_version}
+    if kind != "Namespace":
+        described["namespace"] = query.pods.namespace
+    timestamp = datetime.fromtimestamp(math.floor(value.at), UTC)
     item = {
-        "describedObject": described
-        | ({"namespace": query.pods.namespace} if kind != "Namespace" else {}),
-        "timestamp": datetime.fromtimestamp(math.floor(value.at), UTC).strftime(
-            "%Y-%m-%dT%H:%M:%SZ"
-        ),
+        "describedObject": described,
+        "timestamp": timestamp.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "value": format_quantity(value.value),
     }
-    metric, window = query.metric.name, round(value.window)
+    metric = query.metric.name
+    window = round(value.window)
     selector = {"matchLabels": query.metric_labels} if query.metric_labels else None
     if version == "v1beta1":
         return {**item, "metricName": metric, "window": window, "selector": selector}
@@ -229,33 +235,34 @@ def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue
 
 
 def format_quantity(value: float) -> str:
-    """Formats a Kubernetes quantity such as `73500m` or `73`. A value above 0 is never formatted as
-    0.
+    """Formats a Kubernetes quantity such as `73500m` or `73`.
+
+    A value above 0 is never formatted as 0.
     """
-    thousandths = round(max(value, MIN_VALUE) * 1000) if value > 0 else 0
+    if value <= 0:
+        return "0"
+    thousandths = round(max(value, MIN_VALUE) * 1000)
     whole, rest = divmod(thousandths, 1000)
     return str(whole) if rest == 0 else f"{thousandths}m"
 
 
 def make_discovery() -> dict[str, KubeObject]:
-    """Returns the discovery documents by path. Aggregated discovery is optional and not
-    provided.
-    """
+    """Returns the discovery documents by path. Aggregated discovery is optional and missing."""
     versions = [
         {"groupVersion": f"{API_GROUP}/{version}", "version": version} for version in API_VERSIONS
     ]
     group = {"name": API_GROUP, "versions": versions, "preferredVersion": versions[0]}
-    resources = [
-        {
-            "name": f"{resource}/{metric.name}",
-            "singularName": "",
-            "namespaced": resource != "namespaces",
-            "kind": "MetricValueList",
-            "verbs": ["get"],
-        }
-        for resource in KINDS
-        for metric in METRICS
-    ]
+    resources = []
+    for resource in KINDS:
+        for metric in METRICS:
+            document = {
+                "name": f"{resource}/{metric.name}",
+                "singularName": "",
+                "namespaced": resource != "namespaces",
+                "kind": "MetricValueList",
+                "verbs": ["get"],
+            }
+            resources.append(document)
     documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{API_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
@@ -285,34 +292,31 @@ def make_discovery() -> dict[str, KubeObject]:
 def issue(
     host: str, replica: str, now: datetime | None = None
 ) -> tuple[x509.Certificate, Pem, Pem]:
-    """Returns a self-signed certificate, its PEM text and its key. `replica` must stay the same
-    after a restart.
+    """Returns a self-signed certificate, its PEM text and its key.
 
-    `host`: the name that the API server uses in the TLS handshake.
+    `host`: the name that the API server uses in the TLS handshake. `replica` must stay the same
+    after a restart.
     """
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"podgpu autoscale {replica[-_MAX_NAME:]}")]
-    )
+    common_name = f"podgpu autoscale {replica[-_MAX_NAME:]}"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     builder = x509.CertificateBuilder(
-        name,
-        name,
-        key.public_key(),
-        x509.random_serial_number(),
-        now - _CLOCK_SKEW,
-        now + _LIFETIME,
+        issuer_name=name,
+        subject_name=name,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - _CLOCK_SKEW,
+        not_valid_after=now + _LIFETIME,
     )
-    builder = builder.add_extension(
-        x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False
-    )
-    builder = builder.add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True
-    )
-    builder = builder.add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-    )
+    names = x509.SubjectAlternativeName([x509.DNSName(host)])
+    builder = builder.add_extension(names, critical=False)
+    no_ca = x509.BasicConstraints(ca=False, path_length=None)
+    builder = builder.add_extension(no_ca, critical=True)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = builder.add_extension(usage, critical=False)
     certificate = builder.sign(key, hashes.SHA256())
+
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     public = Pem(text=_to_pem(certificate), origin="podgpu's certificate")
     return certificate, public, Pem(text=secret, origin="its key")
@@ -331,21 +335,18 @@ def parse_bundle(bundle: str) -> list[x509.Certificate]:
 
 
 def merge_bundle(bundle: str, own: x509.Certificate) -> str:
-    """Adds `own` to the PEM text. Removes this replica's earlier certificate. Keeps the newest
-    MAX_CERTIFICATES.
+    """Adds `own` to the PEM text, in place of this replica's earlier certificate.
+
+    Keeps the newest MAX_CERTIFICATES.
     """
-    others = [
-        certificate for certificate in parse_bundle(bundle) if certificate.subject != own.subject
-    ]
+    others = [each for each in parse_bundle(bundle) if each.subject != own.subject]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
     return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
 
 
 @dataclass(eq=False)
 class CaBundleUpdater:
-    """Keeps podgpu's certificate in the caBundle of all APIServices that point to podgpu's
-    Service.
-    """
+    """Keeps podgpu's certificate in the caBundle of all APIServices of podgpu's Service."""
 
     client: ApiClient
     _certificate: x509.Certificate
@@ -389,21 +390,21 @@ class CaBundleUpdater:
         if owner != self._service:
             raise SourceError(
                 "foreign",
-                f"it points to {owner}. podgpu receives no requests for these metrics. Delete "
-                "that APIService if it is"
-                " not needed, or disable podgpu's API",
+                f"it points to {owner}. podgpu receives no requests for these metrics. "
+                "Delete that APIService if it is not needed, or disable podgpu's API",
             )
         bundle = base64.b64decode(spec.get("caBundle") or "").decode("ascii", "ignore")
-        if self._certificate not in parse_bundle(bundle):
-            merged = merge_bundle(bundle, self._certificate)
-            # With the resource version, the API server rejects the patch if the bundle has changed
-            # since it was read.
-            patch = {
-                "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
-                "spec": {
-                    "caBundle": base64.b64encode(merged.encode()).decode(),
-                    "insecureSkipTLSVerify": False,
-                },
-            }
-            await self.client.patch(f"{_API_SERVICES}{name}", patch)
-            _log.info("added podgpu's certificate to the APIService %s", name)
+        if self._certificate in parse_bundle(bundle):
+            return
+        merged = merge_bundle(bundle, self._certificate)
+        # With the resource version, the API server rejects the patch if the bundle has changed
+        # since it was read.
+        patch = {
+            "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
+            "spec": {
+                "caBundle": base64.b64encode(merged.encode()).decode(),
+                "insecureSkipTLSVerify": False,
+            },
+        }
+        await self.client.patch(f"{_API_SERVICES}{name}", patch)
+        _log.info("added podgpu's certificate to the APIService %s", name)

@@ -12,18 +12,15 @@ from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import PODS_PATH, KubeObject, Pairs, parse_owner, parse_pod
+from podgpu.kube.objects import PODS_PATH, KubeObject, Pairs, PodRecord, parse_owner, parse_pod
 from podgpu.kube.reflector import Informer, ReflectorSettings
 
 _PAGE_SIZE = 500
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
-_GPU_WORDS = (
-    "gpu",
-    "mig-",
-    "cuda",
-    "vgpu",
-)  # substrings of GPU resource names, such as nvidia.com/gpu
+_GPU_WORDS = ("gpu", "mig-", "cuda")  # substrings of GPU resource names, such as nvidia.com/gpu
+# KAI Scheduler and Run:ai: a pod that uses a fraction of a GPU requests it by annotations only.
+_GPU_ANNOTATIONS = ("gpu-fraction", "gpu-memory")
 
 
 class PodSeen(NamedTuple):
@@ -47,21 +44,32 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
+    owner = None
     owned = parse_owner(body)
-    requested = {name for container in record.all_containers for name, _ in container.requests}
-    # KAI Scheduler and Run:ai: a pod that uses a fraction of a GPU requests it by annotations only.
-    requested |= (body["metadata"].get("annotations") or {}).keys() & {"gpu-fraction", "gpu-memory"}
+    if owned is not None:
+        _, workload = owned
+        owner = (workload.kind, workload.name)
     started = body["status"].get("startTime")
     return PodSeen(
         record.namespace,
         record.name,
         record.node,
         datetime.fromisoformat(started).timestamp() if started else 0.0,
-        (owned[1].kind, owned[1].name) if owned else None,
-        any(word in name.lower() for name in requested for word in _GPU_WORDS)
-        or bool(body["spec"].get("resourceClaims")),
+        owner,
+        _requests_gpu(record, body),
         record.labels,
     )
+
+
+def _requests_gpu(record: PodRecord, body: KubeObject) -> bool:
+    annotations = body["metadata"].get("annotations") or {}
+    if body["spec"].get("resourceClaims") or any(name in annotations for name in _GPU_ANNOTATIONS):
+        return True
+    for container in record.all_containers:
+        for resource, _ in container.requests:
+            if any(word in resource.lower() for word in _GPU_WORDS):
+                return True
+    return False
 
 
 class RunningPods(NamedTuple):
@@ -84,23 +92,22 @@ class PodWatcher:
 
     def current(self) -> RunningPods:
         """Returns the running pods. If the list is unknown or too old, returns the reason instead.
+
         Not thread-safe.
         """
-        self.informer.wait_synced(
-            0.0 if self.informer.error else 5.0
-        )  # waits for the first list unless reading fails
-        error, now = self.informer.error, self._clock.monotonic()
+        # Waits for the first list unless reading fails.
+        self.informer.wait_synced(0.0 if self.informer.error else 5.0)
+        error = self.informer.error
         if not self.informer.synced:
-            return RunningPods(
-                trouble=(
-                    f"the list of running pods is not available yet: {error or 'it is being read'}"
-                )
-            )
+            reason = error or "it is being read"
+            return RunningPods(trouble=f"the list of running pods is not available yet: {reason}")
+        now = self._clock.monotonic()
         if error is None:
             self._updated_at = now
         seconds = now - self._updated_at
-        if seconds <= _TRUST_SECONDS:
-            return RunningPods({pod.key: pod for pod in self.informer.items()})
-        return RunningPods(
-            trouble=f"the list of running pods could not be updated for {seconds:.0f} s: {error}"
-        )
+        if seconds > _TRUST_SECONDS:
+            return RunningPods(
+                trouble="the list of running pods could not be updated "
+                f"for {seconds:.0f} s: {error}"
+            )
+        return RunningPods({pod.key: pod for pod in self.informer.items()})

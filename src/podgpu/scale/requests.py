@@ -1,7 +1,7 @@
-"""Parses KEDA triggers and paths of the custom metrics API. Both specify a metric, the pods and a
-window.
+"""Parses KEDA triggers and paths of the custom metrics API.
 
-Unknown keys are errors, so that a misspelt key does not scale a workload by the wrong value.
+Both specify a metric, the pods and a window. Unknown keys are errors, so that a misspelt key does
+not scale a workload by the wrong value.
 """
 
 from __future__ import annotations
@@ -79,15 +79,17 @@ def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     match = _REQUIREMENT.fullmatch(part)
     if match is None or (match[1] and (match[3] or match[5])):
         raise bad_request(
-            f"cannot parse {quote(part)} in the label selector {quote(whole)}: write key=value, "
-            "key!=value,"
-            " key in (a,b), key notin (a,b), key or !key, separated by commas"
+            f"cannot parse {quote(part)} in the label selector {quote(whole)}: "
+            "write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, "
+            "separated by commas"
         )
     negation, key, operator, value, membership, members = match.groups()
     if operator:
         return LabelRequirement(part, key, frozenset({value}), operator == "!=")
-    values = frozenset(each.strip() for each in members.split(",")) if membership else None
-    return LabelRequirement(part, key, values, bool(negation) or membership == "notin")
+    if membership:
+        values = frozenset(each.strip() for each in members.split(","))
+        return LabelRequirement(part, key, values, membership == "notin")
+    return LabelRequirement(part, key, None, bool(negation))
 
 
 # Requests
@@ -112,17 +114,18 @@ class PodSelector:
             return False
         if self.owner is not None and pod.owner != self.owner:
             return False
+        if self.name and pod.name != self.name:
+            return False
         labels = dict(pod.labels) if self.labels else {}
-        return self.name in ("", pod.name) and all(
-            requirement.matches(labels) for requirement in self.labels
-        )
+        return all(requirement.matches(labels) for requirement in self.labels)
 
     @property
     def text(self) -> str:
         if self.name:
             return f"pod {self.namespace}/{self.name}"
         if self.owner is not None:
-            return f"{self.owner[0]} {self.namespace}/{self.owner[1]}"
+            kind, name = self.owner
+            return f"{kind} {self.namespace}/{name}"
         if self.labels:
             labels = ",".join(requirement.text for requirement in self.labels)
             return f"pods of {self.namespace} with {labels}"
@@ -139,9 +142,8 @@ class MetricRequest:
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
-    metric_labels: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the metric's selector; the response must repeat it
+    # the metric's selector; the response must repeat it
+    metric_labels: Mapping[str, str] = field(default_factory=dict)
 
 
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
@@ -162,18 +164,9 @@ def _make_request(
         raise bad_request(
             f"aggregate {quote(aggregate)}: must be mean, max, sum, or a quantile such as p90"
         )
-    return MetricRequest(
-        metric,
-        pods,
-        _parse_window(values["window"], "window", max_window)
-        if "window" in values
-        else DEFAULT_WINDOW,
-        aggregate,
-        missing == "leave-out",
-        _parse_window(values["idleFor"], "idleFor", _MAX_IDLE)
-        if "idleFor" in values
-        else DEFAULT_IDLE,
-    )
+    window = _parse_seconds(values, "window", DEFAULT_WINDOW, max_window)
+    idle_for = _parse_seconds(values, "idleFor", DEFAULT_IDLE, _MAX_IDLE)
+    return MetricRequest(metric, pods, window, aggregate, missing == "leave-out", idle_for)
 
 
 def find_metric(name: str) -> ScalingMetric:
@@ -183,8 +176,11 @@ def find_metric(name: str) -> ScalingMetric:
     return by_name[name]
 
 
-def _parse_window(text: str, key: str, longest: float) -> float:
+def _parse_seconds(values: Mapping[str, str], key: str, default: float, longest: float) -> float:
     """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal for other texts."""
+    if key not in values:
+        return default
+    text = values[key]
     seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
     if not 1 <= seconds <= longest:
         raise bad_request(
@@ -196,20 +192,20 @@ def _parse_window(text: str, key: str, longest: float) -> float:
 # KEDA's triggers
 
 TRIGGER_KEYS = ("metric", "target", "owner", "selector", "scope", *_AGGREGATION_KEYS)
-_KEDA_KEYS = frozenset(
-    {"scaleraddress", "enabletls", "unsafessl", "tlscertfile"}
-)  # keys for KEDA itself
+_KEDA_KEYS = {"scaleraddress", "enabletls", "unsafessl", "tlscertfile"}  # keys for KEDA itself
 
 
 def parse_trigger(
     namespace: str, metadata: Mapping[str, str], max_window: float
 ) -> tuple[MetricRequest, float]:
-    """Parses a trigger's `metadata`. Returns the request and the target value. Raises Refusal if a
-    value is invalid.
+    """Parses a trigger's `metadata`. Returns the request and the target value.
+
+    Raises Refusal if a value is invalid.
     """
     values: dict[str, str] = {}
     for written, value in metadata.items():
-        key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
+        # KEDA has already resolved the environment variable.
+        key = written.removesuffix("FromEnv")
         if key.lower() not in _KEDA_KEYS:
             _check_key(key, TRIGGER_KEYS, "the trigger's metadata")
             values[key] = value.strip()
@@ -220,14 +216,12 @@ def parse_trigger(
         )
     if _TARGET.fullmatch(target) is None or float(target) <= 0:
         raise bad_request(
-            f"target {quote(target)}: must be a number above 0 in the metric's unit, such as "
-            "60 "
-            "for 60 %"
+            f"target {quote(target)}: must be a number above 0 in the metric's unit, "
+            "such as 60 for 60 %"
         )
-    metric = find_metric(values["metric"]) if "metric" in values else UTILIZATION
-    return _make_request(metric, _parse_trigger_pods(namespace, values), values, max_window), float(
-        target
-    )
+    metric = find_metric(values.get("metric", UTILIZATION.name))
+    pods = _parse_trigger_pods(namespace, values)
+    return _make_request(metric, pods, values, max_window), float(target)
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
@@ -238,22 +232,23 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
 
 
 def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelector:
-    if not namespace:  # an empty namespace would select the pods of all namespaces
+    # An empty namespace would select the pods of all namespaces.
+    if not namespace:
         raise bad_request(
             "the request has no namespace: KEDA must send the ScaledObject's namespace"
         )
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:
         raise bad_request(
-            "the trigger's metadata must have exactly one of owner, selector or scope, such as "
-            "owner:"
-            " Deployment/inference, selector: app=inference, or scope: namespace; found "
-            f"{' and '.join(keys) or 'none'}"
+            "the trigger's metadata must have exactly one of owner, selector or scope, "
+            "such as owner: Deployment/inference, selector: app=inference, or scope: namespace; "
+            f"found {' and '.join(keys) or 'none'}"
         )
-    text = values[keys[0]]
-    if keys[0] == "selector":
+    (key,) = keys
+    text = values[key]
+    if key == "selector":
         return PodSelector(namespace, labels=parse_selector(text))
-    if keys[0] == "scope":
+    if key == "scope":
         if text not in ("namespace", "cluster"):
             raise bad_request(f"scope {quote(text)}: must be namespace or cluster")
         return PodSelector(namespace if text == "namespace" else "")
@@ -265,7 +260,8 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
 
 # Paths of the custom metrics API
 
-API_GROUP, API_VERSIONS = "custom.metrics.k8s.io", ("v1beta2", "v1beta1")
+API_GROUP = "custom.metrics.k8s.io"
+API_VERSIONS = ("v1beta2", "v1beta1")
 WORKLOADS = {  # kind and apiVersion by resource
     "deployments.apps": ("Deployment", "apps/v1"),
     "statefulsets.apps": ("StatefulSet", "apps/v1"),
@@ -277,27 +273,30 @@ KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
-    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal if the
-    path is invalid.
+    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/.
+
+    Raises Refusal if the path is invalid.
     """
     match path.split("/"):
         case [namespace, "metrics", metric] if namespace:
-            resource, name = "namespaces", ""
+            resource = "namespaces"
+            name = ""
         case [namespace, resource, name, metric] if (
             namespace and name and resource in ("pods", *WORKLOADS)
         ):
             pass
         case _:
             raise not_found(
-                f"{quote(path)} is not a path of this API: write NAMESPACE/pods/*/METRIC, "
-                "NAMESPACE/metrics/METRIC, or"
-                f" NAMESPACE/RESOURCE/NAME/METRIC with one of {', '.join(WORKLOADS)}"
+                f"{quote(path)} is not a path of this API: "
+                "write NAMESPACE/pods/*/METRIC, NAMESPACE/metrics/METRIC, "
+                f"or NAMESPACE/RESOURCE/NAME/METRIC with one of {', '.join(WORKLOADS)}"
             )
     labels = parse_selector(query.get("labelSelector", ""))
     if resource in WORKLOADS:
-        pods = PodSelector(namespace, owner=(WORKLOADS[resource][0], name))
+        kind, _ = WORKLOADS[resource]
+        pods = PodSelector(namespace, owner=(kind, name))
     else:
-        pods = PodSelector(namespace, labels=labels, name=name if name != "*" else "")
+        pods = PodSelector(namespace, labels=labels, name="" if name == "*" else name)
     metric_labels = _parse_metric_labels(query.get("metricLabelSelector", ""))
     request = _make_request(find_metric(metric), pods, metric_labels, max_window)
     return replace(request, resource=resource, metric_labels=metric_labels)
@@ -306,9 +305,10 @@ def parse_path(path: str, query: Mapping[str, str], max_window: float) -> Metric
 def _parse_metric_labels(text: str) -> dict[str, str]:
     """Parses a metric's selector, which contains options such as window=5m."""
     values: dict[str, str] = {}
-    for _, key, allowed, negated in parse_selector(text):
+    for requirement in parse_selector(text):
+        key = requirement.key
         _check_key(key, _AGGREGATION_KEYS, "the metric's selector")
-        if negated or allowed is None or len(allowed) != 1:
+        if requirement.negated or requirement.values is None or len(requirement.values) != 1:
             raise bad_request(f"the metric's selector must have the form {key}=VALUE")
-        (values[key],) = allowed
+        (values[key],) = requirement.values
     return values

@@ -1,5 +1,4 @@
-"""Stores the samples of each round: one row for each pod with a GPU, one for each namespace, and
-one for the cluster.
+"""Samples of each round: one row per pod with a GPU, per namespace, and for the cluster.
 
 A round is one reading of all nodes. A pod on a shared GPU has values only if the exporter reports
 usage per pod. Pods on stale nodes have no samples.
@@ -12,26 +11,27 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, starmap
-from math import nan
+from itertools import groupby
+from math import inf, nan
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from podgpu.charge import HeldTime
 from podgpu.clock import Clock
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState, used_value
 from podgpu.model import GpuOrInstance, HolderUsage, group_by_key
 from podgpu.scale.catalogue import (
+    BUSY,
     COLUMNS,
     IDLE,
     MEMORY,
     POWER,
     PROFILING_METRICS,
-    RATIO_METRICS,
     USED,
     USED_COUNT,
+    UTILIZATION,
+    WAIT,
 )
 from podgpu.scale.pods import PodSeen, RunningPods
 from podgpu.scale.requests import no_data
@@ -44,7 +44,7 @@ _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _STARTING_SECONDS = 30.0
-_NO_TIME = HeldTime(0.0)
+_NO_USAGE = HolderUsage()
 
 
 class RoundSamples(NamedTuple):
@@ -56,134 +56,184 @@ class RoundSamples(NamedTuple):
     mps: set[SampleKey]  # pods whose usage is unknown, because they share a GPU by MPS
 
 
-_PodDevice = tuple[Sequence[HeldPart], bool]
-"""A pod's containers on one device, and True if no other pod holds the device."""
-
-
 def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamples:
-    devices: dict[SampleKey, dict[str, list[_PodDevice]]] = {}  # by pod and node
-    mps: set[SampleKey] = set()
-    for node in state.nodes:
-        if node.stale:
-            continue
-        for _, group in groupby(node.held, key=attrgetter("device_key")):
-            parts = list(group)
-            by_pod = group_by_key(
-                ((part.holder.namespace, part.holder.pod), part)
-                for part in parts
-                if part.holder.pod
-            )
-            alone = len(by_pod) == 1 and all(part.holder.pod for part in parts)
-            if not alone:
-                mps |= {
-                    pod for pod, own in by_pod.items() if any(part.unknown_because for part in own)
-                }
-            for pod, own in by_pod.items():
-                devices.setdefault(pod, {}).setdefault(node.name, []).append((own, alone))
-    samples = RoundSamples(at, {}, {}, mps)
+    samples = RoundSamples(at, {}, {}, set())
     for scope, used in state.used.items():
         if scope.scope in ("namespace", "cluster"):
-            row = samples.rows[scope.namespace, ""] = array("f", (nan,)) * COLUMNS
-            row[USED.column] = 100 * used.mean / state.settings.full * used.devices
-            row[USED_COUNT] = float(used.devices)
+            percent = 100 * used.mean / state.settings.full
+            values = {USED.column: percent * used.devices, USED_COUNT: used.devices}
+            samples.rows[scope.namespace, ""] = _make_row(values)
+
     node_names = {pod.node for pod in pods.by_key.values()}
     has_node_names = any(node.name in node_names for node in state.nodes)
-    for pod, by_node in devices.items():
+    for pod, by_node in _find_devices(state).items():
         name = _find_node(pods.by_key.get(pod), by_node, has_node_names)
         if name is not None:
-            samples.rows[pod] = _make_row(by_node[name], state)
-        if ignored := ", ".join(other for other in by_node if other != name):
-            samples.ignored[pod] = ignored
+            devices = by_node.pop(name)
+            samples.rows[pod] = _make_row(_measure(devices, state.settings))
+            if any(device.shares_by_mps for device in devices):
+                samples.mps.add(pod)
+        if by_node:
+            samples.ignored[pod] = ", ".join(by_node)
     return samples
 
 
-def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: bool) -> str | None:
-    """Returns the node whose values are used for the pod: its node in Kubernetes, if this node
-    reports the pod.
-
-    If no exporter uses the node names of Kubernetes, returns the only reporting node.
-    """
-    if pod is not None and (has_node_names or pod.node in reporting):
-        return pod.node if pod.node in reporting else None
-    return next(iter(reporting)) if len(reporting) == 1 else None
-
-
-def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float]:
+def _make_row(values: Mapping[int, float | None]) -> array[float]:
+    """`values`: by column."""
     row = array("f", (nan,)) * COLUMNS
-    for metric, ratios in zip(
-        RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True
-    ):
-        if (ratio := _sum(ratios)) is not None:
-            row[metric.column] = 100 * ratio / len(devices)
-    held = [parts[0].device for parts, _ in devices]
-    memory_total = _sum(device.memory_total_bytes or None for device in held)
-    memory = _sum(starmap(_read_memory, devices))
-    if memory is not None and memory_total:
-        row[MEMORY.column] = min(100.0, 100 * memory / memory_total)
-    watts = _sum(starmap(_read_watts, devices))
-    if watts is not None:
-        row[POWER.column] = watts
-    used = [value for device in held if (value := used_value(device, state.settings)) is not None]
-    if len(used) == len(held):
-        row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
-        row[USED_COUNT] = float(sum(value > 0 for value in used))
-    idle = [
-        None if part.idle_since is None else part.measured_idle
-        for parts, _ in devices
-        for part in parts
-    ]
-    known = [seconds for seconds in idle if seconds is not None]
-    if len(known) == len(idle):
-        row[IDLE] = min(known)
+    for column, value in values.items():
+        if value is not None:
+            row[column] = value
     return row
 
 
-def _read_ratios(parts: Sequence[HeldPart], alone: bool) -> tuple[float | None, ...]:
-    """Returns the ratios of one device in the order of RATIO_METRICS."""
-    device, windows = parts[0].device, [part.window or _NO_TIME for part in parts]
-    utilization = _sum((part.holder.usage or HolderUsage()).utilization_ratio for part in parts)
-    if alone and utilization is None:
-        utilization = device.utilization_ratio
-    busy = _sum(_rate(window.busy, window, _MAX_BUSY) for window in windows)
-    wait = 0.0 if alone else _sum(_rate(window.waited, window, _MAX_BUSY) for window in windows)
-    profiling = (
-        _read_field(device, metric.field) if alone else None for metric in PROFILING_METRICS
-    )
-    return tuple(
-        None if ratio is None else min(1.0, ratio)
-        for ratio in (utilization, busy, wait, *profiling)
-    )
+def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDevice]]]:
+    """Returns the devices by pod and by the name of the node that reports them."""
+    devices: dict[SampleKey, dict[str, list[_PodDevice]]] = {}
+    for node in state.nodes:
+        if node.stale:
+            continue
+        for _, parts in groupby(node.held, key=attrgetter("device_key")):
+            by_pod = group_by_key(
+                ((part.holder.namespace, part.holder.pod), part) for part in parts
+            )
+            is_alone = len(by_pod) == 1
+            for pod, own in by_pod.items():
+                # Jobs and reservations have no pod name.
+                if pod[1]:
+                    by_node = devices.setdefault(pod, {})
+                    by_node.setdefault(node.name, []).append(_PodDevice(own, is_alone))
+    return devices
 
 
-def _read_memory(parts: Sequence[HeldPart], alone: bool) -> float | None:
-    memory = _sum((part.holder.usage or HolderUsage()).memory_used_bytes for part in parts)
-    return parts[0].device.memory_used_bytes if alone and memory is None else memory
+def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: bool) -> str | None:
+    """Returns the node whose values are used for the pod, or None.
+
+    This is the pod's node in Kubernetes, if this node reports the pod. If no exporter uses the node
+    names of Kubernetes, it is the only reporting node.
+    """
+    if pod is not None:
+        if pod.node in reporting:
+            return pod.node
+        if has_node_names:
+            return None
+    return next(iter(reporting)) if len(reporting) == 1 else None
 
 
-def _read_watts(parts: Sequence[HeldPart], alone: bool) -> float | None:
-    device, gpu = parts[0].device, parts[0].gpu
-    if alone and device is gpu and gpu.power_mw is not None:
-        return gpu.power_mw / 1000
-    windows = [part.window or _NO_TIME for part in parts]
-    return _sum(_rate(window.joules, window, _MAX_WATTS) for window in windows)
+def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float | None]:
+    """Returns a pod's values by column."""
+    values: dict[int, float | None] = {}
+    ratios = [device.read_ratios() for device in devices]
+    for column in ratios[0]:
+        total = _sum(each.get(column) for each in ratios)
+        if total is not None:
+            values[column] = 100 * total / len(devices)
+
+    memory = _sum(device.read_memory() for device in devices)
+    memory_total = _sum(device.device.memory_total_bytes or None for device in devices)
+    if memory is not None and memory_total is not None:
+        values[MEMORY.column] = min(100.0, 100 * memory / memory_total)
+
+    values[POWER.column] = _sum(device.read_watts() for device in devices)
+
+    used = [used_value(device.device, settings) for device in devices]
+    known = [value for value in used if value is not None]
+    if len(known) == len(devices):
+        values[USED.column] = 100 * sum(min(1.0, value / settings.full) for value in known)
+        values[USED_COUNT] = sum(value > 0 for value in known)
+
+    values[IDLE] = _measure_idle(devices)
+    return values
 
 
-def _rate(amount: float | None, window: HeldTime, most: float) -> float | None:
-    """Returns the amount per second. None if it is not known, or implausible."""
-    rate = None if amount is None else amount / window.held
-    return rate if rate is not None and rate <= most else None
+def _measure_idle(devices: Iterable[_PodDevice]) -> float | None:
+    """Returns the seconds for which all containers of a pod have been idle, or None."""
+    least = inf
+    for device in devices:
+        for part in device.parts:
+            if part.idle_since is None or part.measured_idle is None:
+                return None
+            least = min(least, part.measured_idle)
+    return least
+
+
+class _PodDevice(NamedTuple):
+    """The containers of one pod on one GPU or MIG instance."""
+
+    parts: Sequence[HeldPart]
+    is_alone: bool  # no other pod and no job holds the device
+
+    @property
+    def device(self) -> GpuOrInstance:
+        return self.parts[0].device
+
+    @property
+    def _usages(self) -> list[HolderUsage]:
+        return [part.holder.usage or _NO_USAGE for part in self.parts]
+
+    @property
+    def shares_by_mps(self) -> bool:
+        return not self.is_alone and any(part.unknown_because for part in self.parts)
+
+    def read_ratios(self) -> dict[int, float]:
+        """Returns the known ratios by column. A pod's value is the mean over its devices."""
+        utilization = _sum(usage.utilization_ratio for usage in self._usages)
+        ratios = {UTILIZATION.column: utilization, BUSY.column: self._sum_rates("busy", _MAX_BUSY)}
+        if self.is_alone:
+            if utilization is None:
+                ratios[UTILIZATION.column] = self.device.utilization_ratio
+            ratios[WAIT.column] = 0.0
+            for metric in PROFILING_METRICS:
+                ratios[metric.column] = _read_field(self.device, metric.field)
+        else:
+            ratios[WAIT.column] = self._sum_rates("waited", _MAX_BUSY)
+        return {column: min(1.0, ratio) for column, ratio in ratios.items() if ratio is not None}
+
+    def read_memory(self) -> float | None:
+        """Returns the used bytes."""
+        memory = _sum(usage.memory_used_bytes for usage in self._usages)
+        if memory is None and self.is_alone:
+            return self.device.memory_used_bytes
+        return memory
+
+    def read_watts(self) -> float | None:
+        gpu = self.parts[0].gpu
+        if self.is_alone and self.device is gpu and gpu.power_mw is not None:
+            return gpu.power_mw / 1000
+        return self._sum_rates("joules", _MAX_WATTS)
+
+    def _sum_rates(self, name: Literal["busy", "waited", "joules"], most: float) -> float | None:
+        """Adds up what the containers did per second since the last reading.
+
+        Returns None if the amount of a container is unknown or implausible.
+        """
+        total = 0.0
+        for part in self.parts:
+            window = part.window
+            if window is None:
+                return None
+            amount = getattr(window, name)
+            if amount is None or amount / window.held > most:
+                return None
+            total += amount / window.held
+        return total
 
 
 def _read_field(device: GpuOrInstance, field: str) -> float | None:
     value = (device.fields or {}).get(field)
-    return value if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO else None
+    if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO:
+        return value
+    return None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
     """Returns the sum, or None if one of the values is unknown."""
-    values = list(values)
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 # The stored rounds
@@ -196,9 +246,8 @@ class MetricsSnapshot:
     rounds: tuple[RoundSamples, ...]  # all rounds within the longest allowed window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
     interval: float
-    held_before: frozenset[
-        SampleKey
-    ]  # running pods that held a GPU in an earlier round and may still hold it
+    # running pods that hold a GPU, or held one in an earlier round and may still hold it
+    held: frozenset[SampleKey]
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
@@ -215,13 +264,8 @@ class MetricsSnapshot:
     def age(self, pod: PodSeen) -> float:
         return self.ends_at - pod.started_at
 
-    def needs_gpu(self, pod: PodSeen) -> bool:
-        return pod.key in self.last.rows or pod.requests_gpu or pod.key in self.held_before
-
     def is_starting(self, pod: PodSeen) -> bool:
-        """Returns True if the pod started so recently that its node's exporter may not report it
-        yet.
-        """
+        """Returns True while its node's exporter may not report the pod yet."""
         return self.age(pod) < 2 * self.interval + _STARTING_SECONDS
 
 
@@ -233,43 +277,54 @@ class SampleStore:
     max_window: float
     _pods: Callable[[], RunningPods]
     _clock: Clock = field(default_factory=Clock)
+    _rounds: tuple[RoundSamples, ...] = ()
+    _held: frozenset[SampleKey] = frozenset()
     _snapshot: MetricsSnapshot | None = None
 
     def add_round(self, state: ClusterState) -> None:
-        before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
+        now = self._clock.monotonic()
+        pods = self._pods()
         samples = sample_round(state, pods, now)
-        for key, nodes in samples.ignored.items():
-            if key in pods.by_key and (before is None or key not in before.last.ignored):
-                _log.warning(
-                    (
-                        "the exporter on %s reports the pod %s/%s, but that pod runs on %s: these "
-                        "values are ignored"
-                    ),
-                    *(nodes, *key, pods.by_key[key].node or "no node"),
-                )
-        rounds = [one for one in before.rounds if one.at > now - self.max_window] if before else []
-        held_before = before.held_before if before else frozenset()
+        self._warn_about_ignored(samples, pods)
+
+        rounds = [each for each in self._rounds if each.at > now - self.max_window]
+        if rounds:
+            # Reuses the key objects of the last round, to save memory.
+            keys = {key: key for key in rounds[-1].rows}
+            rows = {keys.get(key, key): row for key, row in samples.rows.items()}
+            samples = samples._replace(rows=rows)
+        self._rounds = (*rounds, samples)
+
         if not pods.trouble:
-            held_before = frozenset(
-                key for key in (*held_before, *samples.rows) if key in pods.by_key
-            )
-        keys = (
-            {key: key for key in rounds[-1].rows} if rounds else {}
-        )  # reuses key objects, to save memory
-        rows = {keys.get(key, key): row for key, row in samples.rows.items()}
+            self._held = self._held.union(samples.rows).intersection(pods.by_key)
+
+        stale_nodes = {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale}
+        notes = list(state.notes)
+        notes += [outcome.text for outcome in state.outcomes if outcome.error]
         self._snapshot = MetricsSnapshot(
-            (*rounds, samples._replace(rows=rows)),
+            self._rounds,
             state.taken_at or 0.0,
             self.settings.interval,
-            held_before,
+            self._held,
             pods,
-            {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
-            tuple(
-                dict.fromkeys(
-                    (*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error))
-                )
-            ),
+            stale_nodes,
+            tuple(dict.fromkeys(notes)),
         )
+
+    def _warn_about_ignored(self, samples: RoundSamples, pods: RunningPods) -> None:
+        """Logs ignored pods, unless they were already ignored in the last round."""
+        before = self._rounds[-1].ignored if self._rounds else {}
+        for key, nodes in samples.ignored.items():
+            pod = pods.by_key.get(key)
+            if pod is not None and key not in before:
+                _log.warning(
+                    "the exporter on %s reports the pod %s/%s, but that pod runs on %s: "
+                    "these values are ignored",
+                    nodes,
+                    pod.namespace,
+                    pod.name,
+                    pod.node or "no node",
+                )
 
     def snapshot(self) -> MetricsSnapshot:
         """Raises Refusal if there is no snapshot yet, or if it is too old."""
@@ -280,7 +335,6 @@ class SampleStore:
         if late > self.settings.stale_after + 2 * self.settings.interval:
             raise no_data(
                 f"podgpu autoscale last read the nodes {late:.0f} s ago, which is too long: "
-                "see "
-                "its log"
+                "see its log"
             )
         return snapshot
