@@ -176,21 +176,9 @@ class GpuSample(NamedTuple):
     holders_known: bool = True  # if False, the previous holders still count as holders
 
 
-class _Span(NamedTuple):
-    gpu: int
-    account: int
-    kind: str
-    name: str
-    message: str
-
-
-class _UsageKey(NamedTuple):
-    """Usage is added up by these. The node reported it; it is not in the database."""
-
-    start: int  # of the 5 minutes
-    account: UsageAccount
-    currency: str
-    node: str
+# Plain tuples: with 8,000 GPUs, named ones cost 40 ms per round.
+_Span = tuple[int, int, str, str, str]  # GPU, account, kind, name and message of an open span
+_UsageKey = tuple[int, UsageAccount, str, str]  # start of the 5 minutes, account, currency, node
 
 
 @dataclass
@@ -198,7 +186,6 @@ class _Round:
     """The rows of one round."""
 
     time: int
-    samples: list[tuple[float | None, ...]] = field(default_factory=list)
     own: dict[tuple[int, int], Figures] = field(default_factory=dict)
     """Values of the holders of shared GPUs, by GPU and account."""
     spans: dict[_Span, int] = field(default_factory=dict)
@@ -243,19 +230,19 @@ class HistoryStore:
     def charge(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Adds up the charges of a round in memory, until `write` stores them."""
         start = _floor(now, COARSE)
-        usage = []
-        for gpu in gpus:
-            for charge in gpu.charges:
-                if any(charge.amounts):
-                    key = _UsageKey(start, charge.account, charge.currency, gpu.node)
-                    usage.append((key, charge.amounts))
-        self._add_unwritten(usage)
-
-    def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
         with self._unwritten_lock:
-            for key, amounts in usage:
-                earlier = self._unwritten.get(key)
-                self._unwritten[key] = amounts if earlier is None else earlier.plus(amounts)
+            for gpu in gpus:
+                for charge in gpu.charges:
+                    key = (start, charge.account, charge.currency, gpu.node)
+                    self._add_unwritten(key, charge.amounts)
+
+    def _add_unwritten(self, key: _UsageKey, amounts: Amounts) -> None:
+        """Call it with the lock."""
+        earlier = self._unwritten.get(key)
+        if earlier is not None:
+            self._unwritten[key] = earlier.plus(amounts)
+        elif any(amounts):
+            self._unwritten[key] = amounts
 
     def write(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
         """Stores the state of all GPUs at the Unix time `now`, and all charges so far.
@@ -276,7 +263,9 @@ class HistoryStore:
                     self._step = _floor(now, COARSE)
                     self._close_step(now)
         except BaseException:
-            self._add_unwritten(usage.items())
+            with self._unwritten_lock:
+                for key, amounts in usage.items():
+                    self._add_unwritten(key, amounts)
             raise
 
     def carry(self, shift: float = 0.0) -> None:
@@ -315,12 +304,12 @@ class HistoryStore:
             SELECT time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
             FROM usage JOIN account ON account.id = account WHERE resolution IN ({OPEN}, {DAY})"""
             rows = db.execute(sql).fetchall()
-        usage = []
-        for start, currency, node, *row in rows:
-            key = _UsageKey(start, UsageAccount(*row[:10]), currency, node)
-            usage.append((key, Amounts(*row[10:])))
-        self._add_unwritten(usage)
-        self._add_unwritten(other._unwritten.items())
+        with self._unwritten_lock:
+            for start, currency, node, *row in rows:
+                key = (start, UsageAccount(*row[:10]), currency, node)
+                self._add_unwritten(key, Amounts(*row[10:]))
+            for key, amounts in other._unwritten.items():
+                self._add_unwritten(key, amounts)
         other.close()
 
     def close(self) -> None:
@@ -437,8 +426,11 @@ class HistoryStore:
         self._new_accounts: Counter[str] = Counter()  # by node, in this hour
         newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
         self._last_round: int = self._fetch_value(newest, FINE)
+        self._read_open_spans()
+
+    def _read_open_spans(self) -> None:
         spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
-        self._open_spans = {_Span(*row) for row in self._db.execute(spans)}
+        self._open_spans: set[_Span] = set(self._db.execute(spans))
 
     def _fetch_value(self, sql: str, *parameters: int) -> Any:
         row = self._db.execute(sql, parameters).fetchone()
@@ -455,30 +447,39 @@ class HistoryStore:
             self._new_accounts.clear()
 
         rows = _Round(time)
-        for gpu in gpus:
-            self._add_gpu(rows, gpu, now)
-        for span in self._open_spans:
-            if span.gpu in rows.unknown_gpus and span.kind != CONDITION:
-                rows.spans.setdefault(span, time)
+        gpu_ids = [self._find_gpu(gpu) for gpu in gpus]
+        for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
+            self._add_gpu(rows, gpu_id, gpu, now)
+        if rows.unknown_gpus:
+            self._keep_open_spans(rows)
 
-        self._db.execute(_INSERT_ROUND, (FINE, time))
+        # Generators, because lists of rows cost a fifth of the CPU time in the garbage collector.
+        samples = (
+            (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
+            for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
+            if gpu.figures is not None
+        )
         own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
-        self._insert_samples(chain(rows.samples, own))
+        self._db.execute(_INSERT_ROUND, (FINE, time))
+        self._insert_samples(chain(samples, own))
         self._update_spans(rows)
 
-    def _add_gpu(self, rows: _Round, gpu: GpuSample, now: float) -> None:
-        gpu_id = self._find_gpu(gpu)
+    def _keep_open_spans(self, rows: _Round) -> None:
+        """Keeps the holders of GPUs whose holders are unknown."""
+        for span in self._open_spans:
+            gpu_id, _, kind, _, _ = span
+            if gpu_id in rows.unknown_gpus and kind != CONDITION:
+                rows.spans.setdefault(span, rows.time)
+
+    def _add_gpu(self, rows: _Round, gpu_id: int, gpu: GpuSample, now: float) -> None:
         if not gpu.holders_known:
             rows.unknown_gpus.add(gpu_id)
-        if gpu.figures is not None:
-            rows.samples.append((FINE, rows.time, gpu_id, GPU_ITSELF, *gpu.figures))
 
         for charge in gpu.charges:
             if charge.account == UNALLOCATED:
                 continue
             account_id = self._find_account(charge.account, gpu.node)
-            span = _Span(gpu_id, account_id, HOLDER, charge.container, "")
-            rows.spans[span] = rows.time
+            rows.spans[gpu_id, account_id, HOLDER, charge.container, ""] = rows.time
             if charge.figures is not None:
                 key = gpu_id, account_id
                 rows.own[key] = rows.own.get(key, Figures()).plus(charge.figures)
@@ -489,7 +490,7 @@ class HistoryStore:
             if condition.account is not None:
                 account_id = self._find_account(condition.account, gpu.node)
                 kind = IDLE
-            span = _Span(gpu_id, account_id, kind, condition.name, condition.message)
+            span = (gpu_id, account_id, kind, condition.name, condition.message)
             since = condition.since
             is_new = since is not None and self._last_round - _LATEST < since <= now + 1
             rows.spans[span] = round(since) if since is not None and is_new else rows.time
@@ -542,10 +543,13 @@ class HistoryStore:
     # Usage
 
     def _write_usage(self, usage: Mapping[_UsageKey, Amounts]) -> None:
-        rows = []
-        for key, amounts in usage.items():
-            account_id = self._find_account(key.account, key.node)
-            rows.append((OPEN, key.start, account_id, key.currency, *amounts))
+        accounts = [self._find_account(account, node) for _, account, _, node in usage]
+        rows = (
+            (OPEN, start, account_id, currency, *amounts)
+            for account_id, ((start, _, currency, _), amounts) in zip(
+                accounts, usage.items(), strict=True
+            )
+        )
         self._db.executemany(_ADD_USAGE, rows)
 
     def _close_step(self, now: float) -> None:
@@ -674,8 +678,7 @@ class HistoryStore:
         self._db.execute("DELETE FROM account WHERE id IN (SELECT id FROM excess)")
         self._db.execute("DROP TABLE excess")
         self._ids.clear()
-        spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
-        self._open_spans = {_Span(*row) for row in self._db.execute(spans)}
+        self._read_open_spans()
 
 
 def _floor(time: float, step: int) -> int:
