@@ -239,6 +239,8 @@ def _describe_reading(
             f"{reading.target} no longer reports this node: check that the exporter runs and that "
             "podgpu reads it"
         )
+    if reading.state.dropped:
+        yield f"impossible values are ignored: {few_of(sorted(reading.state.dropped))}"
     if reading.state.stale:
         yield "the exporter serves no GPU values, because its last readings are too old"
     if skew > CLOCK_AHEAD:

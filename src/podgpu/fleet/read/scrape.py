@@ -42,16 +42,18 @@ from podgpu.http_client import (
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE, Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
+from podgpu.metrics.values import is_within_unit
+from podgpu.model import OPTIONAL_NUMBERS, DeviceState, MigInstance, NodeState, decode_node
 
 _CONCURRENCY = (
     256  # high, because each failing target blocks one concurrent request until its timeout
 )
 _MAX_FILES = 65_536
+_MAX_FIELD = 2.0**63  # drivers report at most 64 bits
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
-_url_log = logging.getLogger(f"{__name__}.urls")
-_url_log.addFilter(RepeatFilter())
+_repeating_log = logging.getLogger(f"{__name__}.repeating")
+_repeating_log.addFilter(RepeatFilter())
 
 
 def unique_targets(urls: Iterable[str], access: Access | None = None) -> tuple[str, ...]:
@@ -142,21 +144,20 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         ),
         entities=(),
         vcuda=(),
-        dropped={},
+        dropped={name: n for name, n in state.dropped.items() if name in OPTIONAL_NUMBERS},
     )
 
 
 def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
     kept = None
     if device.fields is not None:
-        own = (
-            (spec, device.fields.get(name)) for name, spec in _find_meanings(keep_fields).items()
-        )
-        kept = {
-            spec.field.name: spec.value(value)
-            for spec, value in own
-            if isinstance(value, int | float)
-        }
+        kept = {}
+        for name, spec in _find_meanings(keep_fields).items():
+            value = device.fields.get(name)
+            if isinstance(value, int | float) and abs(value) < _MAX_FIELD:
+                number = spec.value(value)
+                if is_within_unit(spec.field, number):
+                    kept[spec.field.name] = number
     return replace(device, fields=kept, details=(), unsupported=(), clock_events={})
 
 
@@ -202,7 +203,7 @@ class ScrapeCollector:
                     url, self.access, self.timeout
                 )
             except UsageError as error:  # a discovered endpoint may have an invalid address
-                _url_log.warning("an exporter is not read: %s", error)
+                _repeating_log.warning("an exporter is not read: %s", error)
         self._targets = targets
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
@@ -243,6 +244,9 @@ class ScrapeCollector:
                     )
                     for state in states
                 )
+                if any(state.dropped for state in states):
+                    target.errors["bad_value"] += 1
+                    _repeating_log.warning("%s: impossible values are ignored", target.name)
             if reason:
                 target.errors[reason] += 1
             target.outcome = TargetOutcome(
