@@ -73,7 +73,7 @@ def choose_nodes(
     """
     chooser = _Chooser(readings, before, settings, now)
     copies = chooser.group_by_node()
-    chosen = {name: min(copies[name], key=chooser.rank) for name in sorted(copies)}
+    chosen = {name: min(copies[name], key=chooser.rank_exporter) for name in sorted(copies)}
     hidden, same_gpus = chooser.share_out_gpus(chosen)
     nodes = []
     for name, reading in chosen.items():
@@ -178,22 +178,44 @@ class _Chooser:
             uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)
         }
 
-    def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Sort key for the readings of one node or, with `uuid`, of one GPU. The smallest is
-        preferred.
-        """
-        state, shown = reading.state, self.before.get(reading.name)
-        if uuid:
-            was_chosen = shown is not None and uuid in _present_gpus(shown.state)
-        else:
-            was_chosen = shown is not None and shown.reading.target == reading.target
+    def rank_exporter(self, reading: NodeReading) -> tuple[object, ...]:
+        """Sort key for the readings of one node. The smallest is preferred."""
+        shown = self.before.get(reading.name)
+        was_chosen = shown is not None and shown.reading.target == reading.target
+        is_kept = was_chosen and bool(reading.state.devices) and _names_holders(reading, shown)
         return (
             self.is_stale(reading),  # current values first
-            bool(uuid)
-            and uuid not in _present_gpus(state),  # then a node on which the GPU is present
             reading.listed is False,  # then exporters that are still listed
-            (not _has_holders(state))
-            + (not state.devices),  # then a reading with holders, then one with GPUs
+            not is_kept,
+            *self._rank_content(reading, was_chosen),
+        )
+
+    def rank_node(
+        self, reading: NodeReading, uuid: str, conflicts: Collection[str]
+    ) -> tuple[object, ...]:
+        """Sort key for the readings that contain one GPU. The smallest is preferred.
+
+        Any exporter can report any UUID. So the node that had the GPU keeps it as long as it
+        answers, except if it never named holders: then podgpu may replace it. Without a last round,
+        the exporter that contradicts fewest others (`conflicts`) is preferred.
+        """
+        shown = self.before.get(reading.name)
+        was_chosen = shown is not None and uuid in _present_gpus(shown.state)
+        return (
+            self.is_stale(reading),  # current values first
+            uuid not in _present_gpus(reading.state),  # then a node on which the GPU is present
+            reading.listed is False,  # then exporters that are still listed
+            not (was_chosen and _names_holders(reading, shown)),
+            len(conflicts),
+            *self._rank_content(reading, was_chosen),
+        )
+
+    @staticmethod
+    def _rank_content(reading: NodeReading, was_chosen: bool) -> tuple[object, ...]:
+        state = reading.state
+        return (
+            # a reading with holders first, then one with GPUs
+            (not _has_holders(state)) + (not state.devices),
             not reading.named,  # then a node name that the exporter reports
             # then the choice of the last round, so that the view does not alternate
             not was_chosen,
@@ -209,22 +231,38 @@ class _Chooser:
         Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report
         a GPU as present.
         """
-        reported = (
-            (gpu.uuid, name) for name, reading in chosen.items() for gpu in reading.state.devices
-        )
+        reported: dict[str, list[str]] = defaultdict(list)
+        for name, reading in chosen.items():
+            for gpu in reading.state.devices:
+                reported[gpu.uuid].append(name)
+        claims = {uuid: names for uuid, names in reported.items() if uuid and len(names) > 1}
+        conflicts = self._find_conflicts(chosen, claims.values())
+
         hidden: dict[str, set[str]] = defaultdict(set)
         rivals: dict[tuple[str, str], None] = {}
-        for uuid, names in group_by_key(reported).items():
-            if not uuid or len(names) == 1:
-                continue
-            best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
+        for uuid, names in claims.items():
+            ranks = {n: self.rank_node(chosen[n], uuid, conflicts[chosen[n].target]) for n in names}
+            best, *others = sorted(ranks, key=ranks.__getitem__)
             for other in others:
                 hidden[other].add(uuid)
-                if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(
-                    chosen[other].state
-                ):
+                is_present = uuid in _present_gpus(chosen[other].state)
+                if is_present and self.is_rival(chosen[other], chosen[best]):
                     rivals[best, other] = None
         return hidden, list(rivals)
+
+    def _find_conflicts(
+        self, chosen: Mapping[str, NodeReading], claims: Iterable[Sequence[str]]
+    ) -> dict[str, set[str]]:
+        """Returns the exporters that report the same GPUs as each exporter.
+
+        `claims`: for each GPU, the nodes that report it. An exporter may report several nodes.
+        """
+        conflicts: dict[str, set[str]] = defaultdict(set)
+        for names in claims:
+            targets = {chosen[name].target for name in names}
+            for target in targets:
+                conflicts[target] |= targets
+        return conflicts
 
 
 def _describe_reading(
@@ -265,6 +303,12 @@ def _describe_silent(used: NodeReading, silent: NodeReading) -> Alert:
         " check that podgpu runs on this node"
     )
     return Alert("warning", text, used.name)
+
+
+def _names_holders(reading: NodeReading, shown: NodeEntry | None) -> bool:
+    """Returns whether the exporter can name holders: it is podgpu, or it named some before."""
+    is_podgpu = reading.state.producer == "podgpu"
+    return is_podgpu or (shown is not None and _has_holders(shown.state))
 
 
 def _has_holders(state: NodeState) -> bool:
