@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Literal
 
@@ -34,6 +34,7 @@ EXAMPLE = "example"
 _EXAMPLE_FILE = "example_prices.yml"
 _OTHERS = "*"
 _MAX_FILE_BYTES = 256 * 1024
+_CACHED_MODELS = 1024  # exporters choose the names of models, so the cache needs a limit
 _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infinity
 
 
@@ -90,7 +91,7 @@ class Prices:
         self.models = models
         self.source: PriceSource = source if currency else ""
         self._by_name = {_dashed(name): price for name, price in models.items()}
-        self.of: Callable[[str], Price] = cache(self._find)
+        self.of: Callable[[str], Price] = lru_cache(maxsize=_CACHED_MODELS)(self._find)
         """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a
         space.
 
