@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from podgpu.charge import UNALLOCATED, Charge, HeldTime, UsageAccount, charge, charge_rest
-from podgpu.errors import SourceError, utc_text
+from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.prices import Prices, ReadPrices
 from podgpu.fleet.read.prometheus import (
     RULE_LABELS,
@@ -106,6 +106,9 @@ class PrometheusRanges:
         self._read_state = read_state
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
+        """Raises UsageError for a label that pods cannot have, and SourceError."""
+        if query.label.startswith("__"):
+            raise UsageError(f"by=label:{query.label[:60]}: pods have no labels of this kind")
         async with aclosing(PrometheusClient(self._server)) as client:
             now = await client.query_time()
             start, end = query.bounds(now)
@@ -326,7 +329,10 @@ class _RangeReader:
         exporters' series.
         """
         found: dict[tuple[str, PodName], str] = {}
-        for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
+        places: list[tuple[Sequence[str], str]] = [(("kube_pod_labels",), f"label_{name}")]
+        if not name[0].isdecimal():  # otherwise it is no label name in Prometheus
+            places.insert(0, (_GPU_NAMES, name))
+        for names, label in places:
             matcher = f'{label}!=""'
             series = f"last_over_time({select(names, matcher, self.server.match)}[{window}])"
             query = f"group {by(self.server.cluster_label, *WORKLOAD_LABELS, label)} ({series})"
