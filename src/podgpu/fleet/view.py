@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from podgpu import __version__
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
-from podgpu.fleet.choose import Alert, describe_condition
+from podgpu.fleet.choose import Alert, describe_condition, is_gpu_source
 from podgpu.fleet.parts import (
     HeldPart,
     HeldSums,
@@ -582,8 +582,7 @@ def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
         return False
     if status.device:
         return status.device == gpu.uuid
-    is_worker = status.name.startswith("gpu") and status.name[3:].isdecimal()
-    return not is_worker or status.name == f"gpu{gpu.index}"
+    return not is_gpu_source(status) or status.name == f"gpu{gpu.index}"
 
 
 # Decoding
