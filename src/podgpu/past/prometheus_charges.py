@@ -242,7 +242,7 @@ class _RangeReader:
         length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, match)})"
         counts = f"count_over_time(({gpus})[{length}ms:{step}s])"
-        keys = (cluster, *MODEL_LABELS)
+        keys = [cluster, *MODEL_LABELS]
         if self.prices.label_names:
             keys += UUID_LABELS
         queries["gpu_seconds"] = f"{step} * sum {by(*keys)} ({counts})"
