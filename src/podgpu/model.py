@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -278,7 +279,7 @@ class NamespaceUsage(Document, frozen=True):
     profile: Name = ""  # MIG profile; the label `modelName` is `<model> MIG <profile>`
     allocated_ns: Amount | None = None
     busy_ns: Amount | None = None
-    energy_mj: Amount | None = None
+    energy_mj: Millijoules | None = None
 
 
 class Condition(Document, frozen=True):
@@ -410,7 +411,7 @@ class VcudaRequest(Workload, frozen=True):
 class NodeState(Document, frozen=True, kw_only=True):
     """The state of one node. `GET /api/v1/node` returns it as JSON."""
 
-    schema: Count = msgspec.field(
+    schema: int = msgspec.field(
         default_factory=lambda: SCHEMA
     )  # `omit_defaults` omits plain defaults
     producer: Name  # podgpu or dcgm-exporter; dcgm-exporter does not report all values
@@ -451,43 +452,30 @@ def has_readings(state: NodeState) -> bool:
 encode_node = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(NodeState)
 _MAX_COPIES = 256  # a pod that holds many slices of a GPU is listed once for each slice
-OPTIONAL_NUMBERS: Mapping[str, Any] = {
-    "utilization_ratio": Ratio,
-    "wait_ratio": Ratio,
-    "power_ratio": Ratio,
-    "pressure_ratio": Ratio,
-    "share_ratio": Share,
-    "ratio": Ratio,
-    "seconds": Seconds,
-    "interval_seconds": Seconds,
-    "idle_since": UnixTime,
-    "unallocated_since": UnixTime,
-    "since": UnixTime,
-    "taken_at": UnixTime,
-    "holders_at": UnixTime,
-    "usage_at": UnixTime,
-    "memory_used_bytes": Bytes,
-    "memory_total_bytes": Bytes,
-    "unattributed_memory_bytes": Bytes,
-    "allocated_ns": Amount,
-    "busy_ns": Amount,
-    "busy_min_ns": Amount,
-    "busy_max_ns": Amount,
-    "idle_ns": Amount,
-    "wait_ns": Amount,
-    "wait_min_ns": Amount,
-    "wait_max_ns": Amount,
-    "unattributed_busy_ns": Amount,
-    "energy_mj": Millijoules,
-    "unattributed_energy_mj": Millijoules,
-    "power_mw": Milliwatts,
-    "power_limit_mw": Milliwatts,
-    "temperature_celsius": Celsius,
-    "processes": Count,
-}
-"""Members of documents that are removed if their value is impossible. An impossible value of any
-other member makes the whole document invalid.
-"""
+
+
+@cache
+def optional_numbers() -> Mapping[str, Any]:
+    """Returns the numbers that a document may lack, and their types, which have limits."""
+    numbers = {}
+    for shape in (
+        WaitPart,
+        HolderUsage,
+        RunningProcess,
+        Holder,
+        NamespaceUsage,
+        Condition,
+        XidCount,
+        DeviceTotals,
+        MigInstance,
+        DeviceState,
+        SourceStatus,
+        NodeState,
+    ):
+        for member in msgspec.structs.fields(shape):
+            if not member.required and _is_valid(0, member.type):
+                numbers[member.name] = member.type
+    return numbers
 
 
 def decode_node(body: bytes) -> NodeState:
@@ -506,7 +494,7 @@ def decode_node(body: bytes) -> NodeState:
 def convert_node(document: Any) -> NodeState:
     """Converts a document of plain objects. Raises msgspec.ValidationError if it is invalid.
 
-    Removes impossible numbers (see `OPTIONAL_NUMBERS`) and counts them in `NodeState.dropped`.
+    Removes impossible `optional_numbers` and counts them in `NodeState.dropped`.
     """
     try:
         state = msgspec.convert(document, NodeState)
@@ -527,16 +515,16 @@ def _drop_impossible(value: Any, dropped: Counter[str]) -> None:
     if not isinstance(value, dict):
         return
     for name, member in list(value.items()):
-        if name not in OPTIONAL_NUMBERS:
+        if name not in optional_numbers():
             _drop_impossible(member, dropped)
-        elif member is not None and not _is_possible(member, OPTIONAL_NUMBERS[name]):
+        elif not _is_valid(member, optional_numbers()[name]):
             del value[name]
             dropped[name] += 1
 
 
-def _is_possible(value: object, number: Any) -> bool:
+def _is_valid(value: object, shape: Any) -> bool:
     try:
-        msgspec.convert(value, number)
+        msgspec.convert(value, shape)
     except msgspec.ValidationError:
         return False
     return True

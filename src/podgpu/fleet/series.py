@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from podgpu.fleet.hold import wasteful_since
@@ -206,51 +206,45 @@ def _place(
 # profile.
 
 
-class _Counts:
-    """Numbers of devices. As on the web page, a device is in use if its utilisation is above 0."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.allocated = 0
-        self.used: int | None = None  # None if no utilisation is known
-
-    def add(self, gpu: DeviceState, device: GpuOrInstance) -> None:
-        self.total += 1
-        self.allocated += bool(holders_of(gpu, device))
-        ratio = device_utilization(device)
-        if ratio is not None:
-            self.used = (self.used or 0) + (ratio > 0)
-
-    def list(self) -> dict[str, int | None]:
-        free = self.total - self.allocated
-        return {"": self.total, "allocated_": self.allocated, "used_": self.used, "free_": free}
-
-
 def _count_families(state: ClusterState) -> list[Family]:
-    by_node: dict[tuple[str, ...], _Counts] = defaultdict(_Counts)
-    by_model: dict[tuple[str, ...], _Counts] = defaultdict(_Counts)
+    by_node: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    by_model: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     nodes = list(_fresh(state))
     for node in nodes:
         for gpu in node.gpus:
             devices: list[MigInstance | None] = [i for i in gpu.instances if not i.hidden]
             for instance in devices or [None]:
                 model = device_model(gpu, instance)
-                by_node[node.name, model].add(gpu, instance or gpu)
-                by_model[(model,)].add(gpu, instance or gpu)
+                counts = _count_device(gpu, instance or gpu)
+                by_node[node.name, model].update(counts)
+                by_model[(model,)].update(counts)
     samples = _count_samples("node", ("node", "model"), by_node)
     samples |= _count_samples("model", ("model",), by_model)
     return make_families("cluster", samples) + _namespace_families(nodes, state)
 
 
+def _count_device(gpu: DeviceState, device: GpuOrInstance) -> dict[str, int]:
+    """Returns 1 for each name of a family that includes the device, 0 for others.
+
+    As on the web page, a device is in use if its utilisation is above 0.
+    """
+    is_held = int(bool(holders_of(gpu, device)))
+    counts = {"gpus": 1, "allocated_gpus": is_held}
+    ratio = device_utilization(device)
+    if ratio is not None:
+        counts["used_gpus"] = int(ratio > 0)
+    counts["free_gpus"] = 1 - is_held
+    return counts
+
+
 def _count_samples(
-    scope: str, names: Sequence[str], counts: Mapping[tuple[str, ...], _Counts]
+    scope: str, names: Sequence[str], groups: Mapping[tuple[str, ...], Counter[str]]
 ) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = defaultdict(list)
-    for key in sorted(counts):
+    for key in sorted(groups):
         labels = _labels(names, key)
-        for kind, count in counts[key].list().items():
-            if count is not None:
-                samples[f"podgpu_{scope}_{kind}gpus"].append(Sample(labels, count))
+        for name, count in groups[key].items():
+            samples[f"podgpu_{scope}_{name}"].append(Sample(labels, count))
     return samples
 
 

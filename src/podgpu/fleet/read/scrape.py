@@ -42,7 +42,7 @@ from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE, Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.metrics.values import is_within_unit
-from podgpu.model import OPTIONAL_NUMBERS, DeviceState, MigInstance, NodeState, decode_node
+from podgpu.model import DeviceState, MigInstance, NodeState, decode_node, optional_numbers
 
 # high, because each failing target blocks one concurrent request until its timeout
 _CONCURRENCY = 256
@@ -133,7 +133,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         instances = tuple(_reduce_device(instance, keep_fields) for instance in gpu.instances)
         reduced = _reduce_device(gpu, keep_fields)
         devices.append(replace(reduced, throttled_ns={}, healthy=(), instances=instances))
-    dropped = {name: n for name, n in state.dropped.items() if name in OPTIONAL_NUMBERS}
+    dropped = {name: n for name, n in state.dropped.items() if name in optional_numbers()}
     return replace(state, devices=tuple(devices), entities=(), vcuda=(), dropped=dropped)
 
 
