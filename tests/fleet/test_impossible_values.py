@@ -203,6 +203,16 @@ def test_impossible_fields_of_a_document_are_dropped() -> None:
     assert [gpu.fields for gpu in node.state.devices] == [{field: 50}, {}, {}, {}, {}]
 
 
+def test_one_exporter_cannot_displace_the_alerts_of_others() -> None:
+    broken = {"conditions": [{"name": "ecc"}] * 64}
+    bad = document_of(*({"uuid": f"GPU-{n}", **broken} for n in range(10, 1000)))
+    honest = document_of({"uuid": "GPU-0", **broken}, node="later")
+    honest = honest.replace(b'{"name": "ecc"}, ' * 63, b"")
+    view = view_of(scrape(Exporter(document=bad), Exporter(document=honest)))
+    assert [alert.node for alert in view.alerts] == ["bad"] * 40 + ["later", ""]
+    assert view.alerts[-1].text == f"and {990 * 64 - 40} more"
+
+
 TEXT = {
     "DCGM_FI_DEV_GPU_UTIL": ("nan", "1e308", "-1", "102"),
     "DCGM_FI_DEV_POWER_USAGE": ("9e15", "inf", "2e9", "10001"),

@@ -4,7 +4,7 @@ problems.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +39,7 @@ from podgpu.model import (
 CLOCK_AHEAD = 5.0
 _CLOCK_BEHIND = 60.0
 MAX_ALERTS = 200
+_MAX_NODE_ALERTS = 40  # so that one exporter cannot displace the alerts of other nodes
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
 
@@ -417,12 +418,19 @@ def severity_of(condition: Condition) -> str:
 
 
 def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
-    """Sorts "broken" before "warning" and keeps at most MAX_ALERTS."""
-    ordered = sorted(alerts, key=lambda alert: alert.severity != "broken")
-    left_out = ordered[MAX_ALERTS:]
+    """Sorts "broken" before "warning". Keeps at most MAX_ALERTS, and _MAX_NODE_ALERTS per node."""
+    shown: list[Alert] = []
+    left_out: list[Alert] = []
+    of_node: Counter[str] = Counter()
+    for alert in sorted(alerts, key=lambda alert: alert.severity != "broken"):
+        of_node[alert.node] += 1
+        if len(shown) < MAX_ALERTS and of_node[alert.node] <= _MAX_NODE_ALERTS:
+            shown.append(alert)
+        else:
+            left_out.append(alert)
     if left_out:
-        ordered[MAX_ALERTS:] = [Alert(left_out[0].severity, f"and {len(left_out)} more")]
-    return tuple(ordered)
+        shown.append(Alert(left_out[0].severity, f"and {len(left_out)} more"))
+    return tuple(shown)
 
 
 def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[Alert]:
