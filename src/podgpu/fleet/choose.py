@@ -1,6 +1,4 @@
-"""Chooses one exporter per node and one node per GPU, keeps GPUs that disappeared, and describes
-problems.
-"""
+"""Chooses one exporter per node and one node per GPU, keeps lost GPUs, and describes problems."""
 
 from __future__ import annotations
 
@@ -108,8 +106,9 @@ class _Chooser:
     now: float
 
     def group_by_node(self) -> dict[str, list[NodeReading]]:
-        """Groups the readings by node. For nodes that are no longer reported, uses the last
-        readings.
+        """Groups the readings by node.
+
+        For nodes that are no longer reported, uses the last readings.
         """
         readings = list(self.readings)
         reported = {reading.name for reading in readings}
@@ -150,8 +149,9 @@ class _Chooser:
     # Exporters that no longer answer
 
     def _find_silent(self, state: NodeState) -> NodeReading | None:
-        """If `state` has no holders, returns the last reading of a podgpu that reported them and no
-        longer answers.
+        """Returns the last reading of a podgpu that named the holders and no longer answers.
+
+        Returns None if `state` itself has holders.
         """
         if state.producer == "podgpu" or _has_holders(state):
             return None
@@ -162,9 +162,7 @@ class _Chooser:
 
     @cached_property
     def _silent(self) -> dict[str, NodeReading]:
-        """The last reading of each podgpu that reported holders and no longer answers, by UUID of
-        its GPUs.
-        """
+        """Readings of podgpus that named holders and no longer answer, by UUID of their GPUs."""
         unread = [reading for reading in self.readings if self.is_stale(reading)]
         targets = {reading.target for reading in self.readings}
         for node in self.before.values():
@@ -517,8 +515,9 @@ def is_gpu_source(status: SourceStatus) -> bool:
 
 
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
-    """Returns the problem and the advice. For a condition unknown to this version, returns its name
-    and no advice.
+    """Returns the problem and the advice.
+
+    For a condition unknown to this version, returns its name and no advice.
     """
     if isinstance(condition, RecordedCondition):
         return condition.says, ""

@@ -566,8 +566,9 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 def make_details(
     state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None
 ) -> GpuDetails:
-    """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by
-    id.
+    """Builds the details of a GPU.
+
+    `more`: DCGM fields that are read only for this response, by id.
     """
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
     values: dict[str, Value] = {}

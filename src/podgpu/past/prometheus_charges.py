@@ -135,8 +135,9 @@ class _RangeReader:
     rule: str = ""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
-        """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be
-        read.
+        """Adds a note for each failed query.
+
+        Raises SourceError if the allocated hours cannot be read.
         """
         self.rule = await self._find_rule(start, end)
         usage: list[Charge] = []
@@ -188,11 +189,10 @@ class _RangeReader:
     # Queries
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the coarsest recording rule that covers all GPU metrics in the range, or "" if
-        there is none.
+        """Returns the coarsest recording rule that covers the range, or "" if there is none.
 
-        Rules do not contain nodes. With prices by node label, a rule is used only if there are too
-        many GPUs to read.
+        A rule must cover all GPU metrics. Rules do not contain nodes. With prices by node label, a
+        rule is used only if there are too many GPUs to read.
         """
         is_by_node = self.prices.label_names and self.state.fleet is None
         if self.query.by not in ("owner", "namespace") or is_by_node:
@@ -261,8 +261,9 @@ class _RangeReader:
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
     async def _read_now(self, usage: Sequence[Charge], end: float) -> dict[RowName, dict[str, Any]]:
-        """Returns the current values of rows. With a recording rule, these are means of the last 5
-        minutes.
+        """Returns the current values of rows.
+
+        With a recording rule, these are means of the last 5 minutes.
         """
         if not self.rule:
             return group_now(self.state, usage, self.query) if self.state.nodes else {}
@@ -289,9 +290,7 @@ class _RangeReader:
     async def _read_accounts(
         self, keys: Sequence[_HolderKey], methods: Iterable[ParsedSample], start: float, end: float
     ) -> dict[_HolderKey, UsageAccount]:
-        """Returns the account of each holder, with its owner, the requested label and the methods
-        of measurement.
-        """
+        """Returns the account of each holder, with owner, requested label and methods."""
         window = f"{round(end - start)}s"
         labels = await self._read_labels(self.query.label, window, end) if self.query.label else {}
         owners = await self._read_owners(keys, window, end)
@@ -347,8 +346,9 @@ class _RangeReader:
     async def _read_labels(
         self, name: str, window: str, end: float
     ) -> dict[tuple[str, PodName], str]:
-        """Returns the label `name` of each pod as a JSON object, from kube-state-metrics or the
-        exporters' series.
+        """Returns the label `name` of each pod as a JSON object.
+
+        Reads kube-state-metrics or the exporters' series.
         """
         cluster = self.server.cluster_label
         values: dict[tuple[str, PodName], str] = {}
@@ -411,8 +411,9 @@ class _RangeReader:
     async def _read_gpu_prices(
         self, prices: Prices, start: float, end: float
     ) -> dict[tuple[str, str], Prices]:
-        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs whose nodes
-        differ in price.
+        """Returns prices by cluster and GPU, if they depend on node labels.
+
+        Omits GPUs whose nodes differ in price.
         """
         if not prices.nodes or self.rule:
             return {}
@@ -475,8 +476,9 @@ class _RangeReader:
 
 
 def _make_time(sums: Mapping[str, float]) -> HeldTime:
-    """`sums`: by kind of usage. Recording rules have no shares, because their idle time is
-    multiplied by them.
+    """`sums`: by kind of usage.
+
+    Recording rules have no shares, because their idle time is multiplied by them.
     """
     share = sums.get("shares") or 1.0
     return HeldTime(

@@ -256,9 +256,7 @@ class _HistoryReader:
     # PromQL
 
     def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
-        """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all
-        devices.
-        """
+        """Returns queries for the figures of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
             "utilization_ratio": (

@@ -77,8 +77,9 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
 
 @dataclass(eq=False)
 class PrometheusSelection:
-    """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the
-    next round.
+    """Answers requests for a GPU, a pod or a page of nodes.
+
+    Equal requests share a result until the next round.
     """
 
     _server: PrometheusServer

@@ -221,8 +221,9 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    """Returns one line. Cuts the middle of a long text, because VictoriaMetrics writes the reason
-    at the end.
+    """Returns one line.
+
+    Cuts the middle of a long text, because VictoriaMetrics writes the reason at the end.
     """
     line = one_line(" ".join(text.split()))
     if len(line) <= _MAX_TEXT:
@@ -343,8 +344,9 @@ class PrometheusCollector:
             return []
 
     async def _read_targets(self, ask: Ask) -> tuple[list[TargetState], dict[str, str]]:
-        """Returns the state of each exporter, and errors by instance. Raises SourceError if a
-        required query fails.
+        """Returns the state of each exporter, and errors by instance.
+
+        Raises SourceError if a required query fails.
         """
         server = self.server
         keep_fields = self.settings.keep_fields
@@ -454,9 +456,7 @@ def _make_reading(
     owners: Owners,
     labels: ClusterNodeLabels,
 ) -> NodeReading:
-    """With `several` clusters, adds the cluster's name to the node's name, so that node names are
-    unique.
-    """
+    """With `several` clusters, adds the cluster's name, so that node names are unique."""
     state = target.state
     sampled_at = now if target.scraped_at is None else target.scraped_at
     name = state.node
@@ -518,8 +518,9 @@ def _kube_label(name: str) -> str:
 
 
 class PodOwners:
-    """Reads pod owners of one cluster from kube-state-metrics. Caches them, because a pod's owner
-    never changes.
+    """Reads pod owners of one cluster from kube-state-metrics.
+
+    Caches them, because a pod's owner never changes.
     """
 
     def __init__(
@@ -551,8 +552,9 @@ class PodOwners:
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None
     ) -> dict[PodName, WorkloadOwner]:
-        """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`. Raises
-        SourceError.
+        """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`.
+
+        Raises SourceError.
         """
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
@@ -594,8 +596,9 @@ class PodOwners:
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
-    """Returns owners by namespace and name. If there are several, returns the first in alphabetical
-    order.
+    """Returns owners by namespace and name.
+
+    If there are several, returns the first in alphabetical order.
     """
     owners: dict[PodName, WorkloadOwner] = {}
     for sample in samples:
