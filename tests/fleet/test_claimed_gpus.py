@@ -39,6 +39,18 @@ def test_a_podgpu_keeps_its_idle_gpus_for_many_rounds() -> None:
         assert uuids(state) == {"a-thief": ["GPU-2"], "n1": ["GPU-0", "GPU-1"]}
 
 
+@pytest.mark.parametrize("away", ["stale", "gone"])
+def test_a_node_gets_its_gpus_back_after_a_restart_of_its_exporter(away: str) -> None:
+    world = World()
+    world.round(node("n1", gpu(0), listed=True))
+    for at in (60.0, 75.0, 400.0, 415.0):
+        old = [node("n1", gpu(0), listed=True)] if away == "stale" else []
+        assert uuids(world.round(thief(at, 0), *old, at=at)) == {"a-thief": ["GPU-0"]}
+    for at in (430.0, 445.0):
+        state = world.round(thief(at, 0), node("n1", gpu(0), read_at=at, listed=True), at=at)
+        assert uuids(state) == {"n1": ["GPU-0"]}
+
+
 def test_an_exporter_that_uses_the_name_of_another_node_does_not_replace_it() -> None:
     world = World()
     world.round(node("n1", gpu(0), target="http://b", listed=True))

@@ -51,6 +51,12 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
+class ChosenNode(NodeEntry, frozen=True, gc=False):
+    """A node with the owners of GPUs that it took over while their own nodes did not answer."""
+
+    owners: Mapping[str, str] = {}  # UUID -> node
+
+
 class RecordedCondition(Condition, frozen=True):
     """A condition of a past time. The history has its text."""
 
@@ -120,7 +126,12 @@ class _Chooser:
 
     def make_entry(self, reading: NodeReading, state: NodeState, notes: Iterable[str]) -> NodeEntry:
         age = self.now - reading.read_at
-        return NodeEntry(
+        taken = {}
+        for gpu in state.devices:
+            owner = self.owners.get(gpu.uuid, reading.name)
+            if owner != reading.name:
+                taken[gpu.uuid] = owner
+        return ChosenNode(
             reading,
             state,
             age_seconds=max(0.0, age),
@@ -128,7 +139,18 @@ class _Chooser:
             gone=age > self.settings.stale_after,
             notes=tuple(notes),
             silent=self._find_silent(state),
+            owners=taken,
         )
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """The node of each GPU in the last round, or the node from which it took the GPU."""
+        owners = {}
+        for name, node in self.before.items():
+            taken = node.owners if isinstance(node, ChosenNode) else {}
+            for uuid in _present_gpus(node.state):
+                owners[uuid] = taken.get(uuid, name)
+        return owners
 
     def _is_kept(self, reading: NodeReading) -> bool:
         is_recent = self.now - reading.read_at <= self.settings.drop_after
@@ -197,19 +219,22 @@ class _Chooser:
     ) -> tuple[object, ...]:
         """Sort key for the readings that contain one GPU.
 
-        Any exporter can report any UUID. So the node that had the GPU keeps it as long as it
-        answers, except if it never named holders: then podgpu may replace it. Without a last round,
-        the exporter that contradicts fewest others (`conflicts`) is preferred.
+        Any exporter can report any UUID. So the node that had the GPU first keeps it as long as it
+        answers, and gets it back afterwards, except if it never named holders: then podgpu may
+        replace it. Without a last round, the exporter that contradicts fewest others (`conflicts`)
+        is preferred.
         """
         shown = self.before.get(reading.name)
         was_chosen = shown is not None and _has_gpu(shown.state, uuid)
+        names_holders = _names_holders(reading, shown)
         return (
             # current values first, then a node on which the GPU is present
             self.is_stale(reading),
             not _has_gpu(reading.state, uuid),
             # then exporters that are still listed
             reading.listed is False,
-            not (was_chosen and _names_holders(reading, shown)),
+            not (names_holders and self.owners.get(uuid) == reading.name),
+            not (names_holders and was_chosen),
             len(conflicts),
             *_rank_content(reading, was_chosen),
         )
