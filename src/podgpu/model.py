@@ -8,10 +8,12 @@ empty collection, and is omitted from the JSON. A zero is a measured zero.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +29,17 @@ SCHEMA = 1
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Ratio = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**32)]
+# Limits of what is possible, so that one wrong number does not falsify sums over all nodes.
+# A ratio can exceed 1 if its counter and its window are not read at the same time.
+Ratio = Annotated[float, Meta(ge=0, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+UnixTime = Annotated[float, Meta(ge=0, le=4_102_444_800)]  # until the year 2100
+Bytes = Annotated[int, Meta(ge=0, le=2**46)]  # 64 TiB
+Millijoules = Annotated[int, Meta(ge=0, le=2**55)]  # 10 kW for 100 years
+Milliwatts = Annotated[int, Meta(ge=0, le=10_000_000)]
+Celsius = Annotated[int, Meta(ge=-100, le=200)] | Annotated[float, Meta(ge=-100, le=200)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[
@@ -198,7 +210,7 @@ class WaitPart(Workload, frozen=True, kw_only=True):
     outside pods.
     """
 
-    seconds: Ratio = 0.0  # waiting time in the last usage window
+    seconds: Seconds = 0.0  # waiting time in the last usage window
     ratio: Ratio = 0.0  # waiting time as a fraction of the window
 
 
@@ -206,8 +218,8 @@ class HolderUsage(Document, frozen=True):
     """Usage of one device by one workload. Counters start at 0 when the exporter starts."""
 
     utilization_ratio: Ratio | None = None
-    memory_used_bytes: Amount | None = None
-    processes: Amount | None = None
+    memory_used_bytes: Bytes | None = None
+    processes: Count | None = None
     allocated_ns: Amount | None = None
     busy_ns: Amount | None = None
     busy_min_ns: Amount | None = None
@@ -219,20 +231,20 @@ class HolderUsage(Document, frozen=True):
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
-    waits_for: tuple[WaitPart, ...] = ()  # workloads that ran meanwhile, largest ratio first
-    energy_mj: Amount | None = None
+    # workloads that ran meanwhile, largest ratio first
+    waits_for: Annotated[tuple[WaitPart, ...], Meta(max_length=4096)] = ()
+    energy_mj: Millijoules | None = None
     power_ratio: Ratio | None = (
         None  # the workload's share of the device's energy in the last usage window
     )
-    idle_since: float | None = None  # None if the workload is or may be busy
-    unallocated_since: float | None = (
-        None  # set if the workload uses the device without an allocation
-    )
+    idle_since: UnixTime | None = None  # None if the workload is or may be busy
+    # set if the workload uses the device without an allocation
+    unallocated_since: UnixTime | None = None
 
 
 class RunningProcess(Document, frozen=True):
-    pid: Amount
-    memory_used_bytes: Amount | None = None
+    pid: Count
+    memory_used_bytes: Bytes | None = None
     utilization_ratio: Ratio | None = None
     owner: Workload | None = None  # not set in documents, which list processes by holder
     command: Name = (
@@ -250,7 +262,7 @@ class Holder(Workload, frozen=True):
     """
 
     source: Name = ""
-    share_ratio: Ratio | None = None
+    share_ratio: Share | None = None
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
     labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
@@ -267,21 +279,21 @@ class NamespaceUsage(Document, frozen=True):
     profile: Name = ""  # MIG profile; the label `modelName` is `<model> MIG <profile>`
     allocated_ns: Amount | None = None
     busy_ns: Amount | None = None
-    energy_mj: Amount | None = None
+    energy_mj: Millijoules | None = None
 
 
 class Condition(Document, frozen=True):
     """A problem of a GPU. conditions.csv contains the severity and a description for each name."""
 
     name: Name
-    since: float | None = None
+    since: UnixTime | None = None
     detail: Name = ""
 
 
 class XidCount(Document, frozen=True):
     xid: Amount
     total: Amount
-    last_seen: float
+    last_seen: UnixTime
     in_window: Amount = 0  # number of occurrences within --xid-count-window-size
 
 
@@ -293,12 +305,12 @@ class DeviceTotals(Document, frozen=True):
     """
 
     utilization_ratio: Ratio | None = None  # in the same time window as the holders' ratios
-    memory_used_bytes: Amount | None = None
+    memory_used_bytes: Bytes | None = None
     busy_ns: Amount | None = None
-    energy_mj: Amount | None = None
-    unattributed_memory_bytes: Amount | None = None
+    energy_mj: Millijoules | None = None
+    unattributed_memory_bytes: Bytes | None = None
     unattributed_busy_ns: Amount | None = None
-    unattributed_energy_mj: Amount | None = None
+    unattributed_energy_mj: Millijoules | None = None
     method: Name = ""  # samples, switches, exact or mps
     pressure_ratio: Ratio | None = (
         None  # fraction of the last usage window in which at least one workload waited
@@ -310,8 +322,8 @@ class GpuOrInstance(Document, frozen=True):
 
     hidden: bool = False  # not selected by --devices; only identity, holders and health are set
     utilization_ratio: Ratio | None = None
-    memory_used_bytes: Amount | None = None
-    memory_total_bytes: Amount | None = None
+    memory_used_bytes: Bytes | None = None
+    memory_total_bytes: Bytes | None = None
     usage: DeviceTotals | None = (
         None  # measured at `usage_at`, while other values are from `taken_at`
     )
@@ -320,38 +332,40 @@ class GpuOrInstance(Document, frozen=True):
     details: Annotated[
         tuple[tuple[Name, LabelTexts, int | float], ...], Meta(max_length=1024)
     ] = ()  # field, labels, value
-    unsupported: tuple[Name, ...] = ()
+    unsupported: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
     xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
     last_xid: Amount | None = None
-    clock_events: dict[
-        Name, tuple[Amount, Amount]
-    ] = {}  # event -> number in the window, number since the start
+    # event -> number in the window, number since the start
+    clock_events: Annotated[dict[Name, tuple[Amount, Amount]], Meta(max_length=256)] = {}
 
 
 class MigInstance(GpuOrInstance, frozen=True, kw_only=True):
-    id: Amount
+    id: Count
     profile: Name = ""
-    uuids: tuple[Name, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
+    # UUIDs of its compute instances, as the kubelet reports them
+    uuids: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
 
 
 class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     """One physical GPU with its MIG instances."""
 
     uuid: Name = ""
-    index: Amount | None = None
+    index: Count | None = None
     model: Name = ""
     pci_bus_id: Name = ""
-    minor: Amount | None = None
+    minor: Count | None = None
     maker: Name = "nvidia"
     mig_enabled: bool = False
-    power_mw: Amount | None = None
-    power_limit_mw: Amount | None = None  # enforced limit; set only by podgpu with NVML
-    temperature_celsius: int | float | None = None
-    throttled_ns: dict[Name, Amount] = {}  # reason -> total time, counted by the driver
+    power_mw: Milliwatts | None = None
+    power_limit_mw: Milliwatts | None = None  # enforced limit; set only by podgpu with NVML
+    temperature_celsius: Celsius | None = None
+    # reason -> total time, counted by the driver
+    throttled_ns: Annotated[dict[Name, Amount], Meta(max_length=64)] = {}
     conditions: Annotated[
         tuple[Condition, ...], Meta(max_length=64)
     ] = ()  # a GPU that is `lost` has no values
-    healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
+    # conditions that were checked and are absent
+    healthy: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     last_holders: Annotated[
         tuple[Workload, ...], Meta(max_length=4096)
     ] = ()  # set only for a lost GPU
@@ -363,12 +377,14 @@ class SourceStatus(Document, frozen=True):
 
     name: Name
     up: bool | None = None  # None if the source was not read; then only the counters are set
-    seconds: float | None = None
+    seconds: Seconds | None = None
     error: Name = ""
     message: Text = ""
     device: Name = ""  # UUID of the GPU, if the source is a single GPU
-    errors: dict[Name, Amount] = {}  # number of failures since the start, by reason
-    unmapped: dict[Name, Amount] = {}  # current number of unmapped assignments, by reason
+    # number of failures since the start, by reason
+    errors: Annotated[dict[Name, Amount], Meta(max_length=256)] = {}
+    # current number of unmapped assignments, by reason
+    unmapped: Annotated[dict[Name, Amount], Meta(max_length=256)] = {}
 
 
 class EntityState(Document, frozen=True):
@@ -402,17 +418,16 @@ class NodeState(Document, frozen=True, kw_only=True):
     version: Name = ""
     node: Name = ""  # if empty, the cluster view uses the exporter's address as the node name
     exporter_id: Name = ""  # random; changes at each start, which resets all counters
-    interval_seconds: float | None = None
-    taken_at: float | None = (
-        None  # end of the last reading of GPU values; None before the first reading
-    )
-    holders_at: float | None = None
-    usage_at: float | None = None
+    interval_seconds: Seconds | None = None
+    # end of the last reading of GPU values; None before the first reading
+    taken_at: UnixTime | None = None
+    holders_at: UnixTime | None = None
+    usage_at: UnixTime | None = None
     stale: bool = False  # True if values are omitted because they were too old
     simulated: bool = False
-    gpus_expected: Amount | None = None  # number of GPUs on the PCI bus
-    gpus_visible: Amount | None = None
-    gpus_lost: Amount | None = None
+    gpus_expected: Count | None = None  # number of GPUs on the PCI bus
+    gpus_visible: Count | None = None
+    gpus_lost: Count | None = None
     devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
     namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
     sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
@@ -420,10 +435,11 @@ class NodeState(Document, frozen=True, kw_only=True):
         tuple[EntityState, ...], Meta(max_length=4096)
     ] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
-    pod_labels: dict[
-        Text, LabelTexts
-    ] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
-    dropped: dict[Name, Amount] = {}  # field -> number of values rejected since the start
+    # namespace/pod -> labels of --kubernetes-enable-pod-labels
+    pod_labels: Annotated[dict[Text, LabelTexts], Meta(max_length=8192)] = {}
+    # DCGM field -> number of values rejected since the exporter's start; after decoding, also
+    # member of `NodeState` -> number of impossible values that the decoder removed
+    dropped: Annotated[dict[Name, Amount], Meta(max_length=1024)] = {}
 
 
 def has_readings(state: NodeState) -> bool:
@@ -433,18 +449,115 @@ def has_readings(state: NodeState) -> bool:
     )
 
 
-_decoder = msgspec.json.Decoder(NodeState)
 encode_node = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(NodeState)
+_MAX_COPIES = 256  # a pod that holds many slices of a GPU is listed once for each slice
+
+
+@cache
+def optional_numbers() -> Mapping[str, Any]:
+    """Returns the numbers that a document may lack, and their types, which have limits."""
+    numbers = {}
+    for shape in (
+        WaitPart,
+        HolderUsage,
+        RunningProcess,
+        Holder,
+        NamespaceUsage,
+        Condition,
+        XidCount,
+        DeviceTotals,
+        MigInstance,
+        DeviceState,
+        SourceStatus,
+        NodeState,
+    ):
+        for member in msgspec.structs.fields(shape):
+            if not member.required and _is_valid(0, member.type):
+                numbers[member.name] = member.type
+    return numbers
 
 
 def decode_node(body: bytes) -> NodeState:
-    """Decodes a NodeState. Raises msgspec.DecodeError if it is invalid or has a newer schema."""
-    state = _decoder.decode(body)
+    """Decodes a NodeState. Raises msgspec.DecodeError if it is invalid or has a newer schema.
+
+    Impossible numbers are removed, see `convert_node`.
+    """
+    try:
+        state = _decoder.decode(body)
+    except msgspec.ValidationError:
+        return convert_node(msgspec.json.decode(body))
+    _check(state)
+    return state
+
+
+def convert_node(document: Any) -> NodeState:
+    """Converts a document of plain objects. Raises msgspec.ValidationError if it is invalid.
+
+    Removes impossible `optional_numbers` and counts them in `NodeState.dropped`.
+    """
+    try:
+        state = msgspec.convert(document, NodeState)
+    except msgspec.ValidationError:
+        dropped: Counter[str] = Counter()
+        _drop_impossible(document, dropped)
+        state = msgspec.convert(document, NodeState)
+        state = msgspec.structs.replace(state, dropped={**state.dropped, **dropped})
+    _check(state)
+    return state
+
+
+def _drop_impossible(value: Any, dropped: Counter[str]) -> None:
+    """Removes impossible numbers from the objects and lists in `value`. Counts them by name."""
+    if isinstance(value, list):
+        for item in value:
+            _drop_impossible(item, dropped)
+    if not isinstance(value, dict):
+        return
+    for name, member in list(value.items()):
+        if name not in optional_numbers():
+            _drop_impossible(member, dropped)
+        elif not _is_valid(member, optional_numbers()[name]):
+            del value[name]
+            dropped[name] += 1
+
+
+def _is_valid(value: object, shape: Any) -> bool:
+    try:
+        msgspec.convert(value, shape)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _check(state: NodeState) -> None:
+    """Raises msgspec.ValidationError for a newer schema, or if two devices have the same name."""
     if state.schema > SCHEMA:
         raise msgspec.ValidationError(
             f"schema {state.schema} is newer than {SCHEMA}, so update this podgpu"
         )
-    return state
+    _check_unique("GPU", [gpu.uuid or gpu.index for gpu in state.devices])
+    for gpu in state.devices:
+        _check_holders(gpu)
+        if gpu.instances:
+            _check_unique("MIG instance", [instance.id for instance in gpu.instances])
+        for instance in gpu.instances:
+            _check_holders(instance)
+
+
+def _check_unique(what: str, ids: list[Any]) -> None:
+    if len(set(ids)) < len(ids):
+        repeated, count = Counter(ids).most_common(1)[0]
+        raise msgspec.ValidationError(f"the {what} {repeated!r} is listed {count} times")
+
+
+def _check_holders(device: GpuOrInstance) -> None:
+    if len(device.holders) <= _MAX_COPIES:
+        return
+    copies = Counter(holder.key for holder in device.holders)
+    key, count = copies.most_common(1)[0]
+    if count > _MAX_COPIES:
+        raise msgspec.ValidationError(f"the holder {key!r} of one device is listed {count} times")
 
 
 # Readings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from podgpu.errors import UsageError
 from podgpu.fleet.prices import Price, Prices, parse_prices, read_prices
 from podgpu.labs.simulate.models import MODELS
+from podgpu.metrics.fields import meaning
 
 H100 = "NVIDIA H100 80GB HBM3"
 WRONG_AMOUNTS = ("-1", ".nan", "free", "[1]", "0x10", "true")
@@ -55,6 +57,17 @@ def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -
         parse_prices(content.encode(), "p.yml")
     assert str(refused.value).startswith("p.yml: ")
     assert complaint in str(refused.value)
+
+
+def test_invented_models_do_not_fill_the_memory() -> None:
+    prices = parse_prices(GOOD.encode(), "p.yml")
+    tracemalloc.start()
+    for number in range(10_000):
+        assert prices.of(f"{number:0256}") == Price(1.0)
+        assert meaning(f"DCGM_FI_{number:0256}") is None
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 5_000_000, "without a limit, 10 MB"
 
 
 def test_prices_that_change_at_a_date() -> None:

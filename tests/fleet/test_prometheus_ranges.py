@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import yaml
 
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
 from podgpu.fleet.state import ClusterState
@@ -150,6 +150,9 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
         )
         spot = [ask(url, by, prices=by_node) for by in ("pod", "namespace")]
         unlabelled = ask(url, "label:app.kubernetes.io/name", start=END - HOUR)
+        by_digit = ask(url, "label:1st", start=END - HOUR)
+        with pytest.raises(UsageError, match="by=label:__name__: pods have no labels"):
+            ask(url, "label:__name__")
     assert msgspec.json.encode(answer) == msgspec.json.encode(again), (
         "two processes give the same answer"
     )
@@ -195,6 +198,7 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
     assert any("no GPU metrics at" in note for note in early.notes)
     assert early.totals.gpu_hours == pytest.approx(16.0, rel=0.005)
     assert any("no pod has the label" in note for note in unlabelled.notes)
+    assert not any("missing" in note for note in by_digit.notes)
 
 
 @both_servers

@@ -331,5 +331,11 @@ SAMPLES = st.lists(
 
 @given(SAMPLES)
 def test_any_samples_are_read(samples: list[ParsedSample]) -> None:
-    for state in node_from_samples(samples, "address"):
+    try:
+        states = node_from_samples(samples, "address")
+    except msgspec.ValidationError as error:
+        if "is listed" not in str(error):  # two GPUs have the same index, or both have none
+            raise
+        return
+    for state in states:
         assert state.node

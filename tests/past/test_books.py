@@ -222,7 +222,7 @@ class Simulation:
         liar = Holder("evil", "liar", "main", source="kubelet", usage=usage)
         gpus = (
             DeviceState(uuid="GPU-evil", index=0, model="NVIDIA H200", holders=(liar, invented)),
-            # DeviceState(uuid="GPU-0", index=1, model="NVIDIA H200", holders=(liar,)),
+            DeviceState(uuid="GPU-0", index=1, model="NVIDIA H200", holders=(liar,)),
         )
         state = NodeState(producer="podgpu", node="zz", exporter_id="evil", devices=gpus)
         return NodeReading("http://evil:9400/metrics", state, read_at=self.monotonic)

@@ -110,7 +110,8 @@ def _make_server(
             own, certificate, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
             updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
         api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
-    cluster = Cluster(make_collector, settings, on_round=store.add_round)
+    cluster = Cluster(make_collector, settings)
+    cluster.readers.append(store.add_round)
     return AutoscaleServer(store, cluster, scaler, api, updater)
 
 

@@ -1,10 +1,8 @@
-"""Chooses one exporter per node and one node per GPU, keeps GPUs that disappeared, and describes
-problems.
-"""
+"""Chooses one exporter per node and one node per GPU, keeps lost GPUs, and describes problems."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,17 +26,18 @@ from podgpu.model import (
     DeviceState,
     MigInstance,
     NodeState,
+    SourceStatus,
     Workload,
     XidCount,
     group_by_key,
     parts_of,
 )
 
-CLOCK_AHEAD, _CLOCK_BEHIND = (
-    5.0,
-    60.0,
-)  # tolerated clock skew, seconds; 60, because late values look like a slow clock
+# Tolerated clock skew in seconds. 60, because late values look like a slow clock.
+CLOCK_AHEAD = 5.0
+_CLOCK_BEHIND = 60.0
 MAX_ALERTS = 200
+_MAX_NODE_ALERTS = 40  # so that one exporter cannot displace the alerts of other nodes
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}
 _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
 
@@ -50,6 +49,12 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     node: str = ""
     uuid: str = ""
+
+
+class ChosenNode(NodeEntry, frozen=True, gc=False):
+    """A node with the owners of GPUs that it took over while their own nodes did not answer."""
+
+    owners: Mapping[str, str] = {}  # UUID -> node
 
 
 class RecordedCondition(Condition, frozen=True):
@@ -65,52 +70,41 @@ def choose_nodes(
     settings: ViewSettings,
     now: float,
 ) -> tuple[list[NodeEntry], list[Alert]]:
-    """Returns one entry per node (with `held` still empty), and alerts about nodes or GPUs with two
-    exporters.
+    """Returns one entry per node, and alerts about nodes or GPUs with two exporters.
 
-    `before`: the nodes of the last round. If a node is no longer reported, its last reading is kept
-    for a while.
+    `held` of the entries is still empty. `before`: the nodes of the last round. If a node is no
+    longer reported, its last reading is kept for a while.
     """
     chooser = _Chooser(readings, before, settings, now)
     copies = chooser.group_by_node()
-    chosen = {name: min(copies[name], key=chooser.rank) for name in sorted(copies)}
+    chosen = {name: min(copies[name], key=chooser.rank_exporter) for name in sorted(copies)}
     hidden, same_gpus = chooser.share_out_gpus(chosen)
+
     nodes = []
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
         if reading.state.devices and not state.devices:
             continue  # other nodes show all its GPUs
-        age = now - reading.read_at
-        nodes.append(
-            NodeEntry(
-                reading,
-                state,
-                age_seconds=max(0.0, age),
-                stale=chooser.is_stale(reading),
-                gone=age > settings.stale_after,
-                notes=tuple(_describe_reading(reading, copies[name], outcomes)),
-                silent=chooser.find_silent(state),
-            )
-        )
+        notes = _describe_reading(reading, copies[name], outcomes)
+        nodes.append(chooser.make_entry(reading, state, notes))
+
     alerts = []
     for name, reading in chosen.items():
-        if others := {copy.target for copy in copies[name] if chooser.is_rival(copy, reading)}:
+        others = {copy.target for copy in copies[name] if chooser.is_rival(copy, reading)}
+        if others:
             alerts.append(_describe_conflict(reading, others, "this node"))
     for name, other in same_gpus:
-        alerts.append(
-            _describe_conflict(
-                chosen[name], {f"{chosen[other].target} (node {other})"}, "the same GPUs"
-            )
-        )
-    alerts += [_describe_silent(node.reading, node.silent) for node in nodes if node.silent]
+        others = {f"{chosen[other].target} (node {other})"}
+        alerts.append(_describe_conflict(chosen[name], others, "the same GPUs"))
+    for node in nodes:
+        if node.silent:
+            alerts.append(_describe_silent(node.reading, node.silent))
     return nodes, alerts
 
 
 @dataclass(frozen=True)
 class _Chooser:
-    """Chooses between several readings of one node, and between several nodes that report one
-    GPU.
-    """
+    """Chooses between several readings of one node, and between several nodes with one GPU."""
 
     readings: Sequence[NodeReading]
     before: Mapping[str, NodeEntry]  # nodes of the last round
@@ -118,17 +112,45 @@ class _Chooser:
     now: float
 
     def group_by_node(self) -> dict[str, list[NodeReading]]:
-        """Groups the readings by node. For nodes that are no longer reported, uses the last
-        readings.
+        """Groups the readings by node.
+
+        For nodes that are no longer reported, uses the last readings.
         """
-        reported = {reading.name for reading in self.readings}
-        missing = (
-            replace(node.reading, listed=False)
-            for node in self.before.values()
-            if node.name not in reported
+        readings = list(self.readings)
+        reported = {reading.name for reading in readings}
+        for name, node in self.before.items():
+            if name not in reported:
+                readings.append(replace(node.reading, listed=False))
+        kept = filter(self._is_kept, readings)
+        return group_by_key((reading.name, reading) for reading in kept)
+
+    def make_entry(self, reading: NodeReading, state: NodeState, notes: Iterable[str]) -> NodeEntry:
+        age = self.now - reading.read_at
+        taken = {}
+        for gpu in state.devices:
+            owner = self.owners.get(gpu.uuid, reading.name)
+            if owner != reading.name:
+                taken[gpu.uuid] = owner
+        return ChosenNode(
+            reading,
+            state,
+            age_seconds=max(0.0, age),
+            stale=self.is_stale(reading),
+            gone=age > self.settings.stale_after,
+            notes=tuple(notes),
+            silent=self._find_silent(state),
+            owners=taken,
         )
-        every = (*self.readings, *missing)
-        return group_by_key((reading.name, reading) for reading in every if self._is_kept(reading))
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """The node of each GPU in the last round, or the node from which it took the GPU."""
+        owners = {}
+        for name, node in self.before.items():
+            taken = node.owners if isinstance(node, ChosenNode) else {}
+            for uuid in _present_gpus(node.state):
+                owners[uuid] = taken.get(uuid, name)
+        return owners
 
     def _is_kept(self, reading: NodeReading) -> bool:
         is_recent = self.now - reading.read_at <= self.settings.drop_after
@@ -139,67 +161,85 @@ class _Chooser:
 
     def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
         """Returns True if `reading` is current and comes from another exporter than `other`."""
+        if reading.target == other.target:
+            return False
         exporter_id = reading.state.exporter_id
-        is_other = reading.target != other.target and (
-            not exporter_id or exporter_id != other.state.exporter_id
-        )
-        return is_other and reading.listed is not False and not self.is_stale(reading)
+        if exporter_id and exporter_id == other.state.exporter_id:
+            return False
+        return reading.listed is not False and not self.is_stale(reading)
 
-    def find_silent(self, state: NodeState) -> NodeReading | None:
-        """If `state` has no holders, returns the last reading of a podgpu that reported them and no
-        longer answers.
+    # Exporters that no longer answer
+
+    def _find_silent(self, state: NodeState) -> NodeReading | None:
+        """Returns the last reading of a podgpu that named the holders and no longer answers.
+
+        Returns None if `state` itself has holders.
         """
         if state.producer == "podgpu" or _has_holders(state):
             return None
-        return next(
-            (self._silent[gpu.uuid] for gpu in state.devices if gpu.uuid in self._silent), None
-        )
+        for gpu in state.devices:
+            if gpu.uuid in self._silent:
+                return self._silent[gpu.uuid]
+        return None
 
     @cached_property
     def _silent(self) -> dict[str, NodeReading]:
-        """The last reading of each podgpu that reported holders and no longer answers, by UUID of
-        its GPUs.
-        """
+        """Readings of podgpus that named holders and no longer answer, by UUID of their GPUs."""
+        unread = [reading for reading in self.readings if self.is_stale(reading)]
         targets = {reading.target for reading in self.readings}
-        earlier = [
-            reading
-            for node in self.before.values()
-            for reading in (node.reading, node.silent)
-            if reading
-        ]
-        gone = (
-            replace(reading, listed=False) for reading in earlier if reading.target not in targets
-        )
-        unread = (*filter(self.is_stale, self.readings), *gone)
-        silent = (
-            old for old in unread if old.state.producer == "podgpu" and _has_holders(old.state)
-        )
-        return {
-            uuid: old for old in silent if self._is_kept(old) for uuid in _present_gpus(old.state)
-        }
+        for node in self.before.values():
+            for reading in (node.reading, node.silent):
+                if reading and reading.target not in targets:
+                    unread.append(replace(reading, listed=False))
 
-    def rank(self, reading: NodeReading, uuid: str = "") -> tuple[object, ...]:
-        """Sort key for the readings of one node or, with `uuid`, of one GPU. The smallest is
-        preferred.
-        """
-        state, shown = reading.state, self.before.get(reading.name)
-        if uuid:
-            was_chosen = shown is not None and uuid in _present_gpus(shown.state)
-        else:
-            was_chosen = shown is not None and shown.reading.target == reading.target
+        silent: dict[str, NodeReading] = {}
+        for reading in unread:
+            is_podgpu = reading.state.producer == "podgpu"
+            if is_podgpu and _has_holders(reading.state) and self._is_kept(reading):
+                silent |= dict.fromkeys(_present_gpus(reading.state), reading)
+        return silent
+
+    # Sort keys: the smallest is preferred
+
+    def rank_exporter(self, reading: NodeReading) -> tuple[object, ...]:
+        """Sort key for the readings of one node."""
+        shown = self.before.get(reading.name)
+        was_chosen = shown is not None and shown.reading.target == reading.target
+        is_kept = was_chosen and bool(reading.state.devices) and _names_holders(reading, shown)
         return (
-            self.is_stale(reading),  # current values first
-            bool(uuid)
-            and uuid not in _present_gpus(state),  # then a node on which the GPU is present
-            reading.listed is False,  # then exporters that are still listed
-            (not _has_holders(state))
-            + (not state.devices),  # then a reading with holders, then one with GPUs
-            not reading.named,  # then a node name that the exporter reports
-            # then the choice of the last round, so that the view does not alternate
-            not was_chosen,
-            state.producer != "podgpu",  # then podgpu, because it reports more
-            (reading.name, reading.target),  # the same choice in every process
+            # current values first, then exporters that are still listed
+            self.is_stale(reading),
+            reading.listed is False,
+            not is_kept,
+            *_rank_content(reading, was_chosen),
         )
+
+    def rank_node(
+        self, reading: NodeReading, uuid: str, conflicts: Collection[str]
+    ) -> tuple[object, ...]:
+        """Sort key for the readings that contain one GPU.
+
+        Any exporter can report any UUID. So the node that had the GPU first keeps it as long as it
+        answers, and gets it back afterwards, except if it never named holders: then podgpu may
+        replace it. Without a last round, the exporter that contradicts fewest others (`conflicts`)
+        is preferred.
+        """
+        shown = self.before.get(reading.name)
+        was_chosen = shown is not None and _has_gpu(shown.state, uuid)
+        names_holders = _names_holders(reading, shown)
+        return (
+            # current values first, then a node on which the GPU is present
+            self.is_stale(reading),
+            not _has_gpu(reading.state, uuid),
+            # then exporters that are still listed
+            reading.listed is False,
+            not (names_holders and self.owners.get(uuid) == reading.name),
+            not (names_holders and was_chosen),
+            len(conflicts),
+            *_rank_content(reading, was_chosen),
+        )
+
+    # GPUs that several nodes report
 
     def share_out_gpus(
         self, chosen: Mapping[str, NodeReading]
@@ -209,22 +249,62 @@ class _Chooser:
         Returns the UUIDs to hide on each node, and pairs of nodes (chosen, other) that both report
         a GPU as present.
         """
-        reported = (
-            (gpu.uuid, name) for name, reading in chosen.items() for gpu in reading.state.devices
-        )
+        claims = _find_claims(chosen)
+        conflicts = _find_conflicts(chosen, claims.values())
         hidden: dict[str, set[str]] = defaultdict(set)
         rivals: dict[tuple[str, str], None] = {}
-        for uuid, names in group_by_key(reported).items():
-            if not uuid or len(names) == 1:
-                continue
-            best, *others = sorted(set(names), key=lambda name: self.rank(chosen[name], uuid))
+        for uuid, names in claims.items():
+            ranks = {}
+            for name in names:
+                reading = chosen[name]
+                ranks[name] = self.rank_node(reading, uuid, conflicts[reading.target])
+            best, *others = sorted(ranks, key=ranks.__getitem__)
             for other in others:
                 hidden[other].add(uuid)
-                if self.is_rival(chosen[other], chosen[best]) and uuid in _present_gpus(
-                    chosen[other].state
-                ):
+                is_present = _has_gpu(chosen[other].state, uuid)
+                if is_present and self.is_rival(chosen[other], chosen[best]):
                     rivals[best, other] = None
         return hidden, list(rivals)
+
+
+def _rank_content(reading: NodeReading, was_chosen: bool) -> tuple[object, ...]:
+    state = reading.state
+    return (
+        # a reading with holders first, then one with GPUs
+        (not _has_holders(state)) + (not state.devices),
+        # then a node name that the exporter reports
+        not reading.named,
+        # then the choice of the last round, so that the view does not alternate
+        not was_chosen,
+        # then podgpu, because it reports more
+        state.producer != "podgpu",
+        # the same choice in every process
+        (reading.name, reading.target),
+    )
+
+
+def _find_claims(chosen: Mapping[str, NodeReading]) -> dict[str, list[str]]:
+    """Returns the UUIDs that several nodes report, with the names of these nodes."""
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for name, reading in chosen.items():
+        for gpu in reading.state.devices:
+            nodes[gpu.uuid].append(name)
+    return {uuid: names for uuid, names in nodes.items() if uuid and len(names) > 1}
+
+
+def _find_conflicts(
+    chosen: Mapping[str, NodeReading], claims: Iterable[Sequence[str]]
+) -> dict[str, set[str]]:
+    """Returns for each exporter the exporters that report one of its GPUs, including itself.
+
+    One exporter may report several nodes: they count once.
+    """
+    conflicts: dict[str, set[str]] = defaultdict(set)
+    for names in claims:
+        targets = {chosen[name].target for name in names}
+        for target in targets:
+            conflicts[target] |= targets
+    return conflicts
 
 
 def _describe_reading(
@@ -233,14 +313,16 @@ def _describe_reading(
     for target in dict.fromkeys(copy.target for copy in copies):
         if target in outcomes and outcomes[target].error:
             yield outcomes[target].text
-    skew = reading.skew_seconds or 0.0
     if reading.listed is False:
         yield (
             f"{reading.target} no longer reports this node: check that the exporter runs and that "
             "podgpu reads it"
         )
+    if reading.state.dropped:
+        yield f"impossible values are ignored: {few_of(sorted(reading.state.dropped))}"
     if reading.state.stale:
         yield "the exporter serves no GPU values, because its last readings are too old"
+    skew = reading.skew_seconds or 0.0
     if skew > CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
     elif skew < -_CLOCK_BEHIND:
@@ -249,9 +331,9 @@ def _describe_reading(
 
 def _describe_conflict(used: NodeReading, others: Collection[str], what: str) -> Alert:
     text = (
-        f"node {used.name}: {used.target} and {few_of(sorted(others))} report {what}: only the "
-        f"figures of {used.target}"
-        " are shown; stop the other exporter, or remove it from the sources of the cluster view"
+        f"node {used.name}: {used.target} and {few_of(sorted(others))} report {what}: "
+        f"only the figures of {used.target} are shown; "
+        "stop the other exporter, or remove it from the sources of the cluster view"
     )
     return Alert("warning", text, used.name)
 
@@ -259,30 +341,42 @@ def _describe_conflict(used: NodeReading, others: Collection[str], what: str) ->
 def _describe_silent(used: NodeReading, silent: NodeReading) -> Alert:
     text = (
         f"node {used.name}: {silent.target} does not answer, and {used.target} does not report "
-        "holders:"
-        " check that podgpu runs on this node"
+        "holders: check that podgpu runs on this node"
     )
     return Alert("warning", text, used.name)
 
 
+def _names_holders(reading: NodeReading, shown: NodeEntry | None) -> bool:
+    """Returns whether the exporter can name holders: it is podgpu, or it named some before."""
+    is_podgpu = reading.state.producer == "podgpu"
+    return is_podgpu or (shown is not None and _has_holders(shown.state))
+
+
 def _has_holders(state: NodeState) -> bool:
-    return any(device.holders for gpu in state.devices for device in (gpu, *gpu.instances))
+    for gpu in state.devices:
+        if gpu.holders or any(instance.holders for instance in gpu.instances):
+            return True
+    return False
 
 
-def _present_gpus(state: NodeState) -> set[str]:
-    return {gpu.uuid for gpu in state.devices if not is_lost(gpu)}
+def _has_gpu(state: NodeState, uuid: str) -> bool:
+    """Returns whether the GPU is present on the node, and not lost."""
+    return any(gpu.uuid == uuid and not is_lost(gpu) for gpu in state.devices)
+
+
+def _present_gpus(state: NodeState) -> list[str]:
+    return [gpu.uuid for gpu in state.devices if not is_lost(gpu)]
 
 
 def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
     if not uuids:
         return state
-    removed = [gpu for gpu in state.devices if gpu.uuid in uuids]
-    workers = {f"gpu{gpu.index}" for gpu in removed}
+    lost = [gpu for gpu in state.devices if gpu.uuid in uuids and is_lost(gpu)]
     return replace(
         state,
         devices=tuple(gpu for gpu in state.devices if gpu.uuid not in uuids),
-        gpus_lost=max(0, (state.gpus_lost or 0) - sum(map(is_lost, removed))),
-        sources=tuple(s for s in state.sources if s.device not in uuids and s.name not in workers),
+        gpus_lost=max(0, (state.gpus_lost or 0) - len(lost)),
+        sources=tuple(source for source in state.sources if source.device not in uuids),
     )
 
 
@@ -292,32 +386,33 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 def add_lost_gpus(
     state: NodeState, earlier: NodeState, reported: Collection[str], wall: float
 ) -> NodeState:
-    """Adds the GPUs of `earlier` that no node reports now, with the condition `lost`. dcgm-exporter
-    omits lost GPUs.
+    """Adds the GPUs of `earlier` that no node reports now, with the condition `lost`.
+
+    dcgm-exporter omits lost GPUs.
     """
-    lost = [
-        _make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported
-    ]
-    if not lost:
+    devices = list(state.devices)
+    for gpu in earlier.devices:
+        if gpu.uuid and gpu.uuid not in reported:
+            devices.append(_make_lost(gpu, wall))
+    if len(devices) == len(state.devices):
         return state
-    devices = sorted(
-        (*state.devices, *lost), key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid)
-    )
+    devices.sort(key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid))
     return replace(state, devices=tuple(devices))
 
 
 def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
-    since = next((c.since for c in gpu.conditions if c.name == LOST), round(wall, 3))
-    holders = [
-        Workload(*parts_of(holder)) for device in (gpu, *gpu.instances) for holder in device.holders
-    ]
+    since = [condition.since for condition in gpu.conditions if condition.name == LOST]
+    holders = list(gpu.holders)
+    for instance in gpu.instances:
+        holders += instance.holders
+    last_holders = tuple(Workload(*parts_of(holder)) for holder in holders)
     return DeviceState(
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
         memory_total_bytes=gpu.memory_total_bytes,
-        conditions=(Condition(LOST, since),),
-        last_holders=gpu.last_holders or tuple(holders),
+        conditions=(Condition(LOST, since[0] if since else round(wall, 3)),),
+        last_holders=gpu.last_holders or last_holders,
         instances=tuple(MigInstance(id=i.id, profile=i.profile) for i in gpu.instances),
     )
 
@@ -327,11 +422,14 @@ def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | No
 
     Returns None if the node is gone and has no other GPU.
     """
-    missing = {
-        gpu.uuid for gpu in node.state.devices if gpu.uuid in uuids and (node.gone or is_lost(gpu))
-    }
+    missing = set()
+    for gpu in node.state.devices:
+        if gpu.uuid in uuids and (node.gone or is_lost(gpu)):
+            missing.add(gpu.uuid)
     state = _remove_gpus(node.state, missing)
-    return None if node.gone and missing and not state.devices else replace(node, state=state)
+    if node.gone and missing and not state.devices:
+        return None
+    return replace(node, state=state)
 
 
 # Alerts, shared by the web pages, `/health` and `top`
@@ -343,77 +441,112 @@ def severity_of(condition: Condition) -> str:
 
 
 def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
-    """Sorts "broken" before "warning" and keeps at most MAX_ALERTS."""
-    ordered = sorted(alerts, key=lambda alert: alert.severity != "broken")
-    if len(ordered) <= MAX_ALERTS:
-        return tuple(ordered)
-    return (
-        *ordered[:MAX_ALERTS],
-        Alert(ordered[MAX_ALERTS].severity, f"and {len(ordered) - MAX_ALERTS} more"),
-    )
+    """Sorts "broken" before "warning". Keeps at most MAX_ALERTS, and _MAX_NODE_ALERTS per node."""
+    shown: list[Alert] = []
+    left_out: list[Alert] = []
+    of_node: Counter[str] = Counter()
+    for alert in sorted(alerts, key=lambda alert: alert.severity != "broken"):
+        of_node[alert.node] += 1
+        if len(shown) < MAX_ALERTS and of_node[alert.node] <= _MAX_NODE_ALERTS:
+            shown.append(alert)
+        else:
+            left_out.append(alert)
+    if left_out:
+        shown.append(Alert(left_out[0].severity, f"and {len(left_out)} more"))
+    return tuple(shown)
 
 
 def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[Alert]:
-    """Yields one alert per condition of a GPU. A node without an answer or a driver gets one alert
-    for all its GPUs.
+    """Yields one alert per condition of a GPU, and alerts about the whole node.
+
+    A node without an answer or a driver gets one alert for all its GPUs.
     """
     broken = [gpu for gpu in state.devices if gpu.conditions and is_shown(gpu)]
-    silent = sum(any(c.name in _NOT_ANSWERING for c in gpu.conditions) for gpu in broken)
-    lost = state.gpus_lost or 0
     if gone:
-        gpus = sum(map(is_shown, state.devices))
-        with_it = f", with its {plural(gpus, 'GPU')}" if gpus else ""
-        yield Alert(
-            "broken", f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}", name
-        )
-    elif lost > silent:
-        verb = "does" if lost - silent == 1 else "do"
-        yield Alert(
-            "broken",
-            f"node {name}: {plural(lost - silent, 'GPU')} on its PCI bus {verb} not answer and "
-            "cannot be identified: "
-            "run nvidia-smi on the node and see dmesg",
-            name,
-        )
-    without_driver = [c for gpu in broken for c in gpu.conditions if c.name == DRIVER_AWAY]
-    if len(without_driver) > 1:
-        says, do = words_for(DRIVER_AWAY, without_driver[0].detail)
-        says = says.replace("for it", f"for its {plural(len(without_driver), 'GPU')}")
-        yield Alert("broken", f"node {name}: {says}: {do}", name)
+        yield _describe_gone(name, state)
+    else:
+        yield from _describe_lost(name, state, broken)
+
+    without_driver: list[Condition] = []
     for gpu in broken:
-        label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+        without_driver += [c for c in gpu.conditions if c.name == DRIVER_AWAY]
+    described = {NODE_GONE}
+    if len(without_driver) > 1:
+        described.add(DRIVER_AWAY)
+        yield _describe_without_driver(name, without_driver)
+    for gpu in broken:
         for condition in gpu.conditions:
-            if condition.name != NODE_GONE and not (
-                condition.name == DRIVER_AWAY and len(without_driver) > 1
-            ):
-                says, do = describe_condition(condition, gpu.xids)
-                text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
-                yield Alert(severity_of(condition), text, name, gpu.uuid)
-    failing = [
-        source.name
-        for source in state.sources
-        if source.up is False
-        and not source.name.removeprefix(
-            "gpu"
-        ).isdecimal()  # failures of gpu0, gpu1… are conditions of these GPUs
-        and not (without_driver and source.name in _DRIVER_SOURCES)
-    ]
-    if failing and not gone:
+            if condition.name not in described:
+                yield _describe_gpu(name, gpu, condition)
+
+    if gone:
+        return
+    ignored = _DRIVER_SOURCES if without_driver else ()
+    failing = []
+    for source in state.sources:
+        # Failures of gpu0, gpu1… are conditions of these GPUs.
+        if source.up is False and not is_gpu_source(source) and source.name not in ignored:
+            failing.append(source.name)
+    if failing:
         text = (
-            f"node {name}: podgpu cannot read {', '.join(failing)}: see the log of podgpu on this "
-            "node"
+            f"node {name}: podgpu cannot read {', '.join(failing)}: "
+            "see the log of podgpu on this node"
         )
         yield Alert("warning", text, name)
 
 
+def _describe_gone(name: str, state: NodeState) -> Alert:
+    gpus = sum(map(is_shown, state.devices))
+    with_it = f", with its {plural(gpus, 'GPU')}" if gpus else ""
+    text = f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}"
+    return Alert("broken", text, name)
+
+
+def _describe_lost(name: str, state: NodeState, broken: Iterable[DeviceState]) -> Iterator[Alert]:
+    """Yields an alert about lost GPUs that are not among the devices of the node."""
+    lost = state.gpus_lost or 0
+    for gpu in broken:
+        lost -= any(condition.name in _NOT_ANSWERING for condition in gpu.conditions)
+    if lost > 0:
+        verb = "does" if lost == 1 else "do"
+        text = (
+            f"node {name}: {plural(lost, 'GPU')} on its PCI bus {verb} not answer and "
+            "cannot be identified: run nvidia-smi on the node and see dmesg"
+        )
+        yield Alert("broken", text, name)
+
+
+def _describe_without_driver(name: str, away: Sequence[Condition]) -> Alert:
+    """Returns one alert for several GPUs. The first one's detail is shown."""
+    spec = conditions()[DRIVER_AWAY]
+    detail = f" ({away[0].detail})" if away[0].detail else ""
+    says = spec.says_many.format(gpus=plural(len(away), "GPU"), detail=detail)
+    return Alert("broken", f"node {name}: {says}: {spec.do}", name)
+
+
+def _describe_gpu(name: str, gpu: DeviceState, condition: Condition) -> Alert:
+    label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+    says, do = describe_condition(condition, gpu.xids)
+    text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
+    return Alert(severity_of(condition), text, name, gpu.uuid)
+
+
+def is_gpu_source(status: SourceStatus) -> bool:
+    """Returns whether the source reads a single GPU: gpu0, gpu1 and so on.
+
+    `SourceStatus.device` is not enough, because the UUID of a GPU that does not answer is unknown.
+    """
+    return bool(status.device) or status.name.removeprefix("gpu").isdecimal()
+
+
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
-    """Returns the problem and the advice. For a condition unknown to this version, returns its name
-    and no advice.
+    """Returns the problem and the advice.
+
+    For a condition unknown to this version, returns its name and no advice.
     """
     if isinstance(condition, RecordedCondition):
         return condition.says, ""
+    if condition.name not in conditions():
+        return condition.name, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
-    is_known = condition.name in conditions()
-    return (
-        words_for(condition.name, condition.detail, repeated) if is_known else (condition.name, "")
-    )
+    return words_for(condition.name, condition.detail, repeated)

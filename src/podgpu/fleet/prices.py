@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Literal
 
@@ -34,6 +34,7 @@ EXAMPLE = "example"
 _EXAMPLE_FILE = "example_prices.yml"
 _OTHERS = "*"
 _MAX_FILE_BYTES = 256 * 1024
+_CACHED_MODELS = 1024  # exporters choose the names of models, so the cache needs a limit
 _Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infinity
 
 
@@ -44,8 +45,9 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _NodePrices(msgspec.Struct, forbid_unknown_fields=True):
-    """Prices of the nodes that have all of `labels`. Models that are not in `models` cost `factor`
-    times as much.
+    """Prices of the nodes that have all of `labels`.
+
+    Models that are not in `models` cost `factor` times as much.
     """
 
     labels: Annotated[dict[str, str], Meta(min_length=1)]
@@ -67,8 +69,9 @@ class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prices:
-    """Prices by model, valid until the first price change. If there are no prices, `currency` is
-    empty.
+    """Prices by model, valid until the first price change.
+
+    If there are no prices, `currency` is empty.
     """
 
     def __init__(
@@ -76,71 +79,76 @@ class Prices:
         currency: str,
         models: Mapping[str, Price],
         source: PriceSource = "file",
-        changes: Sequence[
-            tuple[float, Prices]
-        ] = (),  # Unix time of a price change, all prices after it
-        nodes: Sequence[
-            tuple[Mapping[str, str], Prices]
-        ] = (),  # labels, prices of nodes that have these labels
+        changes: Sequence[tuple[float, Prices]] = (),
+        nodes: Sequence[tuple[Mapping[str, str], Prices]] = (),
     ) -> None:
+        """`changes`: Unix time of each price change, and all prices after it.
+
+        `nodes`: labels, and the prices of nodes that have all of these labels.
+        """
         self.changes = changes
         self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
         self.currency = currency
         self.models = models
         self.source: PriceSource = source if currency else ""
         self._by_name = {_dashed(name): price for name, price in models.items()}
-        self.of: Callable[[str], Price] = cache(self._find)
-        """Returns the price of `<model>` or `<model> MIG <profile>`. A dash in a name matches a
-        space.
+        self.of: Callable[[str], Price] = lru_cache(maxsize=_CACHED_MODELS)(self._find)
+        """Returns the price of `<model>` or `<model> MIG <profile>`.
 
-        A MIG profile that is not in the file costs the GPU's price times its fraction of the
-        compute slices. If prices depend on node labels, returns no price: call `on_node` first.
+        A dash in a name matches a space. A MIG profile that is not in the file costs the GPU's
+        price times its fraction of the compute slices. If prices depend on node labels, returns no
+        price: call `on_node` first.
         """
 
     @property
     def label_names(self) -> list[str]:
         """Names of the node labels on which prices depend, now or after a price change."""
-        every = (
-            rule
-            for prices in (self, *(prices for _, prices in self.changes))
-            for rule in prices.nodes
-        )
-        return sorted({name for labels, _ in every for name in labels})
+        names: set[str] = set()
+        for _, prices in [(0.0, self), *self.changes]:
+            for labels, _ in prices.nodes:
+                names.update(labels)
+        return sorted(names)
 
     def on_node(self, labels: Mapping[str, str] | None) -> Prices:
-        """Returns the prices of a node. If its labels are unknown (None) and prices depend on them,
-        it has no price.
+        """Returns the prices of a node.
+
+        If its labels are unknown (None) and prices depend on them, it has no price.
         """
         if labels is None:
             return self
-        return next(
-            (prices for wanted, prices in self.nodes if wanted.items() <= labels.items()), self
-        )
+        for wanted, prices in self.nodes:
+            if wanted.items() <= labels.items():
+                return prices
+        return self
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
         """Splits the range where prices change. Yields start, end and prices of each period."""
-        starts = [(-math.inf, self), *self.changes]
-        for (first, prices), (last, _) in zip(starts, [*starts[1:], (math.inf, self)], strict=True):
+        first = -math.inf
+        prices = self
+        for last, following in [*self.changes, (math.inf, self)]:
             if first < end and last > start:
                 yield max(first, start), min(last, end), prices
+            first = last
+            prices = following
 
     def at(self, time: float) -> Prices:
-        return next(
-            prices
-            for start, prices in reversed([(-math.inf, self), *self.changes])
-            if start <= time
-        )
+        valid = self
+        for start, prices in self.changes:
+            if start <= time:
+                valid = prices
+        return valid
 
     def _find(self, model: str) -> Price:
         if self.nodes:
             return Price()
-        if (price := self._by_name.get(_dashed(model))) is not None:
+        price = self._by_name.get(_dashed(model))
+        if price is not None:
             return price
         parent, fraction = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
-        return Price(
-            None if whole.gpu_hour is None or fraction is None else whole.gpu_hour * fraction
-        )
+        if whole.gpu_hour is None or fraction is None:
+            return Price()
+        return Price(whole.gpu_hour * fraction)
 
 
 NO_PRICES = Prices("", {})
@@ -158,34 +166,33 @@ def _dashed(model: str) -> str:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError, with the file and the invalid entry in the message."""
-    from podgpu.decode import (
-        decode_yaml,
-    )  # imported here, so that an exporter without prices does not load YAML
+    # imported here, so that an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml
 
     parsed = decode_yaml(content, file, _PriceFile)
+    changes = [_PriceChange(date.min, parsed.models, parsed.nodes)]
+    changes += sorted(parsed.changes, key=lambda change: change.from_)
     models: dict[str, Price] = {}
     nodes: list[_NodePrices] = []
     periods = []
-    for change in (
-        _PriceChange(date.min, parsed.models, parsed.nodes),
-        *sorted(parsed.changes, key=lambda c: c.from_),
-    ):
+    for change in changes:
         models = {**models, **change.models}
         nodes = nodes if change.nodes is None else change.nodes
-        rules = [
-            (one.labels, Prices(parsed.currency, _adapt(models, one), source)) for one in nodes
-        ]
+        rules = []
+        for rule in nodes:
+            rules.append((rule.labels, Prices(parsed.currency, _adapt(models, rule), source)))
         start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
         periods.append((start, Prices(parsed.currency, models, source, nodes=rules)))
-    (_, prices), *prices.changes = periods
+    prices = periods[0][1]
+    prices.changes = periods[1:]
     return prices
 
 
 def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:
-    scaled = {
-        name: Price(price.gpu_hour and price.gpu_hour * to.factor) for name, price in models.items()
-    }
-    return scaled | to.models
+    adapted = {}
+    for name, price in models.items():
+        adapted[name] = Price(price.gpu_hour and price.gpu_hour * to.factor)
+    return adapted | to.models
 
 
 def read_prices(option: str) -> ReadPrices:

@@ -1,5 +1,4 @@
-"""Reads all nodes in rounds, in a thread with its own event loop, and publishes the result of each
-round.
+"""Reads all nodes in rounds, in a thread with its own event loop, and publishes the results.
 
 Rounds start at multiples of --interval, so that the rolling mean equals `avg_over_time` in
 Prometheus. Request handlers read `Cluster.published`. A published object is never modified.
@@ -11,7 +10,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from podgpu.fleet.series import cluster_families, node_families, self_families
 from podgpu.fleet.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
 from podgpu.fleet.view import View, make_view
 from podgpu.metrics.encode import Body, encode, etag_of
-from podgpu.model import group_by_key
 from podgpu.workers import run_loop
 
 LATE_ROUNDS = 3.0
@@ -45,9 +43,7 @@ GpuPresence = Literal["unknown", "present", "missing"]
 
 @dataclass
 class PublishedState:
-    """The results of a round. Metrics and JSON are rendered on the first request and then
-    cached.
-    """
+    """The results of a round. Metrics and JSON are rendered on the first request, then cached."""
 
     state: ClusterState
     rolling: Mapping[Scope, float] = field(default_factory=dict)
@@ -63,9 +59,7 @@ class PublishedState:
 
     @cached_property
     def stale(self) -> Body:
-        """Metrics about podgpu itself, without GPU values. Served if no round has completed for too
-        long.
-        """
+        """Metrics about podgpu itself. Served if no round has completed for too long."""
         return Body(encode(self_families(self.state)))
 
     @cached_property
@@ -80,25 +74,25 @@ class PublishedState:
 
 
 class RollingAverage:
-    """Computes the mean utilisation over --window, for the cluster and each namespace, node and
-    model.
-    """
+    """Computes mean utilisation over --window, for the cluster and each namespace, node, model."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
 
     def add(self, now: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
-        ratios = {
-            scope: mean.mean / settings.full
-            for scope, mean in used.items()
-            if scope.scope in AVERAGED
-        }
+        ratios = {}
+        for scope, mean in used.items():
+            if scope.scope in AVERAGED:
+                ratios[scope] = mean.mean / settings.full
         self._rounds.append((now, ratios))
         while self._rounds[0][0] < now - settings.window + settings.interval / 2:
             self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:
-        values = group_by_key(pair for _, ratios in self._rounds for pair in ratios.items())
+        values: dict[Scope, list[float]] = defaultdict(list)
+        for _, ratios in self._rounds:
+            for scope, ratio in ratios.items():
+                values[scope].append(ratio)
         return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}
 
 
@@ -109,27 +103,20 @@ class Cluster:
         settings: ViewSettings,
         prices: ReadPrices = no_prices,
         clock: Clock | None = None,
-        on_round: Callable[[ClusterState], None] | None = None,
     ) -> None:
-        """`on_round`: called with the state after every round. If it is given, no rolling means are
-        computed.
-        """
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.other_warnings: Callable[[], Sequence[str]] = (
-            tuple  # returns warnings of other components
-        )
+        # returns warnings of other components
+        self.other_warnings: Callable[[], Sequence[str]] = tuple
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
-        self._on_round = on_round
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
-        self._removed_gpus: set[str] = (
-            set()
-        )  # UUIDs of lost GPUs that were removed with `podgpu forget`
+        # UUIDs of lost GPUs that were removed with `podgpu forget`
+        self._removed_gpus: set[str] = set()
         self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _REPEAT_SECONDS)
         self._collector: Collector | None = None
         self._round_at = float("-inf")
@@ -147,35 +134,32 @@ class Cluster:
         self._round_at = self.clock.monotonic()
 
     def _publish(self, reading: ClusterReading) -> None:
-        now, wall = self.clock.monotonic(), self.clock.wall()
+        now = self.clock.monotonic()
         prices, notes = self._prices()
-        notes = (*notes, *self.other_warnings())
         removed = frozenset(self._removed_gpus)
         state = build_cluster_state(
             reading,
             self._previous,
             self.settings,
             now,
-            wall,
+            self.clock.wall(),
             prices=prices,
             removed=removed,
-            notes=notes,
+            notes=(*notes, *self.other_warnings()),
         )
         self._previous = state
-        for reader in self.readers:
-            reader(state)
-        self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
-        if self._on_round is not None:
-            self._on_round(state)
-            self.published = PublishedState(state)
-            return
+        for uuid in removed:
+            if self._look_up(state, uuid) == "present":
+                self._removed_gpus.discard(uuid)
+
         self._rolling.add(now, self.settings, state.used)
         self.published = PublishedState(state, self._rolling.means())
+        for reader in self.readers:
+            reader(state)
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
-        return await asyncio.to_thread(
-            getattr, self.published, name if self.is_on_time else "stale"
-        )
+        shown = name if self.is_on_time else "stale"
+        return await asyncio.to_thread(getattr, self.published, shown)
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests a path from a node's exporter. Raises SourceError."""
@@ -184,16 +168,16 @@ class Cluster:
         return await self._collector.fetch(target, path)
 
     async def _rounds(self) -> None:
-        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        interval = self.settings.interval
         collector = self._make_collector()
         try:
             while True:
                 await self.round(collector)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        self._wake.wait(),
-                        self.settings.interval - self.clock.wall() % self.settings.interval,
-                    )
+                    seconds = interval - self.clock.wall() % interval
+                    await asyncio.wait_for(self._wake.wait(), seconds)
                 self._wake.clear()
         finally:
             await collector.close()
@@ -210,12 +194,15 @@ class Cluster:
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
-        gpus = [
-            (node, gpu) for node in state.nodes for gpu in node.state.devices if gpu.uuid == uuid
-        ]
-        if any(not (node.gone or is_lost(gpu)) for node, gpu in gpus):
-            return "present"
-        return "missing" if gpus else "unknown"
+        presence: GpuPresence = "unknown"
+        for node in state.nodes:
+            for gpu in node.state.devices:
+                if gpu.uuid != uuid:
+                    continue
+                if not node.gone and not is_lost(gpu):
+                    return "present"
+                presence = "missing"
+        return presence
 
     # Start and stop
 
@@ -247,9 +234,8 @@ class Cluster:
 
     @property
     def late_after(self) -> float:
-        return (
-            LATE_ROUNDS * self.settings.interval + 30.0
-        )  # 30 s for the slow first round of a large cluster
+        # 30 s for the slow first round of a large cluster
+        return LATE_ROUNDS * self.settings.interval + 30.0
 
     def reload(self) -> None:
         """Starts a round immediately (SIGHUP)."""
@@ -268,15 +254,22 @@ class Cluster:
 
     def _log_changes(self, state: ClusterState) -> None:
         """Logs targets and nodes that failed or recovered since the last round, and new notes."""
-        faults = {
-            o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error
-        }
-        faults |= {
-            n.name: ("stale", f"{n.name}: stale, no current values") for n in state.nodes if n.stale
-        }
-        described = {outcome.text for outcome in state.outcomes}
-        faults |= {note: ("note", note) for note in state.notes if note not in described}
-        names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}
+        faults: dict[str, tuple[str, str]] = {}  # name -> reason, text
+        names = set()
+        described = set()
+        for outcome in state.outcomes:
+            names.add(outcome.target)
+            described.add(outcome.text)
+            if outcome.error:
+                faults[outcome.target] = (outcome.error, f"{outcome.text}; podgpu will retry")
+        for node in state.nodes:
+            names.add(node.name)
+            if node.stale:
+                faults[node.name] = ("stale", f"{node.name}: stale, no current values")
+        for note in state.notes:
+            if note not in described:
+                faults[note] = ("note", note)
+
         for name, (reason, text) in faults.items():
             if self._faults.fail(name, reason):
                 _log.warning("%s", text)

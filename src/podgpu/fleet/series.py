@@ -1,15 +1,20 @@
-"""Builds the metric families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts,
-costs.
-"""
+"""Builds the metric families of `podgpu cluster`."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from podgpu.fleet.hold import wasteful_since
-from podgpu.fleet.parts import device_model, device_utilization, gpu_id, holders_of, sum_held
+from podgpu.fleet.parts import (
+    HeldPart,
+    device_model,
+    device_utilization,
+    gpu_id,
+    holders_of,
+    sum_held,
+)
 from podgpu.fleet.readings import NodeEntry, duration_text
 from podgpu.fleet.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
@@ -23,78 +28,71 @@ from podgpu.metrics.encode import (
     make_families,
 )
 from podgpu.metrics.labels import holder_names
-from podgpu.model import DeviceState, MigInstance, group_by_key
+from podgpu.model import DeviceState, GpuOrInstance, MigInstance, group_by_key
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
-_MAP_LABELS = (
-    "gpu_id",
-    "gpu_model",
-    "namespace",
-    "node",
-    "pod_name",
-)  # `gpu_id`: the GPU, even of a MIG instance
+# `gpu_id`: the GPU, even of a MIG instance
+_MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 
 
 def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
     """Builds the families of `/metrics`."""
     rows = _map_rows(state)
-    return [
-        *make_families(
-            "seed", {"pod_and_gpu_map_info": [Sample(labels, 1.0) for _, labels in rows]}
-        ),
-        *(_legacy_map_families(rows) if state.settings.legacy_map_metrics else ()),
-        *_used_families(state, rolling),
-        *make_families(
-            "cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}
-        ),
-        *_count_families(state),
-        *_cost_families(state),
-        *make_families("cluster", {"podgpu_device_health": _health_samples(state)}),
-        *self_families(state),
-    ]
+    pod_map = [Sample(labels, 1.0) for _, labels in rows]
+    families = make_families("seed", {"pod_and_gpu_map_info": pod_map})
+    if state.settings.legacy_map_metrics:
+        families += _legacy_map_families(rows)
+    families += _used_families(state, rolling)
+    idle = {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}
+    families += make_families("cluster", idle)
+    families += _count_families(state)
+    families += _cost_families(state)
+    families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
+    families += self_families(state)
+    return families
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """Builds the families of `/metrics/nodes`: one family per node, which contains the pods and
-    GPUs of the node.
+    """Builds the families of `/metrics/nodes`: one per node, with the node's pods and GPUs.
 
     If `metric_name` returns the same name for two nodes, these nodes share a family.
     """
     spec = families_in("seed")["<node>_info"]
-    samples = group_by_key(
-        (metric_name(node), Sample(labels, 1.0)) for node, labels in _map_rows(state)
-    )
+    rows = _map_rows(state)
+    samples = group_by_key((metric_name(node), Sample(labels, 1.0)) for node, labels in rows)
     return [Family(name, spec.type, spec.help, tuple(own)) for name, own in samples.items()]
 
 
 def self_families(state: ClusterState) -> list[Family]:
-    """Builds the families about podgpu itself. They are also served when the GPU values are too
-    old.
+    """Builds the families about podgpu itself.
+
+    They are also served when the GPU values are too old.
     """
     taken_at = state.taken_at or 0.0
-    targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
-    nodes = [(Labels([("node", node.name)]), node) for node in state.nodes]
-    last_seen = [
-        Sample(labels, round(taken_at - (node.age_seconds or 0.0), 3)) for labels, node in nodes
-    ]
-    errors = sorted(state.errors.items())
-    samples = {
+    samples: dict[str, list[Sample]] = {
         "podgpu_cluster_build_info": [Sample(VERSIONS, 1)],
-        "podgpu_cluster_target_up": [
-            Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets
-        ],
-        "podgpu_cluster_target_errors_total": [
-            Sample(_labels(("target", "reason"), key), n) for key, n in errors
-        ],
-        "podgpu_cluster_target_duration_seconds": [
-            Sample(labels, outcome.seconds) for labels, outcome in targets
-        ],
-        "podgpu_cluster_node_up": [
-            Sample(labels, 0 if node.stale else 1) for labels, node in nodes
-        ],
-        "podgpu_cluster_node_last_seen_timestamp_seconds": last_seen,
+        "podgpu_cluster_target_up": [],
+        "podgpu_cluster_target_errors_total": [],
+        "podgpu_cluster_target_duration_seconds": [],
+        "podgpu_cluster_node_up": [],
+        "podgpu_cluster_node_last_seen_timestamp_seconds": [],
         "podgpu_cluster_round_timestamp_seconds": [Sample(NO_LABELS, round(taken_at, 3))],
     }
+
+    def add(name: str, labels: Labels, value: float) -> None:
+        samples[f"podgpu_cluster_{name}"].append(Sample(labels, value))
+
+    for outcome in state.outcomes:
+        labels = Labels([("target", outcome.target)])
+        add("target_up", labels, 0 if outcome.error else 1)
+        add("target_duration_seconds", labels, outcome.seconds)
+    for key, count in sorted(state.errors.items()):
+        add("target_errors_total", _labels(("target", "reason"), key), count)
+    for node in state.nodes:
+        labels = Labels([("node", node.name)])
+        last_seen = round(taken_at - (node.age_seconds or 0.0), 3)
+        add("node_up", labels, 0 if node.stale else 1)
+        add("node_last_seen_timestamp_seconds", labels, last_seen)
     return make_families("cluster", samples)
 
 
@@ -111,18 +109,16 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
 
 
 def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
-    """Returns the node and the labels of each pair of GPU and pod, sorted by node and GPU. Omits
-    jobs and users.
+    """Returns the node and the labels of each pair of GPU and pod, sorted by node and GPU.
+
+    Omits jobs and users.
     """
     rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
-            pods = {
-                (h.namespace, h.pod)
-                for device in (gpu, *gpu.instances)
-                for h in holders_of(gpu, device)
-                if h.pod
-            }
+            pods: set[tuple[str, str]] = set()
+            for device in (gpu, *gpu.instances):
+                pods |= {(h.namespace, h.pod) for h in holders_of(gpu, device) if h.pod}
             for namespace, pod in sorted(pods):
                 rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
     return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
@@ -152,28 +148,30 @@ def metric_name(node: str) -> str:
 
 
 def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
-    full, used = state.settings.full, state.used.get(CLUSTER)
-    scopes = [(_scope_labels(scope), state.used[scope]) for scope in sorted(state.used)]
-    window = ("window", duration_text(state.settings.window))
+    full = state.settings.full
+    used = state.used.get(CLUSTER)
     average = [] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]
+    families = make_families("seed", {"avg_GPU_utilization": average})
+
+    ratios = []
+    counts = []
+    for scope in sorted(state.used):
+        labels = _scope_labels(scope)
+        ratios.append(Sample(labels, state.used[scope].mean / full))
+        counts.append(Sample(labels, state.used[scope].devices))
+    window = ("window", duration_text(state.settings.window))
     means = [Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]
     samples = {
-        "podgpu_used_gpu_utilization_ratio": [
-            Sample(labels, used.mean / full) for labels, used in scopes
-        ],
-        "podgpu_used_gpus": [Sample(labels, used.devices) for labels, used in scopes],
+        "podgpu_used_gpu_utilization_ratio": ratios,
+        "podgpu_used_gpus": counts,
         "podgpu_used_gpu_utilization_average_ratio": means,
     }
-    return [
-        *make_families("seed", {"avg_GPU_utilization": average}),
-        *make_families("cluster", samples),
-    ]
+    return families + make_families("cluster", samples)
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
-    return Labels(
-        (*more, *((name, value) for name, value in zip(Scope._fields, scope, strict=True) if value))
-    )
+    own = zip(Scope._fields, scope, strict=True)
+    return Labels((*more, *(pair for pair in own if pair[1])))
 
 
 # Idle holders
@@ -184,13 +182,16 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     for node in _fresh(state):
         for part in node.held:
             since = wasteful_since(part, state.taken_at, state.settings.idle_after)
-            if since is not None and part.holder.has_labels:
-                labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
-                if part.instance is not None:
-                    labels.append(("gpu_instance", str(part.instance.id)))
-                names = holder_names(part.holder).items()
-                key = (*labels, *((name, text) for name, text in names if text or part.holder.pod))
-                idle_since[key] = min(since, idle_since.get(key, since))
+            if since is None or not part.holder.has_labels:
+                continue
+            labels = list(zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True))
+            if part.instance is not None:
+                labels.append(("gpu_instance", str(part.instance.id)))
+            for name, text in holder_names(part.holder).items():
+                if text or part.holder.pod:
+                    labels.append((name, text))
+            key = tuple(labels)
+            idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
@@ -206,65 +207,75 @@ def _place(
 
 
 def _count_families(state: ClusterState) -> list[Family]:
-    """Counts devices. As on the web page, a device is in use if its utilisation is above 0."""
+    by_node: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    by_model: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     nodes = list(_fresh(state))
-    devices = [
-        (
-            node.name,
-            device_model(gpu, instance),
-            bool(holders_of(gpu, instance or gpu)),
-            device_utilization(instance or gpu),
-        )
-        for node in nodes
-        for gpu in node.gpus
-        for instance in [i for i in gpu.instances if not i.hidden] or (None,)
-    ]
+    for node in nodes:
+        for gpu in node.gpus:
+            devices: list[MigInstance | None] = [i for i in gpu.instances if not i.hidden]
+            for instance in devices or [None]:
+                model = device_model(gpu, instance)
+                counts = _count_device(gpu, instance or gpu)
+                by_node[node.name, model].update(counts)
+                by_model[(model,)].update(counts)
+    samples = _count_samples("node", ("node", "model"), by_node)
+    samples |= _count_samples("model", ("model",), by_model)
+    return make_families("cluster", samples) + _namespace_families(nodes, state)
+
+
+def _count_device(gpu: DeviceState, device: GpuOrInstance) -> dict[str, int]:
+    """Returns 1 for each name of a family that includes the device, 0 for others.
+
+    As on the web page, a device is in use if its utilisation is above 0.
+    """
+    is_held = int(bool(holders_of(gpu, device)))
+    counts = {"gpus": 1, "allocated_gpus": is_held}
+    ratio = device_utilization(device)
+    if ratio is not None:
+        counts["used_gpus"] = int(ratio > 0)
+    counts["free_gpus"] = 1 - is_held
+    return counts
+
+
+def _count_samples(
+    scope: str, names: Sequence[str], groups: Mapping[tuple[str, ...], Counter[str]]
+) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = defaultdict(list)
-    for scope, names in (("node", ("node", "model")), ("model", ("model",))):
-        groups = group_by_key(
-            (tuple(place[-len(names) :]), (is_held, ratio)) for *place, is_held, ratio in devices
-        )
-        for key in sorted(groups):
-            total, held = len(groups[key]), sum(is_held for is_held, _ in groups[key])
-            ratios = [ratio for _, ratio in groups[key] if ratio is not None]
-            used = sum(ratio > 0 for ratio in ratios) if ratios else None
-            for name, count in (
-                ("", total),
-                ("allocated_", held),
-                ("used_", used),
-                ("free_", total - held),
-            ):
-                if count is not None:
-                    samples[f"podgpu_{scope}_{name}gpus"].append(Sample(_labels(names, key), count))
-    return [*make_families("cluster", samples), *_namespace_families(nodes, state)]
+    for key in sorted(groups):
+        labels = _labels(names, key)
+        for name, count in groups[key].items():
+            samples[f"podgpu_{scope}_{name}"].append(Sample(labels, count))
+    return samples
 
 
 def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:
-    at, idle_after = state.taken_at, state.settings.idle_after
-    parts = [
-        part
-        for node in nodes
-        for part in node.held
-        if part.holder.namespace and not (part.instance is None and part.gpu.instances)
-    ]
-    groups = group_by_key(
-        ((p.holder.namespace, device_model(p.gpu, p.instance), p.cluster), p) for p in parts
-    )
-    samples: dict[str, list[Sample]] = {
-        f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")
-    }
+    groups: dict[tuple[str, str, str], list[HeldPart]] = defaultdict(list)
+    for node in nodes:
+        for part in node.held:
+            is_gpu_of_instances = part.instance is None and part.gpu.instances
+            if part.holder.namespace and not is_gpu_of_instances:
+                model = device_model(part.gpu, part.instance)
+                groups[part.holder.namespace, model, part.cluster].append(part)
+
+    allocated = []
+    used = []
+    idle = []
     for key in sorted(groups):
-        labels, sums = (
-            _labels(("namespace", "model", "cluster"), key),
-            sum_held(groups[key], by_device=True),
-        )
-        idle = (
-            part.share for part in groups[key] if wasteful_since(part, at, idle_after) is not None
-        )
-        samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
-        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(sum(idle, 0.0), 9)))
+        labels = _labels(("namespace", "model", "cluster"), key)
+        sums = sum_held(groups[key], by_device=True)
+        long_idle = 0.0
+        for part in groups[key]:
+            if wasteful_since(part, state.taken_at, state.settings.idle_after) is not None:
+                long_idle += part.share
+        allocated.append(Sample(labels, round(sums.allocated, 9)))
+        idle.append(Sample(labels, round(long_idle, 9)))
         if sums.used or sums.idle or not sums.unknown:
-            samples["podgpu_namespace_used_gpus"].append(Sample(labels, round(sums.used, 9)))
+            used.append(Sample(labels, round(sums.used, 9)))
+    samples = {
+        "podgpu_namespace_allocated_gpus": allocated,
+        "podgpu_namespace_used_gpus": used,
+        "podgpu_namespace_idle_gpus": idle,
+    }
     return make_families("cluster", samples)
 
 
@@ -272,37 +283,38 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 
 
 def _cost_families(state: ClusterState) -> list[Family]:
-    parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
-    groups = group_by_key(
-        ((part.holder.namespace, state.prices.currency, part.cluster), part) for part in parts
-    )
-    sums = [
-        (_labels(("namespace", "currency", "cluster"), key), sum_held(groups[key]))
-        for key in sorted(groups)
-    ]
+    groups: dict[tuple[str, str, str], list[HeldPart]] = defaultdict(list)
+    for node in state.nodes:
+        for part in node.held:
+            if part.holder.namespace:
+                groups[part.holder.namespace, state.prices.currency, part.cluster].append(part)
+    costs = []
+    wasted = []
+    for key in sorted(groups):
+        labels = _labels(("namespace", "currency", "cluster"), key)
+        sums = sum_held(groups[key])
+        if sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
+            costs.append(Sample(labels, sums.cost_per_hour))
+            wasted.append(Sample(labels, sums.wasted_per_hour))
     samples = {
-        f"podgpu_namespace_{name}": [
-            Sample(labels, amount)
-            for labels, total in sums
-            if (amount := getattr(total, name)) is not None
-        ]
-        for name in ("cost_per_hour", "wasted_per_hour")
+        "podgpu_namespace_cost_per_hour": costs,
+        "podgpu_namespace_wasted_per_hour": wasted,
     }
     return make_families("cluster", samples)
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
-    """Returns one sample of the condition `node_gone` per GPU. The exporters report all other
-    conditions.
+    """Returns one sample of the condition `node_gone` per GPU.
+
+    The exporters report all other conditions.
     """
-    return [
-        Sample(
-            _labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)),
-            int(node.gone),
-        )
-        for node in state.nodes
-        for gpu in node.gpus
-    ]
+    names = (*_PLACE_LABELS, "condition")
+    samples = []
+    for node in state.nodes:
+        for gpu in node.gpus:
+            labels = _labels(names, (*_place(node, gpu, None), NODE_GONE))
+            samples.append(Sample(labels, int(node.gone)))
+    return samples
 
 
 def _fresh(state: ClusterState) -> Iterator[NodeEntry]:

@@ -6,6 +6,7 @@ existing ones. Fields whose value is unknown are omitted from the JSON.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +16,7 @@ from msgspec.structs import asdict, replace
 from podgpu import __version__
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
-from podgpu.fleet.choose import Alert, describe_condition
+from podgpu.fleet.choose import Alert, describe_condition, is_gpu_source
 from podgpu.fleet.parts import (
     HeldPart,
     HeldSums,
@@ -33,7 +34,7 @@ from podgpu.fleet.parts import (
     sum_held,
 )
 from podgpu.fleet.prices import Prices
-from podgpu.fleet.readings import NodeEntry
+from podgpu.fleet.readings import FleetCounts, NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
 from podgpu.metrics.fields import (
@@ -68,7 +69,8 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NO_USAGE, _NO_TOTALS = HolderUsage(), DeviceTotals()
+_NO_USAGE = HolderUsage()
+_NO_TOTALS = DeviceTotals()
 
 
 class _JsonStruct(msgspec.Struct, omit_defaults=True):
@@ -172,9 +174,8 @@ class View(_JsonStruct, kw_only=True):
     idle_after_seconds: float | None = None
     currency: str = ""
     prices: str = ""
-    paged: bool = (
-        False  # there are too many GPUs to read all; `nodes` has one page of the matching nodes
-    )
+    # there are too many GPUs to read all; `nodes` has one page of the matching nodes
+    paged: bool = False
     found: int | None = None  # number of nodes that match the request
     at: float | None = None  # the past time that was requested
     step_seconds: int | None = None  # values of a past time are means over this time
@@ -246,12 +247,14 @@ class GpuResponse(GpuDetails, kw_only=True):
 def make_view(state: ClusterState) -> View:
     prices = state.prices
     is_cluster = state.scope == "cluster"
+    notes = [alert.text for alert in state.alerts]
+    notes += state.notes
     return View(
         scope=state.scope,
         taken_at=state.taken_at,
         interval_seconds=state.settings.interval,
         simulated=state.simulated,
-        notes=list(dict.fromkeys((*(alert.text for alert in state.alerts), *state.notes))),
+        notes=list(dict.fromkeys(notes)),
         alerts=list(state.alerts),
         used_utilization_ratio=state.used_ratio,
         used_field=state.settings.used_field if is_cluster else "",
@@ -269,79 +272,114 @@ def make_view(state: ClusterState) -> View:
 
 
 def total_of(state: ClusterState) -> Totals:
-    fleet, currency = state.fleet, state.prices.currency
-    if fleet is not None:
-        gpus, broken, power = fleet.gpus, fleet.broken, fleet.power_watts
-        unknown, currency = (0.0, currency) if fleet.has_rule else (fleet.gpus, "")
-    else:
-        every = [(node, gpu) for node in state.nodes for gpu in node.gpus]
-        watts = [
-            gpu.power_mw / 1000
-            for node, gpu in every
-            if gpu.power_mw is not None and not node.stale
-        ]
-        gpus, power = len(every), round(sum(watts), 1) if watts else None
-        broken = sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in every)
-        unknown = round(sum(_unheld_unknown(node, gpu) for node, gpu in every), 4)
-    held = sum_held(_held_parts(state), currency).rounded()
+    if state.fleet is not None:
+        return _total_of_fleet(state, state.fleet)
+    gpus = broken = 0
+    unknown = 0.0
+    watts = []
+    for node in state.nodes:
+        held = _sum_fractions(node)
+        for gpu in node.gpus:
+            gpus += 1
+            broken += any(condition.name != UNALLOCATED for condition in gpu.conditions)
+            unknown += _unheld_unknown(node, gpu, held.get(gpu_id(gpu)))
+            if gpu.power_mw is not None and not node.stale:
+                watts.append(gpu.power_mw / 1000)
+    power = round(sum(watts), 1) if watts else None
+    sums = sum_held(_held_parts(state), state.prices.currency)
+    return _make_totals(sums, gpus, broken, power, round(unknown, 4))
+
+
+def _total_of_fleet(state: ClusterState, fleet: FleetCounts) -> Totals:
+    currency = state.prices.currency
+    unknown = 0.0
+    if not fleet.has_rule:
+        # Neither holders nor costs are known.
+        currency = ""
+        unknown = fleet.gpus
+    sums = sum_held(_held_parts(state), currency)
+    return _make_totals(sums, fleet.gpus, fleet.broken, fleet.power_watts, unknown)
+
+
+def _make_totals(
+    sums: HeldSums, gpus: int, broken: int, power_watts: float | None, unknown: float
+) -> Totals:
+    held = sums.rounded()
     return Totals(
         **asdict(held),
         gpus=gpus,
         free=round(max(0.0, gpus - held.allocated - unknown), 4),
         unheld_unknown=unknown,
         broken=broken,
-        power_watts=power,
+        power_watts=power_watts,
     )
 
 
 def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
-    """Yields the shares of all holders. With fleet totals, yields a used and an idle share per
-    namespace and model.
+    """Yields the shares of all holders.
+
+    With fleet totals, yields a used and an idle share per namespace and model.
     """
     if state.fleet is None:
-        yield from (part for node in state.nodes for part in node.held)
+        for node in state.nodes:
+            yield from node.held
         return
+    prices = state.prices
     for cluster, namespace, model, allocated, idle in state.fleet.held:
-        size, prices = parent_and_fraction(model)[1] or 0.0, state.prices
         price = prices.of(model).gpu_hour if prices.currency and not prices.nodes else None
-        uses: tuple[tuple[Use, float], ...] = ("used", allocated - idle), ("idle", idle)
-        for use, gpus in uses:
-            part = HeldPart(DeviceState(model=model), None, Holder(namespace), size, gpus, use)
-            yield replace(part, price=price, cluster=cluster)
+        used = HeldPart(
+            DeviceState(model=model),
+            None,
+            Holder(namespace),
+            device_size=parent_and_fraction(model)[1] or 0.0,
+            share=allocated - idle,
+            use="used",
+            price=price,
+            cluster=cluster,
+        )
+        yield used
+        yield replace(used, share=idle, use="idle")
 
 
-def _unheld_unknown(node: NodeEntry, gpu: DeviceState) -> float:
-    """Returns the fraction of the GPU without a known holder, if it may be in use. Returns 0 if it
-    is free.
+def _sum_fractions(node: NodeEntry) -> dict[str, float]:
+    """Returns the fraction of each GPU that has a known holder."""
+    fractions: dict[str, float] = defaultdict(float)
+    for part in node.held:
+        fractions[gpu_id(part.gpu)] += part.gpu_fraction
+    return fractions
+
+
+def _unheld_unknown(node: NodeEntry, gpu: DeviceState, held: float | None) -> float:
+    """Returns the fraction of the GPU without a known holder, if it may be in use.
+
+    Returns 0 if it is free. `held`: the fraction with a known holder, None if there is no holder.
     """
-    parts = [part.gpu_fraction for part in node.held if part.gpu is gpu]
-    is_unknown = (
-        node.gone
-        or node.silent
-        or (not parts and may_be_busy(gpu_utilization(gpu), device_memory(gpu)))
-    )
-    return max(0.0, 1.0 - sum(parts)) if is_unknown else 0.0
+    is_unknown = node.gone or node.silent is not None
+    if held is None:
+        is_unknown = is_unknown or may_be_busy(gpu_utilization(gpu), device_memory(gpu))
+    return max(0.0, 1.0 - (held or 0.0)) if is_unknown else 0.0
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     parts = (part for part in _held_parts(state) if part.holder.namespace)
     groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
-    sums = {
-        name: sum_held(group, state.prices.currency).rounded() for name, group in groups.items()
-    }
-    return [
-        NamespaceView(
-            namespace=name,
-            cluster=cluster,
-            allocated_gpus=held.allocated,
-            used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
-            idle_gpus=held.idle,
-            unknown_gpus=held.unknown,
-            cost_per_hour=held.cost_per_hour,
-            wasted_per_hour=held.wasted_per_hour,
+    namespaces = []
+    for (namespace, cluster), group in sorted(groups.items()):
+        held = sum_held(group, state.prices.currency).rounded()
+        is_unknown = bool(held.allocated) and held.unknown == held.allocated
+        namespaces.append(
+            NamespaceView(
+                namespace=namespace,
+                cluster=cluster,
+                allocated_gpus=held.allocated,
+                used_gpus=None if is_unknown else held.used,
+                idle_gpus=held.idle,
+                unknown_gpus=held.unknown,
+                cost_per_hour=held.cost_per_hour,
+                wasted_per_hour=held.wasted_per_hour,
+            )
         )
-        for (name, cluster), held in sorted(sums.items())
-    ]
+    return namespaces
 
 
 def _make_node(node: NodeEntry) -> NodeView:
@@ -360,18 +398,20 @@ def _make_node(node: NodeEntry) -> NodeView:
 
 def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
-    instances = [
-        InstanceView(
-            id=str(instance.id),
-            profile=instance.profile,
-            slices=slices_of_profile(instance.profile),
-            gpu_slices=slices_of_gpu(gpu.model),
-            part=round(fraction, 6),
-            **_device_fields(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
+    instances = []
+    for instance, fraction in divide_gpu(gpu):
+        if instance is None:
+            continue
+        instances.append(
+            InstanceView(
+                id=str(instance.id),
+                profile=instance.profile,
+                slices=slices_of_profile(instance.profile),
+                gpu_slices=slices_of_gpu(gpu.model),
+                part=round(fraction, 6),
+                **_device_fields(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
+            )
         )
-        for instance, fraction in divide_gpu(gpu)
-        if instance is not None
-    ]
     values: dict[str, Any] = {}
     if not gpu.hidden:
         values = _device_fields(gpu, None, held.get(uuid, ()), prices)
@@ -400,10 +440,17 @@ def _device_fields(
 
 
 def _make_holder(part: HeldPart) -> HolderView:
-    holder, usage = part.holder, part.holder.usage or _NO_USAGE
-    power, ratio = part.gpu.power_mw, usage.power_ratio
-    # Rounded down, so that the watts of all holders do not exceed the watts of the GPU.
-    watts = None if power is None or ratio is None else power * ratio // 100 / 10
+    holder = part.holder
+    usage = holder.usage or _NO_USAGE
+    power = part.gpu.power_mw
+    watts = None
+    if power is not None and usage.power_ratio is not None:
+        # Rounded down, so that the watts of all holders do not exceed the watts of the GPU.
+        watts = power * usage.power_ratio // 100 / 10
+    waits_for = []
+    for other in usage.waits_for:
+        rounded = replace(other, seconds=round(other.seconds, 4), ratio=round(other.ratio, 4))
+        waits_for.append(rounded)
     return HolderView(
         *parts_of(holder),
         share_ratio=_rounded(holder.share_ratio),
@@ -415,10 +462,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         idle_seconds=_divided(usage.idle_ns, NS),
         wait_seconds=_divided(usage.wait_ns, NS),
         wait_ratio=_rounded(usage.wait_ratio),
-        waits_for=tuple(
-            replace(p, seconds=round(p.seconds, 4), ratio=round(p.ratio, 4))
-            for p in usage.waits_for
-        ),
+        waits_for=tuple(waits_for),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
@@ -451,24 +495,27 @@ def _divided(value: int | None, by: int) -> float | None:
 def make_pod(
     state: ClusterState, view: View, namespace: str, pod: str, cluster: str | None = None
 ) -> PodResponse | None:
-    """Returns the devices that the pod holds, with all their holders. None if the pod holds no
-    device.
+    """Returns the devices that the pod holds, with all their holders. None if it holds no device.
 
     Without `cluster`, includes the pods of this name in all clusters.
     """
     nodes = []
-    for node in (node for node in view.nodes if cluster in (None, node.cluster)):
-        gpus = [
-            gpu
-            for gpu in (_select_held_by(gpu, namespace, pod) for gpu in node.gpus)
-            if gpu is not None
-        ]
+    for node in view.nodes:
+        if cluster not in (None, node.cluster):
+            continue
+        selected = [_select_held_by(gpu, namespace, pod) for gpu in node.gpus]
+        gpus = [gpu for gpu in selected if gpu is not None]
         if gpus:
             nodes.append(replace(node, gpus=gpus))
     if not nodes:
         return None
-    held = (part for node in state.nodes for part in node.held if cluster in (None, part.cluster))
-    parts = [part for part in held if (part.holder.namespace, part.holder.pod) == (namespace, pod)]
+
+    parts = []
+    for entry in state.nodes:
+        for part in entry.held:
+            is_pod = part.holder.namespace == namespace and part.holder.pod == pod
+            if is_pod and cluster in (None, part.cluster):
+                parts.append(part)
     owners = {part.owner for part in parts if part.owner is not None}
     return PodResponse(
         taken_at=view.taken_at,
@@ -490,11 +537,9 @@ def _select_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
     instances = [instance for instance in gpu.instances if holds(instance)]
     if holds(gpu):
         return replace(gpu, instances=instances)
-    return (
-        GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances)
-        if instances
-        else None
-    )
+    if not instances:
+        return None
+    return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances)
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
@@ -521,59 +566,80 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 def make_details(
     state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None
 ) -> GpuDetails:
-    """Builds the details of a GPU. `more`: DCGM fields that are read only for this response, by
-    id.
+    """Builds the details of a GPU.
+
+    `more`: DCGM fields that are read only for this response, by id.
     """
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
-    values: dict[str, Value] = {"DCGM_FI_DEV_PCI_BUSID": gpu.pci_bus_id} if gpu.pci_bus_id else {}
-    values |= {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
+    values: dict[str, Value] = {}
+    if gpu.pci_bus_id:
+        values["DCGM_FI_DEV_PCI_BUSID"] = gpu.pci_bus_id
+    for number, value in more.items():
+        values[fields()[number].name] = value
+    values |= gpu.fields or {}
     source = next((status.name for status in state.sources if status.up is not None), "")
-    xids = (count for device in (gpu, *gpu.instances) for count in device.xids)
     return GpuDetails(
         fields=_make_fields(values, source, links_up),
-        xids=[
-            XidView(
-                xid=count.xid,
-                says=xid_spec(count.xid).text,
-                class_=xid_spec(count.xid).cause,
-                at=round(count.last_seen, 3),
-                total=count.total,
-            )
-            for count in sorted(xids, key=lambda count: (-count.last_seen, count.xid))
-        ],
-        sources=[
-            SourceView(
-                source=status.name,
-                ok=bool(status.up),
-                error=status.error,
-                message=status.message[:512],
-            )
-            for status in state.sources
-            if _concerns(status, gpu)
-        ],
+        xids=_make_xids(gpu),
+        sources=_make_sources(state, gpu),
         method=gpu.usage.method if gpu.usage else "",
     )
+
+
+def _make_xids(gpu: DeviceState) -> list[XidView]:
+    counts = list(gpu.xids)
+    for instance in gpu.instances:
+        counts += instance.xids
+    counts.sort(key=lambda count: (-count.last_seen, count.xid))
+    views = []
+    for count in counts:
+        spec = xid_spec(count.xid)
+        at = round(count.last_seen, 3)
+        views.append(
+            XidView(xid=count.xid, says=spec.text, class_=spec.cause, at=at, total=count.total)
+        )
+    return views
+
+
+def _make_sources(state: NodeState, gpu: DeviceState) -> list[SourceView]:
+    views = []
+    for status in state.sources:
+        if _concerns(status, gpu):
+            views.append(
+                SourceView(
+                    source=status.name,
+                    ok=bool(status.up),
+                    error=status.error,
+                    message=status.message[:512],
+                )
+            )
+    return views
 
 
 def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
     helps = detail_helps()
     order = {number: place for place, number in enumerate(helps)}
-    known_fields = [
-        (field, value) for name, value in values.items() if (field := field_named(name)) is not None
-    ]
-    rows = []
-    for field, value in sorted(
-        known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)
-    ):
+    known_fields = []
+    for name, value in values.items():
+        field = field_named(name)
+        if field is not None:
+            known_fields.append((field, value))
+    known_fields.sort(key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id))
+
+    views = []
+    for field, value in known_fields:
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
-        rows.append((field.name, helps.get(field.id, ""), field.unit, value))
+        text = helps.get(field.id, "")
+        views.append(
+            FieldView(name=field.name, help=text, unit=field.unit, value=value, source=source)
+        )
     if links_up is not None:
-        rows.append(("nvlinks_up", "NVLinks that are up.", "links", links_up))
-    return [
-        FieldView(name=name, help=text, unit=unit, value=value, source=source)
-        for name, text, unit, value in rows
-    ]
+        text = "NVLinks that are up."
+        views.append(
+            FieldView(name="nvlinks_up", help=text, unit="links", value=links_up, source=source)
+        )
+    return views
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
@@ -582,8 +648,7 @@ def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
         return False
     if status.device:
         return status.device == gpu.uuid
-    is_worker = status.name.startswith("gpu") and status.name[3:].isdecimal()
-    return not is_worker or status.name == f"gpu{gpu.index}"
+    return not is_gpu_source(status) or status.name == f"gpu{gpu.index}"
 
 
 # Decoding

@@ -29,8 +29,8 @@ from podgpu.metrics.fields import (
 )
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.metrics.values import device_figures, gpu_figures
-from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
+from podgpu.metrics.values import device_figures, gpu_figures, is_within_unit
+from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, convert_node, device_key
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
@@ -207,7 +207,7 @@ class _NodeBuilder:
         found = self._find_device(sample.labels)
         value = rule.value(sample.value)
         limit = DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
-        if found is None or not 0 <= value < limit:
+        if found is None or not 0 <= value < limit or not is_within_unit(rule.field, value):
             return
 
         gpu, device, holder = found
@@ -344,7 +344,7 @@ class _NodeBuilder:
             "namespaces": namespaces,
             "sources": sources,
         }
-        return msgspec.convert(document, NodeState)
+        return convert_node(document)
 
 
 def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workload | None:

@@ -43,6 +43,7 @@ class ConditionSpec:
     name: str
     severity: str  # `broken` or `warning`
     says: str
+    says_many: str  # of several GPUs of a node, if it has a text of its own
     do: str
 
 

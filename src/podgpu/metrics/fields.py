@@ -19,7 +19,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from sys import intern
 from typing import Literal, NamedTuple
 
@@ -304,7 +304,7 @@ class Meaning(NamedTuple):
         return printed if self.factor == 1.0 else round(printed / self.factor, DECIMALS)
 
 
-@cache
+@lru_cache(maxsize=8192)  # exporters choose the names of labels, so the cache needs a limit
 def meaning(name: str) -> Meaning | None:
     """Returns the meaning of a metric name of any dcgm-exporter version, or None if unknown."""
     field = field_named(name)

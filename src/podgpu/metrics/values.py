@@ -202,10 +202,16 @@ def within_unit(field: Field, number: int | float) -> int | float:
 
     Ratios slightly above 1 become 1.
     """
-    least, most = _LIMITS.get(field.unit, (-math.inf, math.inf))
-    if not least <= number <= most:
+    if not is_within_unit(field, number):
         raise Blank(f"{number} {field.unit}")
-    return min(number, 1.0) if most == _MAX_RATIO else number
+    is_ratio = _LIMITS.get(field.unit) == (0.0, _MAX_RATIO)
+    return min(number, 1.0) if is_ratio else number
+
+
+def is_within_unit(field: Field, number: int | float) -> bool:
+    """Returns whether the number is possible in the field's unit."""
+    least, most = _LIMITS.get(field.unit, (-math.inf, math.inf))
+    return least <= number <= most
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:

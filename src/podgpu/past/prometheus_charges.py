@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from podgpu.charge import UNALLOCATED, Charge, HeldTime, UsageAccount, charge, charge_rest
-from podgpu.errors import SourceError, utc_text
+from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.prices import Prices, ReadPrices
 from podgpu.fleet.read.prometheus import (
     RULE_LABELS,
@@ -68,7 +68,9 @@ _COUNTERS = {
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (
-    *(name for field in (TEMPERATURE, UTIL, ENGINE) for name in names_of(field)),
+    *names_of(TEMPERATURE),
+    *names_of(UTIL),
+    *names_of(ENGINE),
     "podgpu_device_energy_joules_total",
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
@@ -77,8 +79,9 @@ Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
 class _HolderKey(NamedTuple):
-    """Identifies a holder and its GPU or MIG instance. With a recording rule, `gpu` is the model,
-    not a UUID.
+    """Identifies a holder and its GPU or MIG instance.
+
+    With a recording rule, `gpu` is the model, not a UUID.
     """
 
     cluster: str
@@ -98,23 +101,26 @@ class PrometheusRanges:
     def __init__(
         self, server: PrometheusServer, prices: ReadPrices, read_state: Callable[[], ClusterState]
     ) -> None:
-        """`read_state`: returns the cluster state. Its owners are used if kube-state-metrics does
-        not report a pod.
+        """`read_state`: returns the cluster state.
+
+        Its owners are used if kube-state-metrics does not report a pod.
         """
         self._server = replace(server, timeout=_TIMEOUT)
         self._prices = prices
         self._read_state = read_state
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
+        """Raises UsageError for a label that pods cannot have, and SourceError."""
+        if query.label.startswith("__"):
+            raise UsageError(f"by=label:{query.label[:60]}: pods have no labels of this kind")
         async with aclosing(PrometheusClient(self._server)) as client:
             now = await client.query_time()
             start, end = query.bounds(now)
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
-            reader = _RangeReader(
-                client, self._server, query, self._prices()[0], self._read_state()
-            )
+            prices = self._prices()[0]
+            reader = _RangeReader(client, self._server, query, prices, self._read_state())
             return await reader.read(start, end, step, now // FINE * FINE)
 
 
@@ -129,21 +135,33 @@ class _RangeReader:
     rule: str = ""
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
-        """Adds a note for each failed query. Raises SourceError if the allocated hours cannot be
-        read.
+        """Adds a note for each failed query.
+
+        Raises SourceError if the allocated hours cannot be read.
         """
-        rule = self.rule = await self._find_rule(start, end)
+        self.rule = await self._find_rule(start, end)
         usage: list[Charge] = []
         for first, last, prices in self.prices.periods(start, end):
-            if rule:
+            if self.rule:
                 function = f"sum_over_time({{}}[{round((last - first) * 1000) - 1}ms])"
-                found = await self._read_rule(rule, function, last)
+                vectors = await self._read_rule(self.rule, function, last)
             else:
-                found = await self._read_counters(first, last, step)
-            usage += await self._make_usage(found, first, last, prices)
-        if rule and not any(one.account.methods for one in usage):
+                vectors = await self._read_counters(first, last, step)
+            usage += await self._make_usage(vectors, first, last, prices)
+
+        await self._describe_gaps(usage, start, step)
+        current = {} if self.query.end is not None else await self._read_now(usage, now)
+        answer = make_range(self.query, (start, end), usage, self.prices.at(end), current)
+        answer.simulated = self.state.simulated
+        answer.source = self.rule or "counters"
+        answer.notes[:0] = dict.fromkeys(self.notes + self.client.notes)
+        return answer
+
+    async def _describe_gaps(self, usage: Sequence[Charge], start: float, step: int) -> None:
+        """Adds notes about what the answer does not include."""
+        if self.rule and not any(one.account.methods for one in usage):
             self.notes.append(
-                f"missing: methods of usage: {rule} was recorded by rules of an older version"
+                f"missing: methods of usage: {self.rule} was recorded by rules of an older version"
             )
         if not await self._may_have_gpus(start + step):
             self.notes.append(
@@ -152,17 +170,11 @@ class _RangeReader:
         if not any(any(one.account) for one in usage):
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
         self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
-        if rule and self.prices.label_names:
+        if self.rule and self.prices.label_names:
             self.notes.append(
-                "the cost is unknown: prices depend on node labels, but there are too many "
-                "GPUs "
-                "to read their nodes"
+                "the cost is unknown: prices depend on node labels, "
+                "but there are too many GPUs to read their nodes"
             )
-        current = {} if self.query.end is not None else await self._read_now(usage, now)
-        answer = make_range(self.query, (start, end), usage, self.prices.at(end), current)
-        answer.simulated, answer.source = self.state.simulated, rule or "counters"
-        answer.notes[:0] = dict.fromkeys((*self.notes, *self.client.notes))
-        return answer
 
     async def _ask(self, what: str, query: str, at: float) -> list[ParsedSample]:
         try:
@@ -170,30 +182,28 @@ class _RangeReader:
         except SourceError as error:
             if what == "allocated":
                 raise
-            what = "methods of usage" if what == "method" else what.replace("_", " ")
-            self.notes.append(f"missing: {what}: {error}")
+            name = "methods of usage" if what == "method" else what.replace("_", " ")
+            self.notes.append(f"missing: {name}: {error}")
             return []
 
     # Queries
 
     async def _find_rule(self, start: float, end: float) -> str:
-        """Returns the coarsest recording rule that covers all GPU metrics in the range, or "" if
-        there is none.
+        """Returns the coarsest recording rule that covers the range, or "" if there is none.
 
-        Rules do not contain nodes. With prices by node label, a rule is used only if there are too
-        many GPUs to read.
+        A rule must cover all GPU metrics. Rules do not contain nodes. With prices by node label, a
+        rule is used only if there are too many GPUs to read.
         """
         is_by_node = self.prices.label_names and self.state.fleet is None
         if self.query.by not in ("owner", "namespace") or is_by_node:
             return ""
+        length = end - start
         for name, seconds in _RULES.items():
-            length = end - start
             if length < _MIN_SAMPLES * seconds:
                 continue
             series = select((name,), 'kind="gpu_seconds"', self.server.match)
-            counts = await self._ask(
-                "recording rules", f"max(count_over_time({series}[{round(length)}s]))", end
-            )
+            query = f"max(count_over_time({series}[{round(length)}s]))"
+            counts = await self._ask("recording rules", query, end)
             covered = sum(count.value for count in counts) * seconds
             if covered >= 0.99 * length:
                 return name
@@ -203,10 +213,9 @@ class _RangeReader:
 
     async def _may_have_gpus(self, at: float) -> bool:
         """Returns True if the server has GPU metrics at this time, or if the query fails."""
+        query = f"group({select(_GPU_NAMES, self.server.match)})"
         try:
-            return bool(
-                await self.client.query(f"group({select(_GPU_NAMES, self.server.match)})", at)
-            )
+            return bool(await self.client.query(query, at))
         except SourceError as error:
             self.notes.append(f"missing: GPUs at {utc_text(at)}: {error}")
             return True
@@ -219,52 +228,60 @@ class _RangeReader:
         return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
-        length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
+        match = self.server.match
         cluster = self.server.cluster_label
-        gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, self.server.match)})"
-        queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
-        shares = select(("podgpu_allocation_share_ratio",), self.server.match)
-        methods = select(("podgpu_device_usage_method",), self.server.match)
-        window, device_keys = (
-            f"{round(end - start)}s",
-            by(cluster, *UUID_LABELS, "GPU_I_ID", "method"),
-        )
-        queries["shares"] = f"avg {by(cluster, *_HOLDER_KEYS)} (avg_over_time({shares}[{window}]))"
-        queries["method"] = f"group {device_keys} (last_over_time({methods}[{window}]))"
-        keys = (*MODEL_LABELS, *(UUID_LABELS if self.prices.label_names else ()))
-        queries["gpu_seconds"] = (
-            f"{step} * sum {by(cluster, *keys)} (count_over_time(({gpus})[{length}ms:{step}s]))"
-        )
-        results = await asyncio.gather(
-            *(self._ask(kind, query, end) for kind, query in queries.items())
-        )
+        window = f"{round(end - start)}s"
+        queries = {kind: self._increase(name, window) for kind, name in _COUNTERS.items()}
+
+        shares = f"avg_over_time({select(('podgpu_allocation_share_ratio',), match)}[{window}])"
+        queries["shares"] = f"avg {by(cluster, *_HOLDER_KEYS)} ({shares})"
+        methods = f"last_over_time({select(('podgpu_device_usage_method',), match)}[{window}])"
+        device_keys = by(cluster, *UUID_LABELS, "GPU_I_ID", "method")
+        queries["method"] = f"group {device_keys} ({methods})"
+
+        length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
+        gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, match)})"
+        counts = f"count_over_time(({gpus})[{length}ms:{step}s])"
+        keys = [cluster, *MODEL_LABELS]
+        if self.prices.label_names:
+            keys += UUID_LABELS
+        queries["gpu_seconds"] = f"{step} * sum {by(*keys)} ({counts})"
+
+        asked = [self._ask(kind, query, end) for kind, query in queries.items()]
+        results = await asyncio.gather(*asked)
         return dict(zip(queries, results, strict=True))
 
-    def _increase(self, name: str, seconds: float) -> str:
-        """Returns a query for a counter's increase. `max` merges the series of an HA pair, `sum`
-        those of exporters.
+    def _increase(self, name: str, window: str) -> str:
+        """Returns a query for a counter's increase.
+
+        `max` merges the series of an HA pair, `sum` those of exporters.
         """
-        increase = f"increase({select((name,), self.server.match)}[{round(seconds)}s])"
+        increase = f"increase({select((name,), self.server.match)}[{window}])"
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
     async def _read_now(self, usage: Sequence[Charge], end: float) -> dict[RowName, dict[str, Any]]:
-        """Returns the current values of rows. With a recording rule, these are means of the last 5
-        minutes.
+        """Returns the current values of rows.
+
+        With a recording rule, these are means of the last 5 minutes.
         """
         if not self.rule:
             return group_now(self.state, usage, self.query) if self.state.nodes else {}
-        recorded = await self._read_rule(USAGE_RULE, f"last_over_time({{}}[{2 * COARSE}s])", end)
-        found = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
-        usage = await self._make_usage(found, end - COARSE, end, self.prices.at(end))
-        groups = group_by_key((name_row(one, self.query), one) for one in usage)
+        function = f"last_over_time({{}}[{2 * COARSE}s])"
+        recorded = await self._read_rule(USAGE_RULE, function, end)
+        held = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
+        usage = await self._make_usage(held, end - COARSE, end, self.prices.at(end))
         rows = {}
+        groups = group_by_key((name_row(one, self.query), one) for one in usage)
         for name, group in groups.items():
-            amounts, is_priced = sum_usage(group), any(one.currency for one in group)
+            amounts = sum_usage(group)
+            cost = None
+            if any(one.currency for one in group):
+                cost = round(amounts.cost * HOUR / COARSE, 2)
             rows[name] = {
                 "gpus": round(amounts.allocated_seconds / COARSE, 2),
                 "idle_gpus": round(amounts.idle_seconds / COARSE, 2),
-                "cost_per_hour": round(amounts.cost * HOUR / COARSE, 2) if is_priced else None,
+                "cost_per_hour": cost,
             }
         return rows
 
@@ -273,100 +290,103 @@ class _RangeReader:
     async def _read_accounts(
         self, keys: Sequence[_HolderKey], methods: Iterable[ParsedSample], start: float, end: float
     ) -> dict[_HolderKey, UsageAccount]:
-        """Returns the account of each holder, with its owner, the requested label and the methods
-        of measurement.
-        """
+        """Returns the account of each holder, with owner, requested label and methods."""
         window = f"{round(end - start)}s"
         labels = await self._read_labels(self.query.label, window, end) if self.query.label else {}
-        owners: dict[tuple[str, PodName], WorkloadOwner] = {}
-        if self.query.by in ("pod", "owner"):
-            pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
-            for cluster, names in pods.items():
-                try:
-                    reader = PodOwners(
-                        self.client, self.server.match, self.server.cluster_label, cluster
-                    )
-                    known = await reader.read(sorted(set(names)), window, end)
-                except SourceError as error:
-                    self.notes.append(f"missing: owners of pods: {error}")
-                else:
-                    owners |= {(cluster, pod): owner for pod, owner in known.items()}
-        others = (
-            {} if self.rule else self.state.owners
-        )  # recording rules know only owners from kube-state-metrics
-        methods_of: dict[tuple[Any, ...], set[str]] = defaultdict(
-            set
-        )  # by holder or, without a rule, by device
-        for found in (sample.labels for sample in methods):
-            device = (
-                found.get(self.server.cluster_label, ""),
-                read_gpu_id(found),
-                found.get("GPU_I_ID", ""),
-            )
-            methods_of[self._read_key(found) or device].add(found.get("method", ""))
+        owners = await self._read_owners(keys, window, end)
+        methods_of = self._group_methods(methods)
         accounts = {}
         for key in keys:
-            workload, pod = key.workload, (key.cluster, key.pod)
-            ids = (
-                ("", "", "")
-                if workload.pod
-                else (workload.job, workload.uid, workload.container_id)
-            )
-            owner = key.owner or owners.get(pod) or others.get(key.pod) or WorkloadOwner("", "")
-            used = " ".join(sorted(methods_of[key if self.rule else key[:3]]))
+            workload = key.workload
+            pod = key.cluster, key.pod
+            ids = (workload.job, workload.uid, workload.container_id)
+            if workload.pod:
+                ids = ("", "", "")
+            owner = key.owner or owners.get(pod)
+            if owner is None and not self.rule:
+                # Recording rules know only owners from kube-state-metrics.
+                owner = self.state.owners.get(key.pod)
+            owner = owner or WorkloadOwner("", "")
+            used = " ".join(sorted(methods_of.get(key if self.rule else key[:3], ())))
             accounts[key] = UsageAccount(
                 *key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), used
             )
         return accounts
 
+    async def _read_owners(
+        self, keys: Iterable[_HolderKey], window: str, end: float
+    ) -> dict[tuple[str, PodName], WorkloadOwner]:
+        """Returns the owners of pods by cluster and pod, if the query needs them."""
+        if self.query.by not in ("pod", "owner"):
+            return {}
+        owners: dict[tuple[str, PodName], WorkloadOwner] = {}
+        pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
+        for cluster, names in pods.items():
+            label = self.server.cluster_label
+            reader = PodOwners(self.client, self.server.match, label, cluster)
+            try:
+                known = await reader.read(sorted(set(names)), window, end)
+            except SourceError as error:
+                self.notes.append(f"missing: owners of pods: {error}")
+                continue
+            for pod, owner in known.items():
+                owners[cluster, pod] = owner
+        return owners
+
+    def _group_methods(self, samples: Iterable[ParsedSample]) -> dict[tuple[Any, ...], set[str]]:
+        """Groups the methods of measurement by holder or, without a rule, by device."""
+        methods: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+        for sample in samples:
+            labels = sample.labels
+            cluster = labels.get(self.server.cluster_label, "")
+            device = cluster, read_gpu_id(labels), labels.get("GPU_I_ID", "")
+            methods[self._read_key(labels) or device].add(labels.get("method", ""))
+        return methods
+
     async def _read_labels(
         self, name: str, window: str, end: float
     ) -> dict[tuple[str, PodName], str]:
-        """Returns the label `name` of each pod as a JSON object, from kube-state-metrics or the
-        exporters' series.
+        """Returns the label `name` of each pod as a JSON object.
+
+        Reads kube-state-metrics or the exporters' series.
         """
-        found: dict[tuple[str, PodName], str] = {}
-        for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
-            matcher = f'{label}!=""'
-            series = f"last_over_time({select(names, matcher, self.server.match)}[{window}])"
-            query = f"group {by(self.server.cluster_label, *WORKLOAD_LABELS, label)} ({series})"
+        cluster = self.server.cluster_label
+        values: dict[tuple[str, PodName], str] = {}
+        places: list[tuple[Sequence[str], str]] = [(("kube_pod_labels",), f"label_{name}")]
+        if not name[0].isdecimal():  # otherwise it is no label name in Prometheus
+            places.insert(0, (_GPU_NAMES, name))
+        for names, label in places:
+            selector = select(names, f'{label}!=""', self.server.match)
+            keys = by(cluster, *WORKLOAD_LABELS, label)
+            query = f"group {keys} (last_over_time({selector}[{window}]))"
             for sample in await self._ask(f"label {label}", query, end):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
-                    key = sample.labels.get(self.server.cluster_label, ""), (pod.namespace, pod.pod)
-                    found[key] = json.dumps({name: sample.labels[label]})
-        return found
+                    key = sample.labels.get(cluster, ""), (pod.namespace, pod.pod)
+                    values[key] = json.dumps({name: sample.labels[label]})
+        return values
 
     # Usage
 
     async def _make_usage(
-        self, found: Vectors, start: float, end: float, prices: Prices
+        self, vectors: Vectors, start: float, end: float, prices: Prices
     ) -> list[Charge]:
-        billed = {
-            key: sample
-            for sample in found.get("allocated", ())
-            if (key := self._read_key(sample.labels)) is not None
-        }
-        accounts = await self._read_accounts(list(billed), found.get("method", ()), start, end)
+        billed: dict[_HolderKey, ParsedSample] = {}
+        for sample in vectors.get("allocated", ()):
+            key = self._read_key(sample.labels)
+            if key is not None:
+                billed[key] = sample
+        accounts = await self._read_accounts(list(billed), vectors.get("method", ()), start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
-        seconds: dict[tuple[str, str, Prices], float] = defaultdict(
-            float
-        )  # unallocated, after subtraction below
-        joules: dict[tuple[str, str, Prices], float] = defaultdict(float)
-        for sums, kind in ((seconds, "gpu_seconds"), (joules, "unattributed_energy")):
-            for sample in found.get(kind, ()):
-                cluster = sample.labels.get(self.server.cluster_label, "")
-                own = gpu_prices.get((cluster, read_gpu_id(sample.labels)), prices)
-                sums[cluster, first_label(sample.labels, MODEL_LABELS), own] += sample.value
-        amounts_of = {
-            kind: self._add_by_key(found.get(kind, ())) for kind in (*_COUNTERS, "shares")
-        }
+        seconds = self._add_by_model(vectors.get("gpu_seconds", ()), prices, gpu_prices)
+        joules = self._add_by_model(vectors.get("unattributed_energy", ()), prices, gpu_prices)
+        kinds = (*_COUNTERS, "shares")
+        amounts_of = {kind: self._add_by_key(vectors.get(kind, ())) for kind in kinds}
+
         usage = []
         for key, sample in billed.items():
-            model, profile = (
-                first_label(sample.labels, MODEL_LABELS),
-                sample.labels.get("GPU_I_PROFILE", ""),
-            )
+            model = first_label(sample.labels, MODEL_LABELS)
+            profile = sample.labels.get("GPU_I_PROFILE", "")
             name = billed_name(model, profile) if profile else model
             own = gpu_prices.get((key.cluster, key.gpu), prices)
             price = own.of(name).gpu_hour
@@ -378,11 +398,12 @@ class _RangeReader:
             )
             if (key.cluster, model, own) in seconds:
                 seconds[key.cluster, model, own] -= amounts.allocated_seconds
-        for (cluster, model, own), left in seconds.items():
+
+        for group, left in seconds.items():
+            cluster, model, own = group
             price = own.of(model).gpu_hour
-            amounts = charge_rest(left, 1.0, 0.0, price)._replace(
-                energy_joules=joules[cluster, model, own]
-            )
+            amounts = charge_rest(left, 1.0, 0.0, price)
+            amounts = amounts._replace(energy_joules=joules.get(group, 0.0))
             currency = "" if price is None else prices.currency
             usage.append(Charge(UNALLOCATED, amounts=amounts, currency=currency, cluster=cluster))
         return sorted(usage)  # makes rounding independent of the order of query results
@@ -390,26 +411,47 @@ class _RangeReader:
     async def _read_gpu_prices(
         self, prices: Prices, start: float, end: float
     ) -> dict[tuple[str, str], Prices]:
-        """Returns prices by cluster and GPU, if they depend on node labels. Omits GPUs whose nodes
-        differ in price.
+        """Returns prices by cluster and GPU, if they depend on node labels.
+
+        Omits GPUs whose nodes differ in price.
         """
         if not prices.nodes or self.rule:
             return {}
-        window, nodes = f"{round(end - start)}s", self.server.node_labels
+        window = f"{round(end - start)}s"
+        node_labels = self.server.node_labels
+        cluster_label = self.server.cluster_label
         ask = partial(self._ask, at=end)
         known = await read_node_labels(ask, self.server, prices.label_names, window)
         series = f"last_over_time({select(_GPU_NAMES, self.server.match)}[{window}])"
-        query = f"group {by(self.server.cluster_label, *UUID_LABELS, *nodes)} ({series})"
-        found: dict[tuple[str, str], set[Prices]] = defaultdict(set)
-        for labels in (sample.labels for sample in await ask("nodes of GPUs", query)):
-            cluster, node = labels.get(self.server.cluster_label, ""), first_label(labels, nodes)
-            found[cluster, read_gpu_id(labels)].add(prices.on_node(known.get((cluster, node))))
-        return {gpu: own.pop() for gpu, own in found.items() if len(own) == 1}
+        query = f"group {by(cluster_label, *UUID_LABELS, *node_labels)} ({series})"
+        variants: dict[tuple[str, str], set[Prices]] = defaultdict(set)
+        for sample in await ask("nodes of GPUs", query):
+            cluster = sample.labels.get(cluster_label, "")
+            node = first_label(sample.labels, node_labels)
+            own = prices.on_node(known.get((cluster, node)))
+            variants[cluster, read_gpu_id(sample.labels)].add(own)
+        return {gpu: every.pop() for gpu, every in variants.items() if len(every) == 1}
+
+    def _add_by_model(
+        self,
+        samples: Iterable[ParsedSample],
+        prices: Prices,
+        gpu_prices: Mapping[tuple[str, str], Prices],
+    ) -> dict[tuple[str, str, Prices], float]:
+        """Adds up samples of GPUs by cluster, model and prices. See `_read_gpu_prices`."""
+        sums: dict[tuple[str, str, Prices], float] = defaultdict(float)
+        for sample in samples:
+            labels = sample.labels
+            cluster = labels.get(self.server.cluster_label, "")
+            own = gpu_prices.get((cluster, read_gpu_id(labels)), prices)
+            sums[cluster, first_label(labels, MODEL_LABELS), own] += sample.value
+        return sums
 
     def _add_by_key(self, samples: Iterable[ParsedSample]) -> dict[_HolderKey, float]:
         sums: dict[_HolderKey, float] = defaultdict(float)
         for sample in samples:
-            if (key := self._read_key(sample.labels)) is not None:
+            key = self._read_key(sample.labels)
+            if key is not None:
                 sums[key] += sample.value
         return sums
 
@@ -420,22 +462,23 @@ class _RangeReader:
             if workload is None:
                 return None
             return _HolderKey(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
-        kind, name = labels.get("owner_kind", ""), labels.get("owner_name", "")
-        is_pod = kind == "Pod"
-        return _HolderKey(
-            cluster,
-            first_label(labels, MODEL_LABELS),
-            labels.get("GPU_I_PROFILE", ""),
-            Workload(
-                labels.get("namespace", ""), name if is_pod else "", job=labels.get("hpc_job", "")
-            ),
-            None if is_pod else WorkloadOwner(kind, name),
-        )
+        kind = labels.get("owner_kind", "")
+        name = labels.get("owner_name", "")
+        namespace = labels.get("namespace", "")
+        job = labels.get("hpc_job", "")
+        owner: WorkloadOwner | None = WorkloadOwner(kind, name)
+        workload = Workload(namespace, job=job)
+        if kind == "Pod":
+            owner = None
+            workload = Workload(namespace, name, job=job)
+        model = first_label(labels, MODEL_LABELS)
+        return _HolderKey(cluster, model, labels.get("GPU_I_PROFILE", ""), workload, owner)
 
 
 def _make_time(sums: Mapping[str, float]) -> HeldTime:
-    """`sums`: by kind of usage. Recording rules have no shares, because their idle time is
-    multiplied by them.
+    """`sums`: by kind of usage.
+
+    Recording rules have no shares, because their idle time is multiplied by them.
     """
     share = sums.get("shares") or 1.0
     return HeldTime(

@@ -42,9 +42,8 @@ from podgpu.past.sqlite import (
 
 CACHE_SECONDS = 15.0
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
-_MAX_GAP_SECONDS = (
-    300  # a holder or condition continues through a shorter gap, because a scrape may fail
-)
+# a holder or condition continues through a shorter gap, because a scrape may fail
+_MAX_GAP_SECONDS = 300
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
@@ -70,41 +69,45 @@ class Window(NamedTuple):
 
     def find_steps(self, points: Iterable[tuple[float, float]]) -> dict[int, float]:
         """Maps the number of each step to the point at its end."""
-        numbered = ((round((at - self.start) / self.step) - 1, value) for at, value in points)
-        return {number: value for number, value in numbered if 0 <= number < self.steps}
+        steps = {}
+        for at, value in points:
+            number = round((at - self.start) / self.step) - 1
+            if 0 <= number < self.steps:
+                steps[number] = value
+        return steps
 
     def align(self, figure: str, points: Iterable[tuple[float, float]]) -> Values:
         """Returns one value per step, or None if there is no valid value."""
-        steps = self.find_steps(points)
-        if figure == "utilization_ratio":
-            steps = {
-                number: min(ratio, 1.0)
-                for number, ratio in steps.items()
-                if 0 <= ratio <= _MAX_RATIO
-            }
-        return [steps.get(number) for number in range(self.steps)]
+        values: Values = [None] * self.steps
+        for number, value in self.find_steps(points).items():
+            if figure != "utilization_ratio":
+                values[number] = value
+            elif 0 <= value <= _MAX_RATIO:
+                values[number] = min(value, 1.0)
+        return values
 
     def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
-        """Returns the start and end of each run of steps without a long gap. The end is None if the
-        run goes on.
+        """Returns the start and end of each run of steps without a long gap.
+
+        The end is None if the run goes on.
         """
-        runs: list[list[int]] = []
+        runs: list[list[int]] = []  # first and last step
         for step in sorted(steps):
             if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
                 runs[-1][1] = step
             else:
                 runs.append([step, step])
-        starts = [self.start + first * self.step for first, _ in runs]
-        ends = [
-            None if last >= self.steps - 1 else self.start + (last + 1) * self.step
-            for _, last in runs
-        ]
-        return list(zip(starts, ends, strict=True))
+        spans: list[tuple[float, float | None]] = []
+        for first, last in runs:
+            end = None if last >= self.steps - 1 else self.start + (last + 1) * self.step
+            spans.append((self.start + first * self.step, end))
+        return spans
 
 
 class PrometheusHistory:
-    """Implements `HistorySource`. Sparklines are cached for 15 s, because every open page requests
-    them.
+    """Implements `HistorySource`.
+
+    Sparklines are cached for 15 s, because every open page requests them.
     """
 
     def __init__(
@@ -136,19 +139,21 @@ class PrometheusHistory:
     ) -> PodHistory | None:
         name = namespace, pod
         of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
+        devices: dict[UuidAndInstance, _DeviceLines] = {}
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds, of_cluster)
             held = await reader.read("max", reader.held_by(name))
             uuids = sorted({_read_device(line.labels)[0] for line in held} - {""})
-            devices: dict[UuidAndInstance, _DeviceLines] = {}
             for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
                 devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
-        histories = [device.history_of_pod(name) for device in devices.values()]
-        own = [history for history in histories if history is not None]
-        own.sort(
-            key=lambda history: (history.node, history.index or 0, history.uuid, history.instance)
-        )
-        return make_pod_history(namespace, pod, own)
+
+        histories = []
+        for device in devices.values():
+            history = device.history_of_pod(name)
+            if history is not None:
+                histories.append(history)
+        histories.sort(key=lambda one: (one.node, one.index or 0, one.uuid, one.instance))
+        return make_pod_history(namespace, pod, histories)
 
     async def _read_sparklines(self, client: PrometheusClient) -> JSON:
         times = sparkline_times(await client.query_time())
@@ -157,21 +162,21 @@ class PrometheusHistory:
         lines = {}
         for labels, points in await reader.read("avg", reader.figures()["utilization_ratio"]):
             uuid, instance = _read_device(labels)
-            lines[f"{uuid}/{instance}" if instance else uuid] = window.align(
-                "utilization_ratio", points
-            )
+            key = f"{uuid}/{instance}" if instance else uuid
+            lines[key] = window.align("utilization_ratio", points)
         return sparklines_json(times, lines)
 
     async def _make_reader(
         self, client: PrometheusClient, seconds: int, matcher: str = ""
     ) -> _HistoryReader:
-        step = (
-            FINE if seconds <= MAX_POINTS * FINE else COARSE * -(-seconds // (COARSE * MAX_POINTS))
-        )
+        step = FINE
+        if seconds > MAX_POINTS * FINE:
+            step = COARSE * math.ceil(seconds / (COARSE * MAX_POINTS))
         count = seconds // step
         end = await client.query_time() // FINE * FINE
-        server = replace(self._server, match=",".join(filter(None, (matcher, self._server.match))))
-        return _HistoryReader(client, Window(end - count * step, step, count), server)
+        match = ",".join(filter(None, (matcher, self._server.match)))
+        window = Window(end - count * step, step, count)
+        return _HistoryReader(client, window, replace(self._server, match=match))
 
 
 class _HistoryReader:
@@ -195,25 +200,28 @@ class _HistoryReader:
         self, uuids: Sequence[str], pod: PodName | None = None
     ) -> dict[UuidAndInstance, _DeviceLines]:
         """Reads devices. With `pod`, reads values and conditions only while the pod held them.
+
         Raises SourceError.
         """
-        of_devices = self.figures(uuids, pod)
-        of_holders = {
-            name: self._of_holders(series, uuids) for name, series in _HOLDER_SERIES.items()
+        queries = {
+            "own pods": self.read("max", self._own_pods(uuids)),
+            "held": self.read("max", self._held(uuids)),
+            "health": self.read("max", self._health(uuids, pod)),
         }
-        own_pods, held, health, *means = await asyncio.gather(
-            *(
-                self.read("max", query)
-                for query in (self._own_pods(uuids), self._held(uuids), self._health(uuids, pod))
-            ),
-            *(self.read("avg", query) for query in (*of_devices.values(), *of_holders.values())),
-        )
-        device_means, holder_means = means[: len(of_devices)], means[len(of_devices) :]
-        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(
-            set
-        )  # their own pods, which are not holders
-        for labels in (line.labels for line in own_pods if line.labels.get("pod")):
-            exporters[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
+        figures = self.figures(uuids, pod)
+        for name, query in figures.items():
+            queries[name] = self.read("avg", query)
+        for name, series in _HOLDER_SERIES.items():
+            queries[f"holder {name}"] = self.read("avg", self._of_holders(series, uuids))
+        results = await asyncio.gather(*queries.values())
+        lines = dict(zip(queries, results, strict=True))
+
+        # Pods of the exporters themselves are not holders.
+        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)
+        for labels, _ in lines["own pods"]:
+            if labels.get("pod"):
+                own_pod = labels.get("namespace", ""), labels["pod"]
+                exporters[_read_target(labels)].add(own_pod)
         devices: dict[UuidAndInstance, _DeviceLines] = {}
 
         def find_device(labels: LabelMap) -> _DeviceLines:
@@ -223,33 +231,32 @@ class _HistoryReader:
         def read_holder(labels: LabelMap) -> Workload | None:
             return read_workload(labels, exporters[_read_target(labels)])
 
-        for labels, points in held:
-            device, holder = find_device(labels), read_holder(labels)
+        for labels, points in lines["held"]:
+            device = find_device(labels)
             device.node = first_label(labels, self._node_labels)
-            device.index = int(labels["gpu"]) if labels.get("gpu", "").isdecimal() else device.index
+            if labels.get("gpu", "").isdecimal():
+                device.index = int(labels["gpu"])
+            holder = read_holder(labels)
             if holder is not None:
                 device.holders[holder] |= self._window.find_steps(points).keys()
-        for labels, points in health:
-            find_device(labels).conditions[labels.get("condition", "")] |= self._window.find_steps(
-                points
-            ).keys()
-        for name, lines in zip(of_devices, device_means, strict=True):
-            for labels, points in lines:
+        for labels, points in lines["health"]:
+            steps = self._window.find_steps(points)
+            find_device(labels).conditions[labels.get("condition", "")] |= steps.keys()
+        for name in figures:
+            for labels, points in lines[name]:
                 find_device(labels).figures[name] = self._window.align(name, points)
-        for name, lines in zip(of_holders, holder_means, strict=True):
-            for labels, points in lines:
-                if (holder := read_holder(labels)) is not None:
-                    find_device(labels).holder_figures[holder, name] = self._window.align(
-                        name, points
-                    )
+        for name in _HOLDER_SERIES:
+            for labels, points in lines[f"holder {name}"]:
+                holder = read_holder(labels)
+                if holder is not None:
+                    values = self._window.align(name, points)
+                    find_device(labels).holder_figures[holder, name] = values
         return devices
 
     # PromQL
 
     def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
-        """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all
-        devices.
-        """
+        """Returns queries for the figures of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
             "utilization_ratio": (
@@ -262,16 +269,16 @@ class _HistoryReader:
         return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
-        series = " or ".join(
-            select(
-                _HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match
-            )
-            for namespace, name, _ in POD_LABEL_VARIANTS
-        )
-        return f"group {by(*_KEYS)} ({series})"
+        series = []
+        for namespace, name, _ in POD_LABEL_VARIANTS:
+            matchers = f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}"
+            series.append(select(_HELD_NAMES, *matchers, self._match))
+        return f"group {by(*_KEYS)} ({' or '.join(series)})"
 
     def _while_held(self, query: str, pod: PodName | None) -> str:
-        return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})" if pod else query
+        if pod is None:
+            return query
+        return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})"
 
     def _held(self, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
@@ -295,8 +302,11 @@ class _HistoryReader:
         return field_query(name, labels, lambda names: self._select(names, uuids))
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
-        matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]
-        return " or ".join(select(names, matcher, self._match) for matcher in matchers)
+        series = []
+        for label in UUID_LABELS:
+            matcher = one_of(label, uuids) if uuids else f'{label}!=""'
+            series.append(select(names, matcher, self._match))
+        return " or ".join(series)
 
 
 # Answers
@@ -314,51 +324,48 @@ class _DeviceLines:
     conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
-        """Returns the values from the time when the pod held the device. None if the pod never held
-        it.
+        """Returns the values from the time when the pod held the device, or None if there is none.
 
         Prefers the pod's own values. Without them, uses the device's values while no other pod held
         the device.
         """
-        own = {
-            holder: steps
-            for holder, steps in self.holders.items()
-            if (holder.namespace, holder.pod) == pod
-        }
-        held = {step for steps in own.values() for step in steps}
-        shared = {
-            step for holder, steps in self.holders.items() if holder not in own for step in steps
-        }
+        own = []
+        held: set[int] = set()
+        shared: set[int] = set()
+        for holder, steps in self.holders.items():
+            if (holder.namespace, holder.pod) == pod:
+                own.append(holder)
+                held |= steps
+            else:
+                shared |= steps
         if not held:
             return None
-        figures: dict[str, Values] = {name: [None] * self.window.steps for name in Figures._fields}
-        for name, values in figures.items():
-            lines = [
-                line
-                for holder in own
-                if (line := self.holder_figures.get((holder, name))) is not None
-            ]
-            device = self.figures.get(name)
+
+        unknown: Values = [None] * self.window.steps
+        figures: dict[str, Values] = {}
+        for name in Figures._fields:
+            lines = [self.holder_figures.get((holder, name), unknown) for holder in own]
+            device = self.figures.get(name, unknown)
+            values = figures[name] = list(unknown)
             for step in held:
                 known = [value for line in lines if (value := line[step]) is not None]
                 if known:
                     values[step] = sum(known)
-                elif device is not None and (step not in shared or name == "temperature_celsius"):
+                elif step not in shared or name == "temperature_celsius":
                     values[step] = device[step]
         return self.make_history(figures)
 
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
-        holders = [
-            HolderSpan(*parts_of(holder), from_=start, to=end)
-            for holder, steps in self.holders.items()
-            for start, end in self.window.find_runs(steps)
-        ]
-        marks = [
-            Mark(*run, name, words_for(name)[0] if name in conditions() else name)
-            for name, steps in self.conditions.items()
-            for run in self.window.find_runs(steps)
-        ]
+        holders = []
+        for holder, steps in self.holders.items():
+            for start, end in self.window.find_runs(steps):
+                holders.append(HolderSpan(*parts_of(holder), from_=start, to=end))
+        marks = []
+        for name, steps in self.conditions.items():
+            says = words_for(name)[0] if name in conditions() else name
+            for start, end in self.window.find_runs(steps):
+                marks.append(Mark(start, end, name, says))
         uuid, instance = self.device
         return GpuHistory(
             uuid=uuid,

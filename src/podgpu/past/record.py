@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
@@ -28,6 +29,7 @@ from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import IDLE
 from podgpu.past.store import ConditionRecord, GpuSample
 
+_log = logging.getLogger(__name__)
 # Minimum difference from the GPU's utilisation for storing a sole holder's own values.
 _OWN_DIFFERENCE = 0.05
 MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
@@ -191,8 +193,12 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     recorder = HistoryRecorder(clock=cluster.clock, directory=directory)
 
     def add(state: ClusterState) -> None:
-        if state.nodes:
+        if not state.nodes:
+            return
+        try:
             recorder.add(make_records(state))
+        except Exception:  # noqa: BLE001 - the cluster view goes on without history
+            _log.exception("unexpected error while recording a round; please report it")
 
     def warnings() -> list[str]:
         return [*recorder.warnings(), *_describe_limit(cluster.published.state)]

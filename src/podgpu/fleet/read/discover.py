@@ -1,13 +1,11 @@
-"""Reads the addresses of exporters (EndpointSlices of Services) and data of pods and nodes from the
-API server.
-"""
+"""Reads addresses of exporters (EndpointSlices) and data of pods and nodes from the API server."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from podgpu.errors import UsageError, few_of
 from podgpu.kube.config import ApiConfig
@@ -34,12 +32,16 @@ class ServiceSelector(NamedTuple):
         """
         before, slash, after = text.strip().partition("/")
         is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
-        namespace, labels = (before, after) if is_namespace else ("", text.strip())
+        if is_namespace:
+            namespace = before
+            labels = after
+        else:
+            namespace = ""
+            labels = text.strip()
         if not labels or not labels.isprintable():
             raise UsageError(
-                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE with a label "
-                "of "
-                "the exporters' Service"
+                f"--discover-kubernetes {text!r}: "
+                "write [NAMESPACE/]LABEL=VALUE with a label of the exporters' Service"
             )
         return cls(namespace, labels)
 
@@ -54,8 +56,9 @@ METRICS_PORT = "metrics"
 
 
 class EndpointSliceRecord(NamedTuple):
-    """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are
-    still scraped.
+    """The endpoints of a Service.
+
+    Endpoints that are not ready are included: failing exporters are still scraped.
     """
 
     service: tuple[str, str]  # namespace and name
@@ -68,56 +71,64 @@ def _collection_path(api: str, kind: str, namespace: str) -> str:
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
-    """Parses an EndpointSlice. With `https`, all URLs use https; otherwise only those of ports
-    declared as https.
+    """Parses an EndpointSlice.
+
+    With `https`, all URLs use https; otherwise only those of ports declared as https.
     """
     metadata = body["metadata"]
-    service = (
-        metadata["namespace"],
-        (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"],
-    )
-    ports = [
-        port
-        for port in body.get("ports") or ()
-        if port.get("port") and port.get("protocol") in (None, "TCP")
-    ]
-    chosen = next(
-        (port for port in ports if port.get("name") == METRICS_PORT),
-        ports[0] if len(ports) == 1 else None,
-    )
-    if chosen is None:
+    service_name = (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
+    service = (metadata["namespace"], service_name)
+    endpoints = body.get("endpoints") or ()
+    ports = []
+    for port in body.get("ports") or ():
+        if port.get("port") and port.get("protocol") in (None, "TCP"):
+            ports.append(port)
+    named = [port for port in ports if port.get("name") == METRICS_PORT]
+    if named:
+        chosen = named[0]
+    elif len(ports) == 1:
+        chosen = ports[0]
+    elif not endpoints:
+        return EndpointSliceRecord(service)
+    else:
         existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
         problem = (
-            f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; it has "
-            f"{existing}: rename a port"
+            f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; "
+            f"it has {existing}: rename a port"
         )
-        return EndpointSliceRecord(service, problem=problem if body.get("endpoints") else "")
+        return EndpointSliceRecord(service, problem=problem)
+
     is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
+    scheme = "https" if is_https else "http"
     urls = []
-    for endpoint in body.get("endpoints") or ():
+    for endpoint in endpoints:
         address = endpoint["addresses"][0]
         host = f"[{address}]" if ":" in address else address
-        url = f"{'https' if is_https else 'http'}://{host}:{chosen['port']}/metrics"
-        urls.append(((endpoint.get("targetRef") or {}).get("uid", ""), url))
+        pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
+        urls.append((pod_uid, f"{scheme}://{host}:{chosen['port']}/metrics"))
     return EndpointSliceRecord(service, tuple(urls))
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
-    """Returns one URL per pod, sorted. If a pod has an IPv4 and an IPv6 address, uses the IPv4
-    address.
+    """Returns one URL per pod, sorted.
+
+    If a pod has an IPv4 and an IPv6 address, uses the IPv4 address.
     """
+    every: list[tuple[str, str]] = []
+    for record in slices:
+        every += record.urls
+    every.sort(key=lambda entry: ("[" in entry[1], entry[1]))
     urls: dict[str, str] = {}
-    every = [each for record in slices for each in record.urls]
-    for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
+    for uid, url in every:
         urls.setdefault(uid or url, url)
     return tuple(dict.fromkeys(urls.values()))
 
 
 class KubernetesTargets:
-    """Lists the exporters that --discover-kubernetes selects. Keeps the last list while the API
-    server is unavailable.
+    """Lists the exporters that --discover-kubernetes selects.
 
-    The list includes endpoints that are not ready, so that a failing exporter stays visible.
+    Keeps the last list while the API server is unavailable. The list includes endpoints that are
+    not ready, so that a failing exporter stays visible.
     """
 
     def __init__(
@@ -128,9 +139,7 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: use HTTPS for all exporters. Otherwise, HTTPS is used only for ports declared as
-        https.
-        """
+        """`https`: use HTTPS for all exporters, otherwise only for ports declared as https."""
         self._config = config
         self._selector = selector
         self._https = https
@@ -144,9 +153,8 @@ class KubernetesTargets:
             metadata_only=True,
         )
         self._labelled = self._watch_slices(selector.labels)
+        # watches EndpointSlices that lack the selector's labels, if their Service has the labels
         self._unlabelled: Informer[EndpointSliceRecord] | None = None
-        """Watches EndpointSlices that lack the selector's labels, if their Service has the labels.
-        """
         self._unlabelled_names: tuple[str, ...] = ()
 
     def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
@@ -175,26 +183,26 @@ class KubernetesTargets:
         if names != self._unlabelled_names:
             if self._unlabelled is not None:
                 self._unlabelled.close()
-            self._unlabelled = (
-                self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})") if names else None
-            )
+                self._unlabelled = None
+            if names:
+                self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})")
             self._unlabelled_names = names
-        others = self._unlabelled.items() if self._unlabelled is not None else ()
-        return (*labelled, *(record for record in others if record.service in missing))
+        if self._unlabelled is None:
+            return labelled
+        others = [slice for slice in self._unlabelled.items() if slice.service in missing]
+        return (*labelled, *others)
 
     def notes(self) -> Sequence[str]:
-        error, slices = self._labelled.error, self._find_slices()
+        slices = self._find_slices()
         problems = tuple(dict.fromkeys(record.problem for record in slices if record.problem))
+        error = self._labelled.error
         if error is not None:
             return (f"the list of exporters may be out of date: {error}", *problems)
         if problems or merge_urls(slices):
             return problems
-        if not all(
-            one.synced or one.error
-            for one in (self._services, self._labelled, self._unlabelled)
-            if one
-        ):
-            return ("the API server has not yet returned the list of exporters",)
+        for informer in (self._services, self._labelled, self._unlabelled):
+            if informer is not None and not (informer.synced or informer.error):
+                return ("the API server has not yet returned the list of exporters",)
         return (f"no Service with the labels {self._selector} has an endpoint",)
 
     def close(self) -> None:
@@ -205,8 +213,9 @@ class KubernetesTargets:
 
 @dataclass
 class ApiMap(Generic[K, V]):
-    """Watches the objects at an API path and reads a key and a value from each. The first `read`
-    starts the watch.
+    """Watches the objects at an API path and reads a key and a value from each.
+
+    The first `read` starts the watch.
     """
 
     config: ApiConfig
@@ -218,12 +227,15 @@ class ApiMap(Generic[K, V]):
 
     def read(self) -> dict[K, V]:
         if self._objects is None:
-            more: dict[str, Any] = {
-                "settings": self.settings,
-                "metadata_only": True,
-                "page_size": _PAGE_SIZE,
-            }
-            self._objects = Informer(self.config, self.path, {}, self.parse, **more)
+            self._objects = Informer(
+                self.config,
+                self.path,
+                {},
+                self.parse,
+                settings=self.settings,
+                metadata_only=True,
+                page_size=_PAGE_SIZE,
+            )
             for _ in range(_SYNC_CHECKS):  # otherwise the first round would not have the values
                 if self._objects.wait_synced(0.1) or self._objects.error:
                     break

@@ -1,5 +1,6 @@
-"""Reads the nodes that a request selects from Prometheus. Used if there are too many GPUs to read
-in every round.
+"""Reads the nodes that a request selects from Prometheus.
+
+Used if there are too many GPUs to read in every round.
 
 Prometheus finds and sorts the nodes with matching GPUs. podgpu then reads only the series of one
 page of these nodes.
@@ -26,6 +27,7 @@ from podgpu.fleet.read.prometheus import (
     PrometheusCollector,
     PrometheusServer,
 )
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
@@ -56,9 +58,8 @@ class GpuQuery(msgspec.Struct, frozen=True):
     state: Literal["", "held", "free", "used", "idle", "broken"] = ""
     # words; each must occur in the name of the node, model, namespace or pod, or in the UUID
     q: str = ""
-    sort: Literal["", "broken", "idle", "utilization", "memory"] = (
-        ""  # by a node's highest value; if empty, by name
-    )
+    # by a node's highest value; if empty, by name
+    sort: Literal["", "broken", "idle", "utilization", "memory"] = ""
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     at: float | None = None  # a past Unix time
 
@@ -66,16 +67,19 @@ class GpuQuery(msgspec.Struct, frozen=True):
 def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
     """Returns None if no parameter is given. Raises UsageError."""
     given = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
+    if not given:
+        return None
     try:
-        return msgspec.convert(given, GpuQuery, strict=False) if given else None
+        return msgspec.convert(given, GpuQuery, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
 
 
 @dataclass(eq=False)
 class PrometheusSelection:
-    """Answers requests for a GPU, a pod or a page of nodes. Equal requests share a result until the
-    next round.
+    """Answers requests for a GPU, a pod or a page of nodes.
+
+    Equal requests share a result until the next round.
     """
 
     _server: PrometheusServer
@@ -88,7 +92,8 @@ class PrometheusSelection:
         """Returns the nodes that match, and the totals of all nodes. Raises SourceError."""
         state = self._cluster.published.state
         if state is not self._state:
-            self._state, self._results = state, {}
+            self._state = state
+            self._results = {}
         if query not in self._results:
             if len(self._results) >= _MAX_REQUESTS:
                 raise SourceError("busy", "too many different requests to Prometheus")
@@ -102,11 +107,13 @@ class PrometheusSelection:
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
         if query.at is not None:
             state = await self._collect(state, (), query.at)
-            if state.fleet is None and not state.nodes:
-                raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
             if state.fleet is None:
+                if not state.nodes:
+                    raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
                 return PublishedState(state)
-        async with aclosing(PrometheusClient(replace(self._server, timeout=_TIMEOUT))) as client:
+
+        server = replace(self._server, timeout=_TIMEOUT)
+        async with aclosing(PrometheusClient(server)) as client:
             found = await _find_targets(client, self._server, query)
         last = query.page * PAGE_SIZE
         targets = found[last - PAGE_SIZE : last]
@@ -118,17 +125,43 @@ class PrometheusSelection:
     async def _collect(
         self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
     ) -> ClusterState:
-        """Reads the targets (cluster, address). Without targets, reads all of them, or totals if
-        there are too many.
+        """Reads the targets (cluster, address).
+
+        Without targets, reads all of them, or totals if there are too many.
         """
-        clock, prices, settings = self._cluster.clock, self._prices()[0], self._cluster.settings
+        reading = await self._read_targets(state, targets, at)
+        if reading.outcomes[0].error and not reading.nodes:
+            raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
+
+        clock = self._cluster.clock
+        is_past = at is not None
+        built = build_cluster_state(
+            reading,
+            None,
+            self._cluster.settings,
+            clock.monotonic(),
+            clock.wall() if at is None else at,
+            prices=self._prices()[0],
+            notes=() if is_past else state.notes,
+        )
+        # Alerts say what to do now.
+        return replace(built, is_past=is_past, alerts=() if is_past else built.alerts)
+
+    async def _read_targets(
+        self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
+    ) -> ClusterReading:
+        settings = self._cluster.settings
+        matcher = ""
+        if targets:
+            settings = replace(settings, max_gpus=math.inf)
+            matcher = one_of("instance", [instance for _, instance in targets])
         collector = PrometheusCollector(
             self._server,
-            replace(settings, max_gpus=math.inf) if targets else settings,
+            settings,
             owners=lambda: state.owners,
-            label_names=lambda: prices.label_names,
-            clock=clock,
-            targets=one_of("instance", (instance for _, instance in targets)) if targets else "",
+            label_names=lambda: self._prices()[0].label_names,
+            clock=self._cluster.clock,
+            targets=matcher,
             has_clusters=state.fleet is not None and state.fleet.has_clusters,
             at=at,
         )
@@ -136,23 +169,14 @@ class PrometheusSelection:
             reading = await collector.run_round()
         finally:
             await collector.close()
-        if reading.outcomes[0].error and not reading.nodes:
-            raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
+        if not targets:
+            return reading
         # Exporters of two clusters may have the same address, so compare the cluster, too.
-        if targets:
-            nodes = (
-                node
-                for node in reading.nodes
-                if not node.cluster or (node.cluster, node.target) in targets
-            )
-            reading = replace(reading, nodes=tuple(nodes))
-        wall, notes = (clock.wall(), state.notes) if at is None else (at, ())
-        built = build_cluster_state(
-            reading, None, settings, clock.monotonic(), wall, prices=prices, notes=notes
-        )
-        return replace(
-            built, is_past=at is not None, alerts=built.alerts if at is None else ()
-        )  # alerts say what to do now
+        nodes = []
+        for node in reading.nodes:
+            if not node.cluster or (node.cluster, node.target) in targets:
+                nodes.append(node)
+        return replace(reading, nodes=tuple(nodes))
 
 
 async def _find_targets(
@@ -202,40 +226,51 @@ def _write_conditions(
     def any_of(series: Sequence[str], labels: Iterable[str], test: str) -> str:
         return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
 
-    conditions = [
-        any_of(series, labels, f"={quote(name)}") for name, series, labels in names if name
-    ]
+    conditions = []
+    for name, series, labels in names:
+        if name:
+            conditions.append(any_of(series, labels, f"={quote(name)}"))
     for word in query.q.split():
         test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
-        conditions.append(" or ".join(any_of(series, labels, test) for _, series, labels in names))
-    held, used = select(_HOLDERS[:1], *where), f"{select(_USE, *where)} > 0"
+        matches = [any_of(series, labels, test) for _, series, labels in names]
+        conditions.append(" or ".join(matches))
+
+    held = select(_HOLDERS[:1], *where)
+    used = f"{select(_USE, *where)} > 0"
     if query.owner:
         kind, _, name = query.owner.rpartition("/")
         owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
         conditions.append(
             f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])"
         )
-    required = {
-        "held": held,
-        "idle": held,
-        "used": used,
-        "broken": select(_CONDITIONS, BROKEN, *where),
-    }
-    conditions += [required[query.state]] if query.state in required else []
+    excluded = ""
+    if query.state == "held":
+        conditions.append(held)
+    elif query.state == "free":
+        excluded = held
+    elif query.state == "used":
+        conditions.append(used)
+    elif query.state == "idle":
+        conditions.append(held)
+        excluded = used
+    elif query.state == "broken":
+        conditions.append(select(_CONDITIONS, BROKEN, *where))
+
     text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
-    excluded = {"free": held, "idle": used}.get(query.state)
     return f"{text} unless {on_gpu} ({excluded})" if excluded else text
 
 
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
-    used, free, utilization = (
-        f"({field_query(field, labels, lambda names: select(names, *where))})"
-        for field in (FB_USED, FB_FREE, UTIL)
-    )
-    return {
-        "broken": f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})",
-        "idle": f"max {labels} (increase({select(_IDLE, *where)}[1h]))",
-        "utilization": utilization,
-        "memory": f"{used} / ({used} + {free})",
-    }[sort]
+
+    def write_field(field: str) -> str:
+        return f"({field_query(field, labels, lambda names: select(names, *where))})"
+
+    if sort == "broken":
+        return f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})"
+    if sort == "idle":
+        return f"max {labels} (increase({select(_IDLE, *where)}[1h]))"
+    if sort == "utilization":
+        return write_field(UTIL)
+    used = write_field(FB_USED)
+    return f"{used} / ({used} + {write_field(FB_FREE)})"

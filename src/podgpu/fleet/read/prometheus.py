@@ -1,5 +1,4 @@
-"""Client for Prometheus and compatible servers, and the collector that reads the nodes with instant
-queries.
+"""Client for Prometheus and compatible servers, and the collector that reads nodes from them.
 
 The server also provides idle times and pod owners, so that a restart of podgpu loses no data.
 """
@@ -53,9 +52,8 @@ from podgpu.metrics.promql import (
 )
 from podgpu.model import NodeState, WorkloadOwner
 
-_OWNER_SECONDS = (
-    60.0  # time between queries for unknown owners; kube-state-metrics may report new pods late
-)
+# time between queries for unknown owners; kube-state-metrics may report new pods late
+_OWNER_SECONDS = 60.0
 _PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
@@ -75,10 +73,9 @@ RULE_LABELS = (
 )
 USAGE_RULE = "podgpu:usage:increase5m"
 _NO_RULE = (
-    "allocated, used and idle GPUs and cost are not known, because Prometheus lacks the "
-    f"recording rule {USAGE_RULE}:"
-    " set rules.enabled in podgpu's Helm chart, or add its file podgpu-usage.yaml to Prometheus "
-    "or vmalert"
+    "allocated, used and idle GPUs and cost are not known, because Prometheus lacks the recording "
+    f"rule {USAGE_RULE}: set rules.enabled in podgpu's Helm chart, or add its file "
+    "podgpu-usage.yaml to Prometheus or vmalert"
 )
 
 
@@ -97,12 +94,14 @@ class PrometheusServer:
     timeout: float = 10.0  # seconds for one query
 
     def __post_init__(self) -> None:
-        for option, names in (
-            ("--node-label", self.node_labels or ("",)),
-            ("--cluster-label", (self.cluster_label,)),
-        ):
-            if bad := [name for name in names if not _LABEL.fullmatch(name)]:
-                raise UsageError(f"{option}: {bad[0]!r} is not a valid label name")
+        _check_labels("--node-label", self.node_labels or ("",))
+        _check_labels("--cluster-label", (self.cluster_label,))
+
+
+def _check_labels(option: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not _LABEL.fullmatch(name):
+            raise UsageError(f"{option}: {name!r} is not a valid label name")
 
 
 class RangeSeries(NamedTuple):
@@ -149,41 +148,37 @@ class PrometheusClient:
         """Returns the Unix time of the server's clock. Raises SourceError."""
         samples = await self.query("vector(time())")
         if not samples or not 0 < samples[0].value < 1e11:
-            raise SourceError(
-                "malformed", f"{self.name}: no valid result for the query vector(time())"
-            )
+            text = f"{self.name}: no valid result for the query vector(time())"
+            raise SourceError("malformed", text)
         return samples[0].value
 
     async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
+        form = {} if at is None else {"time": f"{at:.3f}"}
         samples = []
-        for element in await self._read(
-            "api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}
-        ):
-            for _, value in self._to_numbers(
-                [element.value] if element.value else ()
-            ):  # a histogram has no value
-                samples.append(
-                    ParsedSample(element.metric.pop("__name__", ""), element.metric, value)
-                )
+        for element in await self._read("api/v1/query", query, form):
+            if element.value is None:
+                continue  # a histogram has no value
+            for _, value in self._to_numbers([element.value]):
+                name = element.metric.pop("__name__", "")
+                samples.append(ParsedSample(name, element.metric, value))
         return samples
 
     async def query_range(
         self, query: str, start: float, end: float, step: float
     ) -> list[RangeSeries]:
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
-        elements = await self._read("api/v1/query_range", query, form)
-        return [
-            RangeSeries(element.metric, self._to_numbers(element.values)) for element in elements
-        ]
+        series = []
+        for element in await self._read("api/v1/query_range", query, form):
+            series.append(RangeSeries(element.metric, self._to_numbers(element.values)))
+        return series
 
     def _to_numbers(self, points: Iterable[tuple[float, str]]) -> list[tuple[float, float]]:
         """Drops values that are NaN or infinite. Raises SourceError if a value is not a number."""
         try:
             numbers = [(at, float(text)) for at, text in points]
         except ValueError as error:
-            raise SourceError(
-                "malformed", f"{self.name} returned an invalid value: {_shorten(str(error))}"
-            ) from error
+            text = f"{self.name} returned an invalid value: {_shorten(str(error))}"
+            raise SourceError("malformed", text) from error
         return [point for point in numbers if math.isfinite(point[1])]
 
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
@@ -194,6 +189,7 @@ class PrometheusClient:
                 self._session = open_session()
             response = await self._http.send(self._session, "POST", path, form, "application/json")
         status = response.status
+
         try:
             answer = _decode_answer(response.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -209,15 +205,13 @@ class PrometheusClient:
         if status != 200 or answer.data is None:
             advice = "; check --match" if status in (400, 422) else ""
             reason = "query_failed" if status == 200 else f"http_{status}"
-            raise SourceError(
-                reason, f"{self.name} returned an error: {_shorten(answer.error)}{advice}"
-            )
+            text = f"{self.name} returned an error: {_shorten(answer.error)}{advice}"
+            raise SourceError(reason, text)
+
+        notes = self.notes + [_shorten(warning) for warning in answer.warnings]
         if answer.is_partial:
-            answer.warnings.append(
-                "the response is incomplete: some of the storage nodes did not respond"
-            )
-        notes = map(_shorten, answer.warnings)
-        self.notes = list(dict.fromkeys((*self.notes, *notes)))[:MAX_NOTES]
+            notes.append("the response is incomplete: some of the storage nodes did not respond")
+        self.notes = list(dict.fromkeys(notes))[:MAX_NOTES]
         return answer.data.result
 
     async def aclose(self) -> None:
@@ -227,11 +221,15 @@ class PrometheusClient:
 
 
 def _shorten(text: str) -> str:
-    """Returns one line. Cuts the middle of a long text, because VictoriaMetrics writes the reason
-    at the end.
+    """Returns one line.
+
+    Cuts the middle of a long text, because VictoriaMetrics writes the reason at the end.
     """
-    line, half = one_line(" ".join(text.split())), _MAX_TEXT // 2
-    return line if len(line) <= _MAX_TEXT else f"{line[:half]}…{line[-half:]}"
+    line = one_line(" ".join(text.split()))
+    if len(line) <= _MAX_TEXT:
+        return line
+    half = _MAX_TEXT // 2
+    return f"{line[:half]}…{line[-half:]}"
 
 
 # Collecting the nodes
@@ -243,15 +241,13 @@ class PrometheusCollector:
 
     server: PrometheusServer
     settings: ViewSettings
-    owners: Callable[[], Owners] = (
-        dict  # returns owners of pods that kube-state-metrics does not report
-    )
+    # returns owners of pods that kube-state-metrics does not report
+    owners: Callable[[], Owners] = dict
     label_names: Callable[[], Sequence[str]] = list  # returns the names of the node labels to read
     clock: Clock = field(default_factory=Clock)
     targets: str = ""  # matcher that selects the exporters
-    has_clusters: bool = (
-        False  # add the cluster's name to node names, even if there is only one cluster
-    )
+    # add the cluster's name to node names, even if there is only one cluster
+    has_clusters: bool = False
     at: float | None = None  # Unix time to read; None: now
 
     def __post_init__(self) -> None:
@@ -274,39 +270,33 @@ class PrometheusCollector:
         self._client.notes.clear()
         self._failures: list[tuple[str, SourceError]] = []  # name of the query, error
         try:
-            await self._read_all()
+            self._reading = await self._read_all()
         except SourceError as error:
             self._failures = [("", error)]
             self._reading = replace(self._reading, notes=())
-        first = self._failures[0][1] if self._failures else None
-        self._errors.update((self._client.name, failure.reason) for _, failure in self._failures)
-        outcome = TargetOutcome(
-            self._client.name,
-            self.clock.monotonic() - started,
-            first.reason if first else "",
-            str(first or ""),
-        )
+
+        name = self._client.name
+        outcome = TargetOutcome(name, self.clock.monotonic() - started)
+        if self._failures:
+            first = self._failures[0][1]
+            outcome = replace(outcome, error=first.reason, message=str(first))
+        self._errors.update((name, failure.reason) for _, failure in self._failures)
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
         return self._reading
 
-    async def _read_all(self) -> None:
-        """Reads all nodes, or only totals if there are too many GPUs. Raises SourceError if a
-        required query fails.
+    async def _read_all(self) -> ClusterReading:
+        """Reads all nodes, or only totals if there are too many GPUs.
+
+        Raises SourceError if a required query fails.
         """
         now = await self._client.query_time() if self.at is None else self.at
         monotonic = self.clock.monotonic()
-        fleet = await self._count_fleet(now) if self.settings.max_gpus < math.inf else None
-        if fleet is not None:
-            source = (
-                f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
-            )
-            self._client.notes.append(
-                f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}"
-            )
-            self._reading = replace(
-                self._reading, nodes=(), fleet=fleet, notes=tuple(self._client.notes)
-            )
-            return
+        if self.settings.max_gpus < math.inf:
+            fleet = await self._count_fleet(now)
+            if fleet.gpus > self.settings.max_gpus:
+                notes = (*self._client.notes, _describe_fleet(fleet))
+                return replace(self._reading, nodes=(), fleet=fleet, notes=notes)
+
         ask = partial(self._ask, now)
         targets, errors = await self._read_targets(ask)
         clusters = {target.cluster for target in targets}
@@ -317,27 +307,33 @@ class PrometheusCollector:
                 'cluster="a"'
             )
             raise SourceError("several_clusters", text)
+
         others = self.owners()
-        owners = {
-            one: {**others, **await self._read_owners(one, targets, monotonic)} for one in clusters
-        }
+        owners = {}
+        for cluster in clusters:
+            known = await self._read_owners(cluster, targets, monotonic)
+            owners[cluster] = {**others, **known}
         labels = await read_node_labels(ask, self.server, self.label_names())
-        idle, window = [], self.settings.idle_after
-        if (
-            window and not self._reading.nodes
-        ):  # only in the first round; afterwards podgpu measures idle times itself
-            idle = await ask("idle GPUs", idle_query(self._match, window))
-        self._reading = replace(
+        nodes = []
+        for target in targets:
+            own = owners[target.cluster]
+            nodes.append(_make_reading(target, now, monotonic, several, own, labels))
+        return replace(
             self._reading,
-            nodes=tuple(
-                _make_reading(target, now, monotonic, several, owners[target.cluster], labels)
-                for target in targets
-            ),
+            nodes=tuple(nodes),
             owners=others,
-            idle_for={read_device_key(s.labels): window or 0.0 for s in idle},
+            idle_for=await self._read_idle_times(ask),
             fleet=None,
             notes=tuple(self._describe_problems(targets, errors)),
         )
+
+    async def _read_idle_times(self, ask: Ask) -> dict[str, float]:
+        """Reads idle times in the first round. Afterwards, podgpu measures them itself."""
+        window = self.settings.idle_after
+        if not window or self._reading.nodes:
+            return {}
+        idle = await ask("idle GPUs", idle_query(self._match, window))
+        return {read_device_key(sample.labels): window for sample in idle}
 
     async def _ask(self, now: float, what: str, query: str) -> list[ParsedSample]:
         """Returns no samples if the query fails. `what`: the name of the query in messages."""
@@ -348,10 +344,12 @@ class PrometheusCollector:
             return []
 
     async def _read_targets(self, ask: Ask) -> tuple[list[TargetState], dict[str, str]]:
-        """Returns the state of each exporter, and errors by instance. Raises SourceError if a
-        required query fails.
+        """Returns the state of each exporter, and errors by instance.
+
+        Raises SourceError if a required query fails.
         """
-        server, keep_fields = self.server, self.settings.keep_fields
+        server = self.server
+        keep_fields = self.settings.keep_fields
         queries = series_queries(self._match, server.node_labels, keep_fields, server.cluster_label)
         vectors = await asyncio.gather(*(ask(query.what, query.text) for query in queries))
         required = {query.what for query in queries if query.required}
@@ -368,12 +366,15 @@ class PrometheusCollector:
     async def _read_owners(
         self, cluster: str, targets: Iterable[TargetState], now: float
     ) -> Owners:
-        label = self.server.cluster_label
-        owners = self._owners.setdefault(
-            cluster, PodOwners(self._client, self.server.match, label, cluster)
-        )
+        server = self.server
+        if cluster not in self._owners:
+            self._owners[cluster] = PodOwners(
+                self._client, server.match, server.cluster_label, cluster
+            )
+        owners = self._owners[cluster]
+        states = [target.state for target in targets if target.cluster == cluster]
         try:
-            await owners.update((t.state for t in targets if t.cluster == cluster), now, self.at)
+            await owners.update(states, now, self.at)
         except SourceError as error:
             self._failures.append(("owners of pods", error))
         return owners.known
@@ -382,66 +383,69 @@ class PrometheusCollector:
         self, targets: Iterable[TargetState], errors: Mapping[str, str]
     ) -> Iterator[str]:
         yield from self._client.notes
-        yield from (f"{instance}: {why}" for instance, why in sorted(errors.items())[:3])
+        for instance, why in sorted(errors.items())[:3]:
+            yield f"{instance}: {why}"
         if self._failures:
-            yield (
-                f"these Prometheus queries failed: {', '.join(what for what, _ in self._failures)}"
-            )
+            failed = ", ".join(what for what, _ in self._failures)
+            yield f"these Prometheus queries failed: {failed}"
         if not any(target.state.devices for target in targets):
             and_match = " and that --match is right" if self._match else ""
             yield f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}"
 
-    async def _count_fleet(self, now: float) -> FleetCounts | None:
-        """Returns totals if there are more than `max_gpus` GPUs. Without the recording rule, only
-        counts GPUs.
-        """
+    async def _count_fleet(self, now: float) -> FleetCounts:
+        """Returns totals. Without the recording rule, only counts GPUs."""
+        means = await self._read_usage_rule(now)
+        has_rule = "gpu_seconds" in means
+        if not has_rule:
+            conditions = own_names("device_condition_since_timestamp_seconds")
+            gpus = field_names(TEMPERATURE, UTIL)
+            means["gpu_seconds"] = await self._count_gpus(select(gpus, self._match), now)
+            broken = select(conditions, BROKEN, self._match)
+            means["broken_seconds"] = await self._count_gpus(broken, now)
+
+        totals = {kind: math.fsum(amounts.values()) for kind, amounts in means.items()}
+        power = totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0)
+        has_clusters = len({cluster for cluster, _, _ in means["gpu_seconds"]}) > 1
+        held = []
+        for key, allocated in sorted(means["allocated"].items()):
+            cluster, namespace, model = key
+            idle = min(allocated, means["idle"].get(key, 0.0))
+            held.append((cluster if has_clusters else "", namespace, model, allocated, idle))
+        return FleetCounts(
+            gpus=round(totals["gpu_seconds"]),
+            broken=round(totals.get("broken_seconds", 0.0)),
+            power_watts=round(power, 1) or None,
+            held=held,
+            has_rule=has_rule,
+            has_clusters=has_clusters,
+        )
+
+    async def _read_usage_rule(self, now: float) -> _FleetMeans:
         label = self.server.cluster_label
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
         query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
-        found: dict[str, dict[tuple[str, str, str], float]] = defaultdict(
-            dict
-        )  # kind of usage -> means of 5 minutes
-        for labels, value in (
-            (sample.labels, sample.value) for sample in await self._client.query(query, now)
-        ):
-            key = labels.get(label, ""), labels.get("namespace", ""), _billed_model(labels)
-            found[labels.get("kind", "")][key] = value
-        has_rule = "gpu_seconds" in found
-        if not has_rule:
-            conditions = own_names("device_condition_since_timestamp_seconds")
-            for kind, names in (
-                ("gpu_seconds", field_names(TEMPERATURE, UTIL)),
-                ("broken_seconds", conditions),
-            ):
-                gpus = select(names, BROKEN if names is conditions else "", self._match)
-                counts = await self._client.query(
-                    f"count {by(label)} (group {by(label, *UUID_LABELS)} ({gpus}))", now
-                )
-                found[kind] = {
-                    (count.labels.get(label, ""), "", ""): count.value for count in counts
-                }
-        totals = {kind: math.fsum(amounts.values()) for kind, amounts in found.items()}
-        if totals["gpu_seconds"] <= self.settings.max_gpus:
-            return None
-        has_clusters = len({cluster for cluster, _, _ in found["gpu_seconds"]}) > 1
-        return FleetCounts(
-            gpus=round(totals["gpu_seconds"]),
-            broken=round(totals.get("broken_seconds", 0.0)),
-            power_watts=round(totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0), 1)
-            or None,
-            held=[
-                (
-                    key[0] if has_clusters else "",
-                    *key[1:],
-                    held,
-                    min(held, found["idle"].get(key, 0.0)),
-                )
-                for key, held in sorted(found["allocated"].items())
-            ],
-            has_rule=has_rule,
-            has_clusters=has_clusters,
-        )
+        means: _FleetMeans = defaultdict(dict)
+        for sample in await self._client.query(query, now):
+            get = sample.labels.get
+            key = get(label, ""), get("namespace", ""), _billed_model(sample.labels)
+            means[get("kind", "")][key] = sample.value
+        return means
+
+    async def _count_gpus(self, series: str, now: float) -> dict[tuple[str, str, str], float]:
+        label = self.server.cluster_label
+        query = f"count {by(label)} (group {by(label, *UUID_LABELS)} ({series}))"
+        counts = await self._client.query(query, now)
+        return {(count.labels.get(label, ""), "", ""): count.value for count in counts}
+
+
+_FleetMeans = dict[str, dict[tuple[str, str, str], float]]
+"""Kind of usage -> cluster, namespace and billed model -> mean of 5 minutes."""
+
+
+def _describe_fleet(fleet: FleetCounts) -> str:
+    source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
+    return f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}"
 
 
 def _make_reading(
@@ -452,11 +456,12 @@ def _make_reading(
     owners: Owners,
     labels: ClusterNodeLabels,
 ) -> NodeReading:
-    """With `several` clusters, adds the cluster's name to the node's name, so that node names are
-    unique.
-    """
-    state, sampled_at = target.state, now if target.scraped_at is None else target.scraped_at
-    name = "/".join(filter(None, (target.cluster, state.node))) if several else state.node
+    """With `several` clusters, adds the cluster's name, so that node names are unique."""
+    state = target.state
+    sampled_at = now if target.scraped_at is None else target.scraped_at
+    name = state.node
+    if several and target.cluster:
+        name = f"{target.cluster}/{name}" if name else target.cluster
     return NodeReading(
         target=target.instance,
         state=replace_members(state, node=name),
@@ -470,7 +475,8 @@ def _make_reading(
 
 
 def _billed_model(labels: Mapping[str, str]) -> str:
-    model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
+    model = labels.get("modelName", "")
+    profile = labels.get("GPU_I_PROFILE", "")
     return billed_name(model, profile) if profile else model
 
 
@@ -488,33 +494,33 @@ async def read_node_labels(
 
     With `window` (such as 3600s), omits nodes whose labels changed in this time.
     """
+    if not names:
+        return {}
     keys = {name: _kube_label(name) for name in names}
     series = select(("kube_node_labels",), server.match)
     series = f"last_over_time({series}[{window}])" if window else series
     query = f"group {by(server.cluster_label, 'node', 'exported_node', *keys.values())} ({series})"
-    found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for labels in (
-        sample.labels for sample in (await ask("labels of nodes", query) if names else ())
-    ):
-        node = (
-            labels.get(server.cluster_label, ""),
-            labels.get("exported_node") or labels.get("node", ""),
-        )
-        found[node].append({name: labels[key] for name, key in keys.items() if key in labels})
-    return {node: every[0] for node, every in found.items() if len(every) == 1}
+    variants: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for sample in await ask("labels of nodes", query):
+        labels = sample.labels
+        cluster = labels.get(server.cluster_label, "")
+        node = labels.get("exported_node") or labels.get("node", "")
+        own = {name: labels[key] for name, key in keys.items() if key in labels}
+        variants[cluster, node].append(own)
+    return {node: every[0] for node, every in variants.items() if len(every) == 1}
 
 
 def _kube_label(name: str) -> str:
     """Returns the name that kube-state-metrics gives to a label of a node."""
-    return (
-        "label_"
-        + re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"[^a-zA-Z0-9_]", "_", name)).lower()
-    )
+    valid = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+    snake_case = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", valid)
+    return f"label_{snake_case.lower()}"
 
 
 class PodOwners:
-    """Reads pod owners of one cluster from kube-state-metrics. Caches them, because a pod's owner
-    never changes.
+    """Reads pod owners of one cluster from kube-state-metrics.
+
+    Caches them, because a pod's owner never changes.
     """
 
     def __init__(
@@ -530,10 +536,12 @@ class PodOwners:
         self, states: Iterable[NodeState], now: float, at: float | None = None
     ) -> None:
         """Queries the owners of new pods, at most once a minute."""
-        devices = (
-            device for state in states for gpu in state.devices for device in (gpu, *gpu.instances)
-        )
-        pods = {(h.namespace, h.pod) for device in devices for h in device.holders if h.pod}
+        pods: set[PodName] = set()
+        for state in states:
+            for gpu in state.devices:
+                for device in (gpu, *gpu.instances):
+                    pods |= {(holder.namespace, holder.pod) for holder in device.holders}
+        pods = {pod for pod in pods if pod[1]}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
@@ -544,8 +552,9 @@ class PodOwners:
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None
     ) -> dict[PodName, WorkloadOwner]:
-        """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`. Raises
-        SourceError.
+        """Returns the owners at `at`, or in the last `window` (such as 3600s) before `at`.
+
+        Raises SourceError.
         """
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
@@ -555,32 +564,29 @@ class PodOwners:
     async def _query_owners(
         self, pods: Sequence[PodName], window: str, at: float | None
     ) -> dict[PodName, WorkloadOwner]:
+        names = {pod for _, pod in pods}
+        series = [
+            self._select_owners("kube_pod_owner", label, names, window)
+            for label in ("pod", "exported_pod")
+        ]
         labels = by(
             "namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name"
         )
-        names = {pod for _, pod in pods}
-        series = (
-            self._select_owners("kube_pod_owner", label, names, window)
-            for label in ("pod", "exported_pod")
-        )
-        owners = _read_owners(
-            await self._client.query(f"max {labels} ({' or '.join(series)})", at), "pod"
-        )
+        query = f"max {labels} ({' or '.join(series)})"
+        owners = _read_owners(await self._client.query(query, at), "pod")
+
+        # The owner of a ReplicaSet is a Deployment, which is more useful.
         sets = {owner.name for owner in owners.values() if owner.kind == "ReplicaSet"}
         if not sets:
             return owners
         labels = by("namespace", "exported_namespace", "replicaset", "owner_kind", "owner_name")
-        query = (
-            f"max {labels} "
-            f"({self._select_owners('kube_replicaset_owner', 'replicaset', sets, window)})"
-        )
+        owners_of_sets = self._select_owners("kube_replicaset_owner", "replicaset", sets, window)
+        query = f"max {labels} ({owners_of_sets})"
         deployments = _read_owners(await self._client.query(query, at), "replicaset")
-        return {
-            pod: deployments.get((pod[0], owner.name), owner)
-            if owner.kind == "ReplicaSet"
-            else owner
-            for pod, owner in owners.items()
-        }
+        for pod, owner in owners.items():
+            if owner.kind == "ReplicaSet":
+                owners[pod] = deployments.get((pod[0], owner.name), owner)
+        return owners
 
     def _select_owners(self, name: str, label: str, values: Iterable[str], window: str) -> str:
         series = select(
@@ -590,17 +596,19 @@ class PodOwners:
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
-    """Returns owners by namespace and name. If there are several, returns the first in alphabetical
-    order.
+    """Returns owners by namespace and name.
+
+    If there are several, returns the first in alphabetical order.
     """
     owners: dict[PodName, WorkloadOwner] = {}
-    for labels in (sample.labels for sample in samples):
+    for sample in samples:
+        labels = sample.labels
         name = labels.get(f"exported_{label}") or labels.get(label, "")
+        namespace = labels.get("exported_namespace") or labels.get("namespace", "")
         owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
-        is_owned = {owner.kind, owner.name}.isdisjoint(
-            {"", "<none>"}
-        )  # <none>: written by older kube-state-metrics
+        # Older versions of kube-state-metrics write <none>.
+        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})
         if name and is_owned:
-            key = labels.get("exported_namespace") or labels.get("namespace", ""), name
+            key = namespace, name
             owners[key] = min(owner, owners.get(key, owner))
     return owners
