@@ -20,19 +20,23 @@ import msgspec
 import pytest
 import yaml
 
+from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
+from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState
-from podgpu.model import WorkloadOwner
+from podgpu.model import DeviceState, DeviceTotals, Holder, WorkloadOwner
 from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
 from podgpu.past.prometheus_charges import PrometheusRanges
 from podgpu.past.prometheus_series import PrometheusHistory
+from podgpu.past.record import RecordedUsage, make_records
+from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS
 from tests.fleet import states
 from tests.fleet.prometheus_double import Asked, Reply, error, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
-from tests.fleet.states import holder, state_of
+from tests.fleet.states import World, holder, node, state_of
 from tests.fleet.test_prometheus_live import Serving
 from tests.nodes.clock import PATIENCE
 from tests.process import podgpu
@@ -436,6 +440,48 @@ class Month:
                     yield Point("podgpu_container_gpu_allocated_seconds_total", labels, held, at)
                     yield Point("podgpu_container_gpu_idle_seconds_total", labels, held * idle, at)
 
+    def record(self, folder: Path) -> dict[str, RangeRow]:
+        """Returns the bill of the month from SQLite. The cluster view reads the same exporter."""
+        seconds = 0.0
+        clock = Clock(lambda: seconds, lambda: self.begin + seconds)
+        recorder = HistoryRecorder(clock=clock, directory=str(folder))
+        world = World(ViewSettings(interval=self.step, stale_after=3 * self.step))
+        for number in range(self.length // self.step + 1):
+            seconds = float(number * self.step)
+            if any(start <= seconds < end for start, end in self.gaps):
+                continue
+            reading = node(
+                "n1", *self.gpus(seconds), read_at=seconds, exporter_id=self.run(seconds)
+            )
+            state = world.round(reading, at=seconds, wall=self.begin + seconds, prices=PRICES)
+            recorder.add(make_records(state))
+            recorder.record()
+        query = RangeQuery("namespace", start=self.begin, end=self.begin + self.length)
+        answer = asyncio.run(RecordedUsage(recorder, lambda: state).range(query))
+        recorder.stop()
+        return rows_of(answer)
+
+    def run(self, seconds: float) -> str:
+        return f"run-{sum(one <= seconds for one in self.restarts)}"
+
+    def gpus(self, seconds: float) -> list[DeviceState]:
+        restarted = max((one for one in self.restarts if one <= seconds), default=0.0)
+        holders: list[list[Holder]] = [[], []]
+        for number, (gpu, namespace, start, end, idle) in enumerate(self.pods):
+            if start <= seconds < end:
+                held = seconds - max(start, restarted)
+                usage = {
+                    "utilization_ratio": 1 - idle,
+                    "allocated_ns": round(held * 1e9),
+                    "idle_ns": round(held * idle * 1e9),
+                    "busy_ns": round(held * (1 - idle) * 1e9),
+                }
+                holders[gpu].append(holder(f"pod-{number}", namespace, **usage))
+        return [
+            states.gpu(index, *own, model="H100", usage=DeviceTotals(method="exact"))
+            for index, own in enumerate(holders)
+        ]
+
 
 @both_servers
 def test_a_month_with_restarts_ended_pods_and_gaps_is_billed_within_half_a_percent(
@@ -444,7 +490,11 @@ def test_a_month_with_restarts_ended_pods_and_gaps_is_billed_within_half_a_perce
     month = Month(END // HOUR * HOUR - 30 * DAY)
     with serving(tmp_path, month.points()) as url:
         rows = rows_of(ask(url, "namespace", month.begin, month.begin + month.length))
+    recorded = month.record(tmp_path / "sqlite")
     for namespace in ("ml", "web"):
+        for name in ("gpu_hours", "idle_hours", "cost", "wasted"):
+            in_sqlite = getattr(recorded[namespace], name)
+            assert in_sqlite == pytest.approx(getattr(rows[namespace], name), rel=0.005), name
         row, own = rows[namespace], [pod for pod in month.pods if pod[1] == namespace]
         hours = sum(end - start for _, _, start, end, _ in own) / HOUR
         idle = sum((end - start) * idle for _, _, start, end, idle in own) / HOUR

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from podgpu.charge import HeldTime
 from podgpu.fleet.parts import divide_gpu, key_of
 from podgpu.fleet.readings import NodeEntry
-from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance
+from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance, WorkloadKey
 
-LONGEST_GAP = 60.0  # seconds; a longer time between two readings is unknown, so nobody is charged
+LONGEST_GAP = 60.0  # seconds; after a longer time, only what the exporter counted is charged
+_LONGEST_COUNTED_GAP = 3600.0  # seconds; a longer time is unknown, so nobody is charged
 _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
 _MARGIN = 1.2  # clocks and power limits are not exact
 _MAX_WATTS = 5000.0  # of one GPU whose power limit is unknown
@@ -30,8 +31,9 @@ Rejected = Mapping[str, int]  # name of a counter -> number of impossible increa
 class Spending:
     """Measures what happened on a node between its last two readings.
 
-    Held time is measured by our clock, so it is always known and paid for. Counters of another
-    exporter, or from before a gap, cannot be compared: their increase is unknown, not zero.
+    Held time is measured by our clock, so it is always known and paid for. After a gap, it is what
+    the exporter counted meanwhile. Counters of another exporter cannot be compared: their increase
+    is unknown, not zero.
     """
 
     node: NodeEntry
@@ -47,7 +49,12 @@ class Spending:
             return
         self.rejected.update(self.earlier.rejected)
         seconds = self.node.reading.read_at - self.earlier.reading.read_at
-        if not 0 < seconds <= self.longest_gap:
+        now, then = self.node.state.exporter_id, self.earlier.state.exporter_id
+        self._has_counted = now == then != ""
+        self._is_gap = seconds > self.longest_gap
+        if seconds <= 0 or seconds > max(self.longest_gap, _LONGEST_COUNTED_GAP):
+            return
+        if self._is_gap and not self._has_counted:
             return
 
         self.seconds = seconds
@@ -58,9 +65,7 @@ class Spending:
             (part.device_key, part.holder.key): part.holder for part in self.earlier.held
         }
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
-        now, then = self.node.state.exporter_id, self.earlier.state.exporter_id
         is_same_target = self.node.reading.target == self.earlier.reading.target
-        self._has_counted = now == then != ""
         self._is_comparable = self._has_counted or is_same_target
         self._has_restarted = now != then
 
@@ -73,7 +78,13 @@ class Spending:
         usage = holder.usage or _NO_USAGE
         before = self._before.get((device_key, holder.key))
         if before is not None:
-            return self._compare(before.usage or _NO_USAGE, usage, gpu, self.seconds, share)
+            last = before.usage or _NO_USAGE
+            held: float | None = self.seconds
+            if self._is_gap:
+                held = self._seconds_of("allocated time", last.allocated_ns, usage.allocated_ns)
+            if held is None:
+                return None
+            return self._compare(last, usage, gpu, min(held, self.seconds), share)
 
         # The holder is new. Its exporter counts its time from the first second on.
         if usage.allocated_ns is None or gpu.uuid not in self._totals or not self._has_counted:
@@ -109,13 +120,16 @@ class Spending:
         """Maps each device that both readings have to its energy that no holder used."""
         if self.seconds is None or self.earlier is None:
             return {}
-        known = _list_devices(self.earlier)
+        known = _list_holders(self.earlier)
         rest: dict[str, float | None] = {}
         for gpu in self.node.state.devices:
             for instance, _ in divide_gpu(gpu):
                 key = key_of(gpu, instance)
-                if key in known:
-                    rest[key] = self.measure_rest(gpu, instance)
+                holders = known.get(key)
+                # If holders changed in a gap, it is unknown how long nobody held the device.
+                if holders is None or (self._is_gap and holders != _keys_of(gpu, instance)):
+                    continue
+                rest[key] = self.measure_rest(gpu, instance)
         return rest
 
     def _seconds_of(self, name: str, before: int | None, now: int | None) -> float | None:
@@ -141,12 +155,16 @@ class Spending:
         return increase
 
 
-def _list_devices(node: NodeEntry) -> set[str]:
-    keys = set()
+def _list_holders(node: NodeEntry) -> dict[str, set[WorkloadKey]]:
+    holders = {}
     for gpu in node.state.devices:
         for instance, _ in divide_gpu(gpu):
-            keys.add(key_of(gpu, instance))
-    return keys
+            holders[key_of(gpu, instance)] = _keys_of(gpu, instance)
+    return holders
+
+
+def _keys_of(gpu: DeviceState, instance: MigInstance | None) -> set[WorkloadKey]:
+    return {holder.key for holder in (instance or gpu).holders}
 
 
 def describe_rejected(rejected: Rejected) -> str:
