@@ -35,6 +35,7 @@ from podgpu.past.bill import (
 from podgpu.past.record import RecordedUsage, SampleReader
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
+from tests.simulated import stop_after_test
 
 DAY = 86_400
 PRICES = Prices("EUR", {"*": Price(10.0)})
@@ -56,6 +57,7 @@ class Cluster:
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
         reader = SampleReader(lambda: self.world.state, longest_gap)
         self.recorder = HistoryRecorder(reader, clock, directory)
+        stop_after_test.append(self.recorder.stop)
         self.answers = RecordedUsage(self.recorder, self.state)
 
     def state(self) -> ClusterState:

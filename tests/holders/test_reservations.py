@@ -195,9 +195,10 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
         assert sum(holder.part for holder in device.holders) <= 1
     recorder = HistoryRecorder(SampleReader(lambda: state, 60.0))
     recorder.record()
-    return view, asyncio.run(
-        RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted"))
-    )
+    usage = RecordedUsage(recorder, lambda: state)
+    answer = asyncio.run(usage.range(RangeQuery(order="wasted")))
+    recorder.stop()
+    return view, answer
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ def reading(read_at: float = 100.0) -> ClusterReading:
 def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
-    app: Any = partial(
-        cluster_application,
-        usage=RecordedUsage(cluster_recorder(cluster), lambda: cluster.published.state),
-    )
+    recorder = cluster_recorder(cluster)
+    usage = RecordedUsage(recorder, lambda: cluster.published.state)
+    app: Any = partial(cluster_application, usage=usage)
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
+    recorder.stop()
 
 
 def test_metrics_with_special_characters() -> None:
