@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from podgpu import __version__
+from podgpu import NodeState, __version__, decode_node
 from podgpu.fleet import view as view_structs
 from podgpu.fleet.prices import read_prices
 from podgpu.metrics.parse import parse_text
-from podgpu.model import NodeState, decode_node, encode_node
+from podgpu.model import encode_node
 from podgpu.past.record import RecordedUsage
 from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Description, Node, node_of
