@@ -87,7 +87,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 # the end.
 SLOW = {
     # its data are stale five minutes after the tests are collected
-    "cluster/test_prometheus_ranges.py": 45,
+    "fleet/test_prometheus_ranges.py": 45,
     "browser/test_fit.py": 40,
     "test_doc_commands.py": 36,
     "agent/test_gpu_faults.py": 34,
@@ -104,7 +104,7 @@ SLOW = {
     "agent/test_health.py": 15,
     "cli/test_cluster.py": 14,
     "agent/test_kubelet_faults.py": 13,
-    "cluster/test_prometheus_live.py": 13,
+    "fleet/test_prometheus_live.py": 13,
     "cli/test_ill_api_server.py": 12,
     "test_billing.py": 12,
 }
@@ -143,7 +143,7 @@ def _connect_tracked(*args: Any, **options: Any) -> sqlite3.Connection:
     return _connect(*args, **{"factory": _TrackedConnection, **options})
 
 
-sqlite3.connect = _connect_tracked
+sqlite3.connect = _connect_tracked  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,8 @@ counters.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +56,11 @@ def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, of
             (busy + 1, idle, 0.0) if is_on else (busy, idle + 1, since or second - 1.0)
         )
         if second % 15 == 0:
-            state = {"busy_ns": busy * NS, "idle_ns": idle * NS, "utilization_ratio": float(is_on)}
+            state: dict[str, Any] = {
+                "busy_ns": busy * NS,
+                "idle_ns": idle * NS,
+                "utilization_ratio": float(is_on),
+            }
             own = holder(idle_since=None if is_on else 1_700_000_100.0 + since, **state)
             one = gpu(0, own, busy=float(is_on))
             world.round(

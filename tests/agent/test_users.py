@@ -196,7 +196,7 @@ def test_history_charges_each_joule_once(node: PlainNode) -> None:
     joules = {"rest": 0.0}
     for _ in range(15):
         node.turn()
-        (gpu,) = read_gpus() or ()
+        (gpu,) = read_gpus() or []
         for charge in gpu.charges:
             name = charge.account.job or "rest"
             joules[name] = joules.get(name, 0.0) + charge.amounts.energy_joules

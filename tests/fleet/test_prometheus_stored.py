@@ -197,8 +197,8 @@ def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
 
 def holders_of(reading: ClusterReading) -> dict[str, list[str]]:
     """Returns the pods of every GPU and MIG instance, by UUID."""
-    slots = [
-        (device.uuid if slot is device else f"{device.uuid}/{slot.id}", slot)
+    slots: list[tuple[str, Any]] = [
+        (device.uuid if slot is device else f"{device.uuid}/{slot.id}", slot)  # type: ignore[attr-defined]
         for node in reading.nodes
         for device in node.state.devices
         for slot in (device, *device.instances)

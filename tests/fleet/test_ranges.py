@@ -402,7 +402,8 @@ def test_a_wrong_query_is_refused(query: dict[str, str], message: str) -> None:
 # Waste: the same rows, with current values
 
 
-IDLE, BUSY = {"utilization_ratio": 0.0}, {"utilization_ratio": 0.5}
+IDLE: dict[str, Any] = {"utilization_ratio": 0.0}
+BUSY: dict[str, Any] = {"utilization_ratio": 0.5}
 
 
 def test_hours_and_money_of_an_idle_holder_beside_a_busy_one() -> None:

@@ -192,7 +192,7 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
     view = make_view(state)
     for device in view.nodes[0].gpus:
-        assert sum(holder.part for holder in device.holders) <= 1
+        assert sum(holder.part or 0 for holder in device.holders) <= 1
     recorder = HistoryRecorder(SampleReader(lambda: state, 60.0))
     recorder.record()
     usage = RecordedUsage(recorder, lambda: state)

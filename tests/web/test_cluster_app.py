@@ -85,9 +85,9 @@ def test_probes() -> None:
             assert "no whole answer within 5 s" in client.ask("/api/v1/view").text
         time.now += cluster.late_after + 1
         assert client.ask("/ready").status == 503
-    with running(
-        Cluster(Script, ViewSettings(), clock=Time().clock), app=cluster_application
-    ) as client:  # type: ignore[arg-type]
+    unread: Any = Cluster(Script, ViewSettings(), clock=Time().clock)
+    app: Any = cluster_application
+    with running(unread, app=app) as client:
         assert client.ask("/ready").status == 503, "not ready before the first reading"
 
 
