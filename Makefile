@@ -4,17 +4,17 @@ BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy release
 # The tests of a file share servers, so each file runs in one worker. Many tests wait: five workers suit two cores.
 WORKERS ?= 5
-TESTS := $(BIN)/python -m pytest --ignore tests/release -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --ignore tests/release -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # If it is set, every command that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test retest lint lint-js check golden bench faults soak attack docs manifests release check-release proto clean
+.PHONY: demo test retest lint lint-js check mutants golden bench faults soak attack docs manifests release check-release proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
 
 test: .venv/dev
-	$(TESTS)
+	$(PYTEST)
 
 # Runs the tests that failed last time, one after the other.
 retest: .venv/dev
@@ -32,6 +32,12 @@ lint-js: .venv/typescript
 
 check: lint test
 
+# Changes the code in many places, one at a time, and prints the changes that no test noticed. Takes up to ten minutes.
+MUTATE ?= src/podgpu/charge.py
+TESTS ?= tests/test_charge.py
+mutants: .venv/dev
+	$(BIN)/python -m tests.mutants --mutate $(MUTATE) --tests $(TESTS)
+
 # Rewrites the expected output of the golden scenarios. Read the diff before you commit it.
 golden: .venv/dev
 	$(BIN)/python -m pytest tests/nodes --rewrite-golden
@@ -42,7 +48,7 @@ bench: .venv/dev
 
 # Runs only the tests of the faults in docs/reliability.md.
 faults: .venv/dev
-	$(TESTS) -m fault
+	$(PYTEST) -m fault
 
 # An hour of pods, processes, MIG layouts and faults, a hundred times as fast as real time. SOAK="--minutes 1".
 soak: .venv/dev

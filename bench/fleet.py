@@ -12,6 +12,7 @@ import gzip
 import json
 import logging
 import sys
+from functools import partial
 
 from bench.node import rename, simulated_node
 from podgpu.metrics.encode import CONTENT_TYPE
@@ -89,9 +90,7 @@ class NodeProtocol(asyncio.Protocol):
 async def run(nodes: int) -> None:
     fleet, loop, ports = Fleet(nodes), asyncio.get_running_loop(), []
     for node in range(nodes):
-        server = await loop.create_server(
-            lambda node=node: NodeProtocol(fleet, node), "127.0.0.1", 0
-        )  # type: ignore[misc]
+        server = await loop.create_server(partial(NodeProtocol, fleet, node), "127.0.0.1", 0)
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):

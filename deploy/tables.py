@@ -32,6 +32,7 @@ NAMED_FILES = (
         CHART / "values.yaml",
         ROOT / "deploy" / "demo" / "compose.yaml",
         ROOT / "README.md",
+        ROOT / "pyproject.toml",
     ),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "deploy" / "systemd").glob("podgpu.*")),

@@ -10,10 +10,13 @@ import inspect
 import logging
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -84,7 +87,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 # the end.
 SLOW = {
     # its data are stale five minutes after the tests are collected
-    "cluster/test_prometheus_ranges.py": 45,
+    "fleet/test_prometheus_ranges.py": 45,
     "browser/test_fit.py": 40,
     "test_doc_commands.py": 36,
     "agent/test_gpu_faults.py": 34,
@@ -101,7 +104,7 @@ SLOW = {
     "agent/test_health.py": 15,
     "cli/test_cluster.py": 14,
     "agent/test_kubelet_faults.py": 13,
-    "cluster/test_prometheus_live.py": 13,
+    "fleet/test_prometheus_live.py": 13,
     "cli/test_ill_api_server.py": 12,
     "test_billing.py": 12,
 }
@@ -122,8 +125,44 @@ def _logging_as_before() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
+class _TrackedConnection(sqlite3.Connection):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _open_databases.add(self)
+
+    def close(self) -> None:
+        super().close()
+        _open_databases.discard(self)
+
+
+_open_databases: weakref.WeakSet[_TrackedConnection] = weakref.WeakSet()
+_connect = sqlite3.connect
+
+
+def _connect_tracked(*args: Any, **options: Any) -> sqlite3.Connection:
+    return _connect(*args, **{"factory": _TrackedConnection, **options})
+
+
+sqlite3.connect = _connect_tracked  # type: ignore[assignment]
+
+
 @pytest.fixture(autouse=True)
-def _stop_nodes() -> Iterator[None]:
+def _closes_databases() -> Iterator[None]:
+    """Fails a test that leaves a connection to SQLite open.
+
+    Python 3.13 and later warn about these too, but only when the connection is collected, which
+    may be in another test.
+    """
+    before = set(_open_databases)
+    yield
+    left_open = set(_open_databases) - before
+    for connection in left_open:
+        connection.close()
+    assert not left_open, "close every HistoryStore, and stop every HistoryRecorder"
+
+
+@pytest.fixture(autouse=True)
+def _stop_nodes(_closes_databases: None) -> Iterator[None]:
     """Stops the simulated nodes that the test created. Those of a module's fixture were created
     before, and stay.
     """

@@ -33,7 +33,7 @@ def without_privilege() -> Iterator[None]:
 def mounted_disk(disk: Path, options: str = "size=1m") -> Iterator[None]:
     """Mounts a small file system. Skips the test if that is not permitted."""
     disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk]
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")

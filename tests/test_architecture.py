@@ -1,4 +1,7 @@
-"""Import directions between packages, and the rule that tests do not patch our own modules."""
+"""Import directions between packages, import cycles between modules, and patches in tests.
+
+Tests must not patch our own modules.
+"""
 
 from __future__ import annotations
 
@@ -61,17 +64,29 @@ def test_imports_point_downwards(package: str) -> None:
             assert LAYER_OF[package] < LAYER_OF[imported], f"{path} imports {imported}"
 
 
-def test_no_modules_import_each_other() -> None:
-    """Also counts imports for type checkers and imports inside functions."""
-    modules = {}
-    for path in FILES:
-        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
-        modules[name.removesuffix(".__init__")] = path
-    graph = {}
-    for name, path in modules.items():
-        imported = imports_of(path) & modules.keys()
-        graph[name] = imported - {name}
-    TopologicalSorter(graph).prepare()
+MODULES = {
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+}
+
+
+def modules_imported(path: Path) -> set[str]:
+    """Returns our modules that a module imports: at its top, for types only, and in functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                names.add(member if member in MODULES else node.module)
+    return names & MODULES.keys()
+
+
+def test_imports_between_modules_have_no_cycles() -> None:
+    imports = {name: modules_imported(path) for name, path in MODULES.items()}
+    # Raises CycleError, which names the modules of a cycle.
+    TopologicalSorter(imports).prepare()
 
 
 def test_no_two_modules_have_the_same_name() -> None:

@@ -154,7 +154,10 @@ class Node(SimulatedNode):
         super().__init__(
             "8xH100",
             Settings(
-                TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")
+                interval=TELEMETRY_EVERY,
+                allocation_interval=ALLOCATION_EVERY,
+                usage_interval=USAGE_EVERY,
+                policy=Policy(hostname="node-1"),
             ),
             sources=[KubeletAllocation(self.kubelet.socket, clock=self.monotonic)],
             proc=self.proc,
@@ -215,7 +218,7 @@ class Node(SimulatedNode):
                 yield second + ALLOCATION_AT, self.agent.read_allocation
             yield second + USAGE_AT, self.agent.read_usage
 
-    def run(self, jobs: list[Job], until: float) -> None:
+    def run(self, jobs: list[Job], until: float) -> None:  # type: ignore[override]
         events = [event for job in jobs for event in self.job_events(job)] + list(
             self.turn_events(until)
         )

@@ -4,11 +4,13 @@ counters.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.charge import Amounts, HeldTime, charge, charge_rest
+from podgpu.charge import Amounts, Figures, HeldTime, charge, charge_rest
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
 from podgpu.past.record import make_records
@@ -17,6 +19,39 @@ from tests.fleet.states import World, gpu, holder, node
 PRICES = Prices("EUR", {"*": Price(1.0)})
 SECONDS = st.floats(0, 3600)
 TIMES = st.builds(HeldTime, SECONDS, st.floats(0, 1), *[st.none() | SECONDS] * 5, SECONDS)
+
+
+def test_each_amount_of_a_measured_time() -> None:
+    """Half of an eighth of a GPU, for 40 s of which 8 s were idle, at 9 per hour."""
+    time = HeldTime(
+        40.0, 0.5, busy=16.0, busy_min=12.0, busy_max=24.0, idle=8.0, waited=4.0, joules=7.0
+    )
+    assert charge(time, 0.125, 9.0) == Amounts(
+        allocated_seconds=2.5,
+        idle_seconds=0.5,
+        cost=0.05,
+        idle_cost=0.01,
+        measured_seconds=2.5,
+        busy_seconds=2.0,
+        busy_min_seconds=1.5,
+        busy_max_seconds=3.0,
+        energy_joules=7.0,
+        waited_seconds=0.5,
+    )
+
+
+def test_unknown_values_are_0_except_the_busy_time_that_is_possible() -> None:
+    assert charge(HeldTime(40.0, 0.5), 1.0, None) == Amounts(20.0, busy_max_seconds=40.0)
+    idle = Amounts(20.0, 5.0, measured_seconds=5.0, busy_max_seconds=30.0)
+    assert charge(HeldTime(40.0, 0.5, idle=10.0), 1.0, None) == idle
+    assert charge(HeldTime(40.0, 0.5, idle=99.0), 1.0, None).idle_seconds == 20.0
+    assert charge(HeldTime(0.0), 1.0, 9.0) == Amounts()
+    assert charge_rest(60.0, 0.0, 0.0, 9.0) == Amounts()
+
+
+def test_figures_of_two_containers_are_added_and_unknown_ones_are_left_out() -> None:
+    own, other = Figures(0.25, 100.0, None, None), Figures(0.5, None, 300.0, None)
+    assert own.plus(other) == Figures(0.75, 100.0, 300.0, None)
 
 
 @given(TIMES, st.floats(0, 1), st.none() | st.floats(0, 100))
@@ -54,7 +89,7 @@ def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, of
             (busy + 1, idle, 0.0) if is_on else (busy, idle + 1, since or second - 1.0)
         )
         if second % 15 == 0:
-            counters = {
+            counters: dict[str, Any] = {
                 "busy_ns": busy * NS,
                 "idle_ns": idle * NS,
                 "utilization_ratio": float(is_on),

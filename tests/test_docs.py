@@ -138,7 +138,9 @@ def queries_of(page: Path) -> list[str]:
 
 
 @needs_promtool
-@pytest.mark.parametrize("page", list(filter(queries_of, PAGES)), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if queries_of(page)], ids=lambda page: page.name
+)
 def test_queries_parse(page: Path, tmp_path: Path) -> None:
     queries = queries_of(page)
     rules = [{"alert": f"query{number}", "expr": query} for number, query in enumerate(queries)]

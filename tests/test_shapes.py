@@ -16,12 +16,12 @@ from tests.nodes.node import FIXTURES, Description, node_of
 from tests.web.server import running
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-POD = {
+POD: dict[str, object] = {
     "namespace": "research",
     "name": "train-a",
     "containers": {"main": {"nvidia.com/gpu": [UUID]}},
 }
-SLICES = [
+SLICES: list[dict[str, object]] = [
     {
         "namespace": "serving",
         "name": name,

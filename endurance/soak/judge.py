@@ -5,7 +5,7 @@ sums.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from endurance.soak.truth import RELEASED_SECONDS, HeldDevice
 from endurance.soak.world import World
@@ -164,7 +164,7 @@ class Judge:
     def _was_reset(self, series: Series) -> bool:
         return any(name == "UUID" and value in self._truth.resets for name, value in series[1])
 
-    def _judge_sums(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
+    def _judge_sums(self, samples: Mapping[str, Sequence[ParsedSample]]) -> None:
         """Checks that the use of containers and the rest add up to the device's use since the last
         check. Skips MIG.
         """
@@ -184,7 +184,7 @@ class Judge:
                     self._compare(whole, device, values)
         self._sums = new
 
-    def _judge_totals(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
+    def _judge_totals(self, samples: Mapping[str, Sequence[ParsedSample]]) -> None:
         """Checks the totals since the start, using the last known value of every series."""
         for family, totals in self._totals.items():
             totals |= {

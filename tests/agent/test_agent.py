@@ -7,12 +7,13 @@ from __future__ import annotations
 import gc
 import threading
 import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.labels import Policy
-from podgpu.model import Allocation, Assignment, Workload
+from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.gpu.nvml.driver import VersionMismatch
 from podgpu.web import exporter_app
@@ -144,9 +145,13 @@ def test_library_and_driver_apart_is_fatal(node: Node) -> None:
 
 def test_the_loops_run_and_end(node: Node) -> None:
     read = threading.Event()
-    node.holders.assignments = lambda devices: (
-        (read.set(), Allocation())[1] if devices else Allocation()
-    )  # type: ignore[method-assign]
+
+    def assignments(devices: Sequence[Device]) -> Allocation:
+        if devices:
+            read.set()
+        return Allocation()
+
+    node.holders.assignments = assignments  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
     assert read.wait(30), "the allocation loop runs as soon as devices are known"
 
@@ -154,7 +159,7 @@ def test_the_loops_run_and_end(node: Node) -> None:
 def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: Node) -> None:
     ended = threading.Event()
 
-    node.agent.read_allocation = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    node.agent.read_allocation = lambda: 1 / 0  # type: ignore[misc, assignment]
     node.agent.start(on_fatal=ended.set)
     assert ended.wait(30)
     assert node.agent.fatal is not None

@@ -51,7 +51,7 @@ class Bench(SimulatedNode):
         settings = Settings(interval=interval, collections=collections, policy=policy)
         super().__init__(gpus, settings, sources=(), read_counters=feed)
 
-    def run(self, seconds: int) -> Counter[str]:
+    def run(self, seconds: int) -> Counter[str]:  # type: ignore[override]
         """Runs the agent second by second, like its loop. Returns the driver calls."""
         before = Counter(self.driver.calls)
         for _ in range(seconds):

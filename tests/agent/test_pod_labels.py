@@ -65,9 +65,7 @@ def test_names_are_always_valid(key: str) -> None:
 
 
 @given(
-    st.dictionaries(
-        KEYS, st.text(st.characters(blacklist_categories=("Cs",)), max_size=8), max_size=8
-    )
+    st.dictionaries(KEYS, st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=8)
 )
 def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> None:
     counters = parse_counters(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ class Node(SimulatedNode):
         self.proc = FaultyProc(root / "proc")
         settings = Settings(interval=1.0, policy=Policy(shipped_counters("default") or (), "h"))
         super().__init__(spec, settings, proc=self.proc, identities=lambda: self.read_names())
-        self.read_names = lambda: NAMES
+        self.read_names: Callable[[], Identities] = lambda: NAMES
 
     def give(self, *names: str) -> None:
         self.holders.now = [

@@ -77,7 +77,7 @@ class Node(SimulatedNode):
         super().__init__(
             spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES
         )
-        self.gpu = self.driver.gpus[0]
+        self.gpu: Any = self.driver.gpus[0]
         for number, burst in enumerate(loads):
             self.start(number, burst)
 

@@ -164,7 +164,9 @@ class Tab:
     def press(self, *keys: str) -> None:
         """Presses named keys, such as `Escape`, or types single characters."""
         for key in keys:
-            code = {"windowsVirtualKeyCode": _KEYS[key]} if key in _KEYS else {"text": key}
+            code: dict[str, Any] = (
+                {"windowsVirtualKeyCode": _KEYS[key]} if key in _KEYS else {"text": key}
+            )
             if key == "Enter":
                 code["text"] = "\r"
             self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **code)

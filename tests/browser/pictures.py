@@ -320,7 +320,10 @@ def _training_node(node: str, turn: int) -> Iterator[GpuView]:
     for index in range(8):
         load = _wave(index, turn, 0.91, 0.06)
         pod = held("research", f"llm-pretrain-{node}", "trainer", load, 71, processes=1)
-        figures = {"power_watts": round(420 + 270 * load, 1), "temperature_celsius": 55.0 + index}
+        figures: dict[str, Any] = {
+            "power_watts": round(420 + 270 * load, 1),
+            "temperature_celsius": 55.0 + index,
+        }
         yield gpu(
             index, node, utilization=load, memory=71, holders=[pod], energy_joules=9e8, **figures
         )
@@ -330,7 +333,7 @@ def _mixed_node(node: str, now: float, turn: int) -> Iterator[GpuView]:
     for index in range(2):
         load = _wave(index, turn, 0.74, 0.15)
         pod = held("research", "diffusion-sweep-7", "trainer", load, 33, processes=2)
-        figures = {"power_watts": 510.0, "temperature_celsius": 61.0}
+        figures: dict[str, Any] = {"power_watts": 510.0, "temperature_celsius": 61.0}
         yield gpu(index, node, utilization=load, memory=33, holders=[pod], **figures)
     idle = held(
         "notebooks",
@@ -395,7 +398,7 @@ def _mixed_node(node: str, now: float, turn: int) -> Iterator[GpuView]:
         ),
         held("serving", "ocr-v2", "server", loads[2], 4, share_ratio=0.25, processes=1),
     ]
-    together = {
+    together: dict[str, Any] = {
         "utilization": round(sum(loads), 4),
         "power_watts": 386.0,
         "temperature_celsius": 54.0,
@@ -419,7 +422,10 @@ def _inference_node(node: str, turn: int) -> Iterator[GpuView]:
     for index in range(4):
         load = _wave(index, turn, 0.45, 0.3)
         pod = held("serving", f"chat-{index}", "engine", load, 41, processes=1)
-        figures = {"power_watts": round(140 + 190 * load, 1), "temperature_celsius": 58.0}
+        figures: dict[str, Any] = {
+            "power_watts": round(140 + 190 * load, 1),
+            "temperature_celsius": 58.0,
+        }
         yield gpu(
             index,
             node,
@@ -465,7 +471,7 @@ def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> G
                 idle_since=round(now - 2000 - lot * 700),
             )
         ]
-        figures = {"power_watts": 98.0, "temperature_celsius": 36.0}
+        figures: dict[str, Any] = {"power_watts": 98.0, "temperature_celsius": 36.0}
         return gpu(index, name, model, utilization=0.0, memory=12, holders=idle, **figures)
     load = _wave(index + number, turn, 0.2 + (lot % 100) / 125, 0.08)
     pod = held(namespace, f"job-{number // 4}-worker-{number % 4}", "trainer", load, 60)

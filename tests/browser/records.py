@@ -104,7 +104,10 @@ def _values(device: Device, points: int) -> list[float | None]:
 
 def _series(device: Device, points: int) -> dict[str, list[float | None]]:
     load = _values(device, points)
-    of = lambda make: [None if value is None else make(value) for value in load]  # noqa: E731
+
+    def of(make: Callable[[float], float]) -> list[float | None]:
+        return [None if value is None else make(value) for value in load]
+
     return {
         "utilization_ratio": load,
         "memory_used_bytes": of(lambda v: int(GIB * (20 + 40 * v))),
@@ -198,7 +201,7 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
         }
 
     name = "label" if by.startswith("label:") else by
-    rows = [
+    rows: list[dict[str, Any]] = [
         {name: "nlp"} | figures(6, 2),
         {name: "vision"} | figures(2, 0),
         {"unallocated": True} | figures(4, 0),
@@ -431,7 +434,7 @@ def troubled(turn: int = 0) -> View:
     )
     ill = {5: [xid], 6: [hot]}
     gpus = [replace(one, conditions=ill.get(one.index or 0, [])) for one in first.gpus]
-    absent = {"memory": None, "total": None, "absent": True}
+    absent: dict[str, Any] = {"memory": None, "total": None, "absent": True}
     gpus[3] = gpu(3, first.name, holders=gpus[3].holders, conditions=[lost], **absent)
     others = [
         replace(one, conditions=[remap]) if one.index == 6 else one for one in second.gpus[:7]

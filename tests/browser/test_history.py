@@ -160,7 +160,7 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
     told = {
         "events": [{"at": now, "kind": name, "text": name, "pod": name, "node": name, "uuid": name}]
     }
-    parts = {"history": past, "gpus": known, "events": told}
+    parts: dict[str, Any] = {"history": past, "gpus": known, "events": told}
     answers: Records = lambda path, query: parts.get(path.split("/")[0])  # noqa: E731
     shown.records = answers
     opened(tab, url, f"#gpu={ILL}")

@@ -57,6 +57,7 @@ class Demo:
         self.exporters = [make_exporter(node, prices) for node in self.nodes]
         for exporter in self.exporters:
             opened.callback(exporter.agent.stop)
+            opened.callback(exporter.recorder.stop)
         self.clients = [
             opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters
         ]
@@ -69,6 +70,7 @@ class Demo:
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)
+        opened.callback(self._recorder.stop)
         if past:
             for _ in range(2):
                 self.time.advance(STEP)

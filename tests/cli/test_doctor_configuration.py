@@ -13,7 +13,7 @@ import pytest
 
 from podgpu.cli.doctor import command
 from podgpu.cli.main import run
-from podgpu.cli.options import EXPORTER_OPTIONS
+from podgpu.cli.options import EXPORTER_OPTIONS, GroupedCommand
 from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
@@ -101,6 +101,7 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 
 
 def test_every_option_of_the_exporter_is_accepted() -> None:
+    assert isinstance(command, GroupedCommand)
     options = {option.flag: replace(option, help="", common=True) for option in command.rows}
     for option in EXPORTER_OPTIONS:
         assert options[option.flag] == replace(option, help="", common=True)

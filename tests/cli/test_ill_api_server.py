@@ -281,7 +281,7 @@ def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
     with watched_node(folder) as (node, server):
         (feed,) = node.api.feeds
         server.raw_answer, server.raw_endless = make(), endless
-        server.raw_headers = {"Content-Type": "application/json"} | headers
+        server.raw_headers = {"Content-Type": "application/json", **headers}
         server.send(b"nonsense\n")
         before = len(server.requests)
         wait_until(lambda: len(server.requests) >= before + 2, "the list was refused too")

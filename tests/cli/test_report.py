@@ -55,6 +55,7 @@ def url() -> Iterator[str]:
     )
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield f"http://127.0.0.1:{client.address.port}"
+    recorder.stop()
 
 
 def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:

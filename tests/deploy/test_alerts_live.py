@@ -78,6 +78,11 @@ class Fault:
     """Pattern that the alert's description must match."""
 
 
+def _take_down(fleet: Fleet) -> None:
+    for node in fleet.nodes:
+        node.down()
+
+
 def _lose_gpu(fleet: Fleet) -> None:
     fleet.nodes[0].driver.faults.lose(1)
 
@@ -254,7 +259,7 @@ FAULTS = {
             ("PodgpuExporterDown", "node-1", "", ""),
             ("PodgpuExporterDown", "node-2", "", ""),
         ),
-        lambda fleet: [node.down() for node in fleet.nodes] and None,
+        _take_down,
         lambda fleet: [node.up() for node in fleet.nodes],
     ),
 }

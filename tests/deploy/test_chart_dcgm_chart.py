@@ -82,7 +82,7 @@ def test_flags_and_variables_are_refused_with_the_value_to_use(one: dict[str, An
     """Without this check, probes would use a port without a listener, or a feature would lack
     permissions.
     """
-    short, *_, long = (*one["flags"], *one["flags"])
+    short, long = one["flags"][0], one["flags"][-1]
     words = [f"--{long}=x"] if short == long else [f"-{short}", "x"]
     assert f"{words[0]}: use the value {one['value']}," in refusal(
         {"exporter": {"arguments": words}}

@@ -7,8 +7,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_every_query_returns_data(fleet: Fleet, name: str) -> None:
     assert asked
     for one in asked:
         each = sent(one)
-        wait_until(lambda each=each: any(map(fleet.prometheus.ask, each)), f"{one}: {each}")
+        wait_until(partial(any_answers, fleet, each), f"{one}: {each}")
 
 
 @needs_servers
@@ -114,7 +115,7 @@ def test_nvidias_dashboard_returns_data(fleet: Fleet) -> None:
         "gpu": several(["0", "1"]),
     }
     for query in (as_sent(query, picked) for query in NVIDIA_12239):
-        wait_until(lambda query=query: fleet.prometheus.ask(query), query)
+        wait_until(partial(fleet.prometheus.ask, query), query)
         if not query.startswith(("avg", "sum")):
             assert all(
                 {"instance", "gpu"} <= one.labels.keys() for one in fleet.prometheus.ask(query)
@@ -129,7 +130,11 @@ def test_every_variable_has_values(fleet: Fleet, name: str) -> None:
         if variable["type"] == "query":
             query, label = label_values(variable)
             asked = as_sent(query, everything_chosen(DASHBOARDS[name], single))
-            wait_until(lambda q=asked, n=label: _values(fleet, q, n), variable["definition"])
+            wait_until(partial(_values, fleet, asked, label), variable["definition"])
+
+
+def any_answers(fleet: Fleet, queries: Sequence[str]) -> bool:
+    return any(fleet.prometheus.ask(query) for query in queries)
 
 
 def _values(fleet: Fleet, query: str, label: str) -> set[str]:

@@ -24,7 +24,7 @@ def test_dockerfile() -> None:
 
 def test_locked_wheels_satisfy_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    versions = {}
+    versions: dict[str, str] = {}
     for name in LOCKS:
         text = (ROOT / "release" / name).read_text(encoding="utf-8")
         entries = re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -24,7 +25,7 @@ files = pytest.mark.parametrize("name", FILES)
 
 
 @cache
-def loaded(name: str) -> list[dict[str, object]]:
+def loaded(name: str) -> list[dict[str, Any]]:
     text = (MANIFESTS / name).read_text(encoding="utf-8")
     return [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
 
@@ -52,11 +53,11 @@ def test_namespace_allows_the_pods(name: str) -> None:
     levels = {level(spec) for spec in pods_of(rendered)}
     if levels:
         assert rendered[0]["kind"] == "Namespace"
-        labels = rendered[0]["metadata"]["labels"]  # type: ignore[index]
+        labels = rendered[0]["metadata"]["labels"]
         assert levels <= {"restricted", labels["pod-security.kubernetes.io/enforce"]}
     elsewhere = {
         one["kind"] for one in rendered if one["metadata"].get("namespace", NAMESPACE) != NAMESPACE
-    }  # type: ignore[attr-defined]
+    }
     assert elsewhere <= {"RoleBinding"}, (
         "only a RoleBinding in kube-system, for the API server's authentication"
     )

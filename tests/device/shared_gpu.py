@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -171,9 +172,7 @@ class SharedGpu:
                 )
             try:
                 for method in methods:
-                    wait_for(
-                        lambda m=method: MEMORY in exposition(m), 30, f"the exporter ({method})"
-                    )
+                    wait_for(partial(has_memory, method), 30, f"the exporter ({method})")
                 yield {method: process.pid for method, process in running.items()}
             finally:
                 for process in running.values():
@@ -218,6 +217,10 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
         if time.monotonic() > until:
             sys.exit(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.1)
+
+
+def has_memory(method: str) -> bool:
+    return MEMORY in exposition(method)
 
 
 def exposition(method: str) -> str:

@@ -36,9 +36,9 @@ WALL = 1_700_000_000.0
 def enriching(exposition: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     words = [
         "--in",
-        exposition,
+        str(exposition),
         "--out",
-        out,
+        str(out),
         "--interval",
         "100ms",
         "--stale-after",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from podgpu.cli import main, node
+from podgpu.cli import main, sources
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from podgpu.node.gpu.source import Telemetry
 from tests.simulated import FaultyNvml
@@ -24,5 +24,5 @@ def _open_telemetry(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
 
 
 if __name__ == "__main__":
-    node.TELEMETRIES["simulated"] = _open_telemetry  # type: ignore[index]
+    sources.TELEMETRIES["simulated"] = _open_telemetry  # type: ignore[index]
     main()

@@ -62,7 +62,7 @@ def largest_node(folder: Path) -> Iterator[Process]:
     in the metrics.
     """
     kubelet = str(folder / "kubelet.sock")
-    arguments = (
+    arguments: tuple[str, ...] = (
         "-k",
         "--allocation",
         "kubelet",

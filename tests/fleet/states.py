@@ -34,7 +34,7 @@ def gpu(
     """Returns a GPU. `busy` is its utilisation; `used` is the value of the default --used-field."""
     more.setdefault("uuid", f"GPU-{index}")
     more.setdefault("model", H100)
-    fields = {} if used is None else {"DCGM_FI_DEV_MEM_COPY_UTIL": used}
+    fields: Any = {} if used is None else {"DCGM_FI_DEV_MEM_COPY_UTIL": used}
     return DeviceState(index=index, holders=holders, utilization_ratio=busy, fields=fields, **more)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,11 +48,11 @@ def printed(sample: str) -> list[str]:
 
 def rows(sample: str) -> list[Row]:
     families = parse_text("\n".join(printed(sample)) + "\n")
-    return list(
-        dict.fromkeys(
-            tuple(s.labels[n] for n in LABELS) for family in families for s in family.samples
-        )
-    )  # type: ignore[arg-type]
+    found: dict[Any, None] = {}
+    for family in families:
+        for line in family.samples:
+            found[tuple(line.labels[name] for name in LABELS)] = None
+    return list(found)
 
 
 def state_with(row: Row, **settings: bool) -> ClusterState:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_no_more_is_given_out_than_there_is(wanted: list[float | None], whole: f
         (None, {"processes": 1}, "unknown"),
     ],
 )
-def test_use(device: float | None, usage: dict[str, float], use: Use) -> None:
+def test_use(device: float | None, usage: dict[str, Any], use: Use) -> None:
     assert measure_use(gpu(0, busy=device), holder(**usage)) == use
 
 

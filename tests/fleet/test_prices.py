@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,7 +102,7 @@ changes:
     assert prices.label_names == ["capacity", "zone"]
 
     def find(model: str, at: float) -> list[float | None]:
-        nodes = ({**spot, "other": "x"}, {"capacity": "spot"}, reserved, {}, None)
+        nodes: tuple[Any, ...] = ({**spot, "other": "x"}, {"capacity": "spot"}, reserved, {}, None)
         return [prices.at(at).on_node(labels).of(model).gpu_hour for labels in nodes]
 
     assert find(H100, 0.0) == [1.0, 2.5, 1.5, 2.5, None], (

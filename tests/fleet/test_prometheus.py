@@ -359,13 +359,13 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(
         ("b", "ml", 1),
     ]
     assert [node.cluster for node in view.nodes] == ["a", "b"]
-    for cluster, gpus in (("a", 1), ("b", 1), (None, 2)):
-        pod = make_pod(state, view, "ml", "web-0", cluster)
-        assert pod is not None
-        assert (pod.totals.allocated, len(pod.nodes), pod.owner is None) == (
+    for name, gpus in (("a", 1), ("b", 1), (None, 2)):
+        shown = make_pod(state, view, "ml", "web-0", name)
+        assert shown is not None
+        assert (shown.totals.allocated, len(shown.nodes), shown.owner is None) == (
             gpus,
             gpus,
-            cluster is None,
+            name is None,
         )
     assert make_pod(state, view, "ml", "web-0", "c") is None
     for family in cluster_families(state, {scope: mean.mean for scope, mean in state.used.items()}):

@@ -9,11 +9,12 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -332,7 +333,7 @@ def evaluate_rules(url: str, begin: float, end: float) -> list[Point]:
     """Computes the samples that the server's recording rules would have stored."""
     short, _ = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     owners = f"({short['rules'][0]['expr']})"
-    points, sums = [], Counter[tuple[str, float]]()
+    points, sums = [], defaultdict[tuple[str, float], float](float)
     for rule in short["rules"][1:]:
         expression = rule["expr"].replace("last_over_time(podgpu:pod_owner:info[10m])", owners)
         form = {"query": expression, "start": begin + 300, "end": end, "step": 300}
@@ -470,7 +471,7 @@ class Month:
         for number, (gpu, namespace, start, end, idle) in enumerate(self.pods):
             if start <= seconds < end:
                 held = seconds - max(start, restarted)
-                usage = {
+                usage: dict[str, Any] = {
                     "utilization_ratio": 1 - idle,
                     "allocated_ns": round(held * 1e9),
                     "idle_ns": round(held * idle * 1e9),

@@ -36,6 +36,7 @@ from podgpu.past.bill import (
 from podgpu.past.record import RecordedUsage, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
+from tests.simulated import stop_after_test
 
 DAY = 86_400
 PRICES = Prices("EUR", {"*": Price(10.0)})
@@ -57,6 +58,7 @@ class Cluster:
         self.prices, self.at = prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
         self.recorder = HistoryRecorder(lambda: make_records(self.state()), clock, directory)
+        stop_after_test.append(self.recorder.stop)
         self.answers = RecordedUsage(self.recorder, self.state)
 
     def state(self) -> ClusterState:
@@ -401,7 +403,8 @@ def test_a_wrong_query_is_refused(query: dict[str, str], message: str) -> None:
 # Waste: the same rows, with current values
 
 
-IDLE, BUSY = {"utilization_ratio": 0.0}, {"utilization_ratio": 0.5}
+IDLE: dict[str, Any] = {"utilization_ratio": 0.0}
+BUSY: dict[str, Any] = {"utilization_ratio": 0.5}
 
 
 def test_hours_and_money_of_an_idle_holder_beside_a_busy_one() -> None:

@@ -95,13 +95,14 @@ def test_if_holders_are_unknown_pods_have_not_ended_and_gpus_are_not_charged_as_
         store.append(1000.0 + recorded.at, stored)
     with store.reader() as db:
         [history] = read_pod(db, "ml", "train", 1000, 1200)
+    store.close()
     assert (stored[0].charges, history.holders[0].to) == ([], None)
 
 
 def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
     def cluster_of(gpus: int) -> Cluster:
         cluster = Cluster(lambda: pytest.fail("no round is run"), ViewSettings())
-        cluster_recorder(cluster)
+        cluster_recorder(cluster).stop()
         cluster.published = PublishedState(
             state_of(node("n1", *(gpu(number) for number in range(gpus))))
         )

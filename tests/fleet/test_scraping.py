@@ -15,7 +15,7 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.http_client import Access
-from podgpu.model import DeviceState, WorkloadOwner
+from podgpu.model import DeviceState, Fields, WorkloadOwner
 from tests.fleet.exporters import Exporter, metrics_text, node_document, running_exporters
 
 SETTINGS = ViewSettings(drop_after=60.0)
@@ -67,7 +67,8 @@ def test_documents_and_text_give_the_same_reading() -> None:
 def test_kept_fields_have_one_name_and_unit() -> None:
     """An exporter with `--dcgm-names 4.9` exports other names and units."""
     name = "DCGM_FI_DEV_MEM_COPY_UTIL"
-    for fields in ({name: 50}, {"DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.5}):
+    documents: tuple[Fields, ...] = ({name: 50}, {"DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.5})
+    for fields in documents:
         document = node_document(0, devices=(DeviceState(uuid="G", fields=fields),))
         (node,) = run_rounds(Exporter(document=document)).nodes
         assert node.state.devices[0].fields == {name: 50}

@@ -75,7 +75,7 @@ def test_a_node_with_everything() -> None:
         temperature_celsius=61,
         usage=DeviceTotals(memory_used_bytes=7, energy_mj=9000),
     )
-    cut = gpu(1, instances=(mig(7, holder("m", **{"utilization_ratio": 0.0}), busy=0.0),))
+    cut = gpu(1, instances=(mig(7, holder("m", utilization_ratio=0.0), busy=0.0),))
     broken = gpu(
         2,
         conditions=(Condition("lost", WALL - 5.4),),

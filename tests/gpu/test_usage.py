@@ -43,11 +43,14 @@ def test_busy_time_of_a_minute(seed: int, loads: dict[int, float]) -> None:
         assert usage.busy_ns is not None
         assert usage.process_busy_ns is not None
         rounding = (len(loads) + 1) * usage.window_ns // 200
-        assert abs(sum(usage.process_busy_ns.values()) - usage.busy_ns) <= rounding
+        assert (
+            abs(sum(part or 0 for part in usage.process_busy_ns.values()) - usage.busy_ns)
+            <= rounding
+        )
         window += usage.window_ns
         busy += usage.busy_ns
         for pid, part in usage.process_busy_ns.items():
-            of_processes[pid] += part
+            of_processes[pid] += part or 0
     assert window == pytest.approx((bench.now - begin) * SECOND, abs=0.4 * SECOND)
     assert busy == pytest.approx((gpu.meter.busy - worked) * SECOND, rel=0.02)
     assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
@@ -102,7 +105,7 @@ def test_busy_time_without_samples(bench: NvmlBench) -> None:
         total["window"] += usage.window_ns
         total["busy"] += usage.busy_ns
         for pid, part in (usage.process_busy_ns or {}).items():
-            total[pid] += part
+            total[pid] += part or 0
     assert total["window"] == pytest.approx((bench.now - begin) * SECOND, abs=2000)
     assert total["busy"] == pytest.approx(0.7 * total["window"], rel=0.01)
     assert total[41] == pytest.approx(0.5 * total["window"], rel=0.01)

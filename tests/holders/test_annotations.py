@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -87,8 +88,12 @@ def entry(device: int, core: int = 100) -> dict[str, object]:
     return {"minor": 0, "id": uuid(device), "resources": {"koordinator.sh/gpu-core": str(core)}}
 
 
+def source_of(feed: Any) -> AnnotationsAllocation:
+    return AnnotationsAllocation(feed)
+
+
 def read(*pods: PodRecord) -> Allocation:
-    return AnnotationsAllocation(Feed(pods)).assignments(NODE)
+    return source_of(Feed(pods)).assignments(NODE)
 
 
 def shares(*pods: PodRecord) -> list[tuple[str, str, float | None]]:
@@ -362,7 +367,7 @@ def test_bad_mig_annotations(mig: object, message: str) -> None:
 
 def test_a_bad_annotation_affects_only_its_pod() -> None:
     bad, good = pod({KOORDINATOR: "{"}, name="bad"), pod(koordinator(entry(0)), name="good")
-    allocation = AnnotationsAllocation(Feed((bad, good))).assignments(NODE)
+    allocation = source_of(Feed((bad, good))).assignments(NODE)
     assert [one.holder.pod for one in allocation.assignments] == ["good"]
     holder = Workload("ml", "bad", uid="uid-bad")
     assert allocation.unmapped == (
@@ -388,17 +393,12 @@ def test_unknown_devices() -> None:
 
 
 def test_the_api_server_is_unavailable() -> None:
-    assert (
-        failure(lambda: AnnotationsAllocation(Feed(synced=False)).assignments(NODE)).reason
-        == "not_synced"
-    )
+    assert failure(lambda: source_of(Feed(synced=False)).assignments(NODE)).reason == "not_synced"
     one = pod({HAMI: f"{A},NVIDIA,1,25:;"})
     feed = Feed((one,), SourceError("unreachable", "it is down"))
-    assert len(AnnotationsAllocation(feed).assignments(NODE).assignments) == 1
+    assert len(source_of(feed).assignments(NODE).assignments) == 1
     feed.error = SourceError("forbidden", "not allowed: add a rule")
-    error = failure(
-        lambda: AnnotationsAllocation(feed).assignments(NODE), "not allowed: add a rule"
-    )
+    error = failure(lambda: source_of(feed).assignments(NODE), "not allowed: add a rule")
     assert error.reason == "forbidden"
 
 

@@ -95,7 +95,7 @@ class GivenSlices:
         return self.slices
 
 
-def feed_of(*devices: SliceDevice) -> GivenSlices:
+def feed_of(*devices: SliceDevice) -> Any:
     return GivenSlices((PoolSlice(POOL, 1, devices),))
 
 
@@ -118,7 +118,7 @@ def holder(name: str, container: str = "main") -> Workload:
     return Workload("team", name, container)
 
 
-def held(*pods: SimulatedPod, feed: GivenSlices | None = None) -> Allocation:
+def held(*pods: SimulatedPod, feed: Any = None) -> Allocation:
     return DraClaims(feed or feed_of(*OFFERED)).held(decode_list(list_answer(pods)), NODE)
 
 
@@ -249,7 +249,12 @@ DYNAMIC = feed_of(*map(SliceDevice, SMALL))
 
 def result(device: str, admin: bool | None = None, **consumed: str) -> dict[str, Any]:
     """Returns an element of a claim's `status.allocation.devices.results`."""
-    found = {"request": "gpus", "driver": NVIDIA_DRIVER, "pool": POOL, "device": device}
+    found: dict[str, Any] = {
+        "request": "gpus",
+        "driver": NVIDIA_DRIVER,
+        "pool": POOL,
+        "device": device,
+    }
     if consumed:
         found |= {"shareID": "a671734a-e8e5-11e4-8fde-42010af09327", "consumedCapacity": consumed}
     return found if admin is None else found | {"adminAccess": admin}
@@ -562,7 +567,7 @@ def test_the_share_is_the_consumed_part_of_the_capacity(
     make_source: MakeSource,
     file: Path,
     capacity: Pairs,
-    consumed: dict[str, str],
+    consumed: dict[str, Any],
     share: float | None,
 ) -> None:
     feed = feed_of(SliceDevice("gpu-0", uuid(1), capacity, is_shared=True))

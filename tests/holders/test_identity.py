@@ -206,7 +206,7 @@ def logs(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
-    identities = IdentityReader(*map(str, logs)).read()
+    identities = IdentityReader(str(logs[0]), str(logs[1])).read()
     assert identities == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG)
     assert identities.problems == ()
     assert identities.complete(BY_NAME) == FULL
@@ -259,7 +259,7 @@ def test_whether_a_container_runs(
 
 def test_a_directory_that_is_missing(logs: tuple[Path, Path]) -> None:
     os.rename(logs[0], logs[0].with_name("away"))
-    without = IdentityReader(*map(str, logs)).read()
+    without = IdentityReader(str(logs[0]), str(logs[1])).read()
     assert ([one.reason for one in without.problems], without.logged) == (
         ["file_missing"],
         known(LOG).logged,

@@ -192,12 +192,13 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
     view = make_view(state)
     for device in view.nodes[0].gpus:
-        assert sum(holder.part for holder in device.holders) <= 1
+        assert sum(holder.part or 0 for holder in device.holders) <= 1
     recorder = HistoryRecorder(lambda: make_records(state))
     recorder.record()
-    return view, asyncio.run(
-        RecordedUsage(recorder, lambda: state).range(RangeQuery(order="wasted"))
-    )
+    usage = RecordedUsage(recorder, lambda: state)
+    answer = asyncio.run(usage.range(RangeQuery(order="wasted")))
+    recorder.stop()
+    return view, answer
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def uuid(number: int) -> str:
     return f"GPU-{number:08x}-0000-0000-0000-000000000000"
 
 
-def gpu_pod(number: int, gpus: Iterable[int] = (0,), **more: str) -> Container:
+def gpu_pod(number: int, gpus: Iterable[int] = (0,), **more: Any) -> Container:
     """Returns a container with GPUs, configured as by NVIDIA's device plugin."""
     ids = tuple(uuid(one) for one in gpus)
     pod = Pod(f"sandbox-{number}", f"pod-{number}", **more)

@@ -114,9 +114,11 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
 
 def _status(url: str) -> int:
     try:
-        return int(urllib.request.urlopen(url, timeout=20).status)
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return int(answer.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ def sandbox(
     return Sandbox(pod, tuple(made))
 
 
-def _list(facts: Mapping[str, object], key: str) -> list[object]:
+def _list(facts: Mapping[str, object], key: str) -> list[Any]:
     found = facts.get(key, [])
     assert isinstance(found, Sequence)
     return list(found)

@@ -294,10 +294,11 @@ class SimulatedApiServer:
     def resume(self) -> None:
         self._do(self._answering.set)
 
-    def _do(self, act: Callable[[], None]) -> None:
+    def _do(self, act: Callable[[], object]) -> None:
         """Runs a function in the server's thread."""
         if self._loop is None:
-            return act()
+            act()
+            return
 
         async def run() -> None:
             act()
@@ -305,7 +306,7 @@ class SimulatedApiServer:
         asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def _each(self, act: Callable[[_Watch], None]) -> None:
-        self._do(lambda: [act(watch) for watch in self._watches] and None)
+        self._do(lambda: [act(watch) for watch in self._watches])
 
     async def _serve(self, ready: threading.Event) -> None:
         application = web.Application()

@@ -24,7 +24,7 @@ from podgpu.metrics.parse import (
 TESTS = Path(__file__).parents[1]
 GOLDEN = sorted((TESTS / "nodes").glob("*/expected.prom"))
 EXPOSITIONS = sorted((*TESTS.glob("fixtures/h200/*.prom"), *TESTS.glob("fixtures/seeds/*.prom")))
-TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"))
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 LETTERS = string.ascii_letters + "_"
 NAMES = st.builds(
     str.__add__, st.sampled_from(LETTERS + ":"), st.text(LETTERS + string.digits + ":", max_size=20)

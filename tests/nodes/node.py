@@ -80,7 +80,7 @@ class Description:
     """Names below /var/log: `pods/<namespace>_<pod>_<uid>`,
     `containers/<pod>_<namespace>_<container>-<id>.log`.
     """
-    processes: Mapping[str, Mapping[str, str]] | None = None
+    processes: Mapping[str, Mapping[str, Any]] | None = None
     """Pid -> `uid` and `container_id` of its container. If None, podgpu runs in its own PID
     namespace.
     """
@@ -187,8 +187,8 @@ def write_files(description: Description, folder: Path) -> None:
         FaultyProc(folder / "proc", OTHER_PID_NAMESPACE)
     else:
         proc = FaultyProc(folder / "proc")
-        for pid, container in description.processes.items():
-            proc.add(int(pid), container_cgroup(**container))
+        for name, container in description.processes.items():
+            proc.add(int(name), container_cgroup(**container))
         for pid in description.host_processes:
             proc.add(pid, cgroup_text("/system.slice/gpu-burn.service"))
         for pid in description.mps_servers:

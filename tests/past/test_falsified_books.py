@@ -106,7 +106,7 @@ def test_impossible_increases_are_rejected_counted_and_shown_on_their_node() -> 
 
     def run(second: int, energy_mj: int, busy_ns: int) -> list[GpuSample]:
         totals = DeviceTotals(method="exact")
-        usage = {"utilization_ratio": 0.5, "idle_ns": 0}
+        usage: dict[str, Any] = {"utilization_ratio": 0.5, "idle_ns": 0}
         bad = holder("bad", energy_mj=energy_mj, busy_ns=busy_ns, **usage)
         good = holder("good", energy_mj=second * 300_000, busy_ns=second * 10**9 // 2, **usage)
         state = world.round(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -235,7 +236,7 @@ def test_a_second_process_is_refused(path: Path) -> None:
 
 
 def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
     for _ in range(2):  # the second attempt shows that the first released the lock
@@ -260,7 +261,7 @@ def test_a_damaged_file_is_moved_aside_with_a_message(
 def test_a_file_with_other_tables_is_moved_aside(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time)")
     store = HistoryStore(path)
     store.append(*make_round(START))
@@ -273,7 +274,7 @@ def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(
     path: Path, store: HistoryStore
 ) -> None:
     store.append(*make_round(START))
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096))
     with pytest.raises(HistoryError, match="malformed"), store.reader() as db:

@@ -94,7 +94,7 @@ def _wait_for(url: str, text: str, process: subprocess.Popen[str]) -> str:
 
 def test_checksums(dist: Path) -> None:
     lines = (dist / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
-    sums = dict(reversed(line.split("  ")) for line in lines)
+    sums = {line.split("  ")[1]: line.split("  ")[0] for line in lines}
     names = {path.name for path in dist.iterdir()} - {"SHA256SUMS"}
     assert sums.keys() == names
     assert all(
@@ -124,7 +124,14 @@ def test_wheel_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
     without_grpc = subprocess.run([podgpu, "demo"], capture_output=True, text=True, check=False)
     assert (without_grpc.returncode, without_grpc.stderr.count("\n")) == (1, 1)
     assert "pip install 'podgpu[demo]'" in without_grpc.stderr
-    command = [podgpu, "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
+    command = [
+        str(podgpu),
+        "exporter",
+        "--telemetry",
+        "simulated:1xH100",
+        "-a",
+        f"127.0.0.1:{port}",
+    ]
     with background(
         *command, url=f"http://127.0.0.1:{port}/metrics", text="DCGM_FI_DEV_GPU_TEMP{"
     ) as metrics:

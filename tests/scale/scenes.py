@@ -167,7 +167,7 @@ class Stage:
         self._counters[key] = busy_ns, idle_ns
         return replace(of, usage=replace(usage, busy_ns=busy_ns, idle_ns=idle_ns))
 
-    def turns(self, count: int, **nodes: tuple[DeviceState, ...]) -> None:
+    def turns(self, count: int, **nodes: Any) -> None:
         for _ in range(count):
             self.turn(**nodes)
 

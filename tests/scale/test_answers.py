@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -195,12 +197,16 @@ def test_a_pods_value(metric: str, devices: tuple[DeviceState, ...], value: floa
 def test_busy_time_waiting_and_energy_are_rates_of_counters() -> None:
     stage = Stage([pod("a"), pod("b")])
     for step in range(3):
-        a = {
+        a: dict[str, Any] = {
             "busy_seconds": 100 + 3.0 * step,
             "energy_joules": 1500.0 * step,
             "wait_seconds": 100 + 9.0 * step,
         }
-        b = {"busy_seconds": 7.5 * step, "energy_joules": 3000.0 * step, "wait_seconds": 1.5 * step}
+        b: dict[str, Any] = {
+            "busy_seconds": 7.5 * step,
+            "energy_joules": 3000.0 * step,
+            "wait_seconds": 1.5 * step,
+        }
         holders = holder("a", utilization=0.2, **a), holder("b", utilization=0.5, **b)
         stage.turn(n1=(gpu(0, *holders, power_watts=300.0),))
     assert pod_values(stage, "gpu_wait") == {"a": pytest.approx(60), "b": pytest.approx(10)}
@@ -491,7 +497,12 @@ def test_only_an_idle_workload_is_zero() -> None:
 @pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
 def test_no_metric_is_zero_if_idleness_is_not_proven(metric: str) -> None:
     stage = Stage([pod("a")])
-    zeros = {"measured": 0.0, "power_watts": 0.0, "memory_used": 0, "memory_total": 100}
+    zeros: dict[str, Any] = {
+        "measured": 0.0,
+        "power_watts": 0.0,
+        "memory_used": 0,
+        "memory_total": 100,
+    }
     values = {metric.field: 0.0 for metric in PROFILING_METRICS}
     own = holder("a", utilization=0.0, busy_seconds=5.0)
     stage.turns(8, n1=(gpu(0, own, utilization=0.0, values=values, **zeros),))
@@ -682,7 +693,9 @@ def test_a_clock_that_is_set_does_not_change_the_window() -> None:
     stage.begin -= 3600.0
     stage.pods = [pod("a", started=-7200.0)]
     stage.turns(2, n1=(busy("a", 0.5, 0),))
-    assert answer(stage, 6.0) == (pytest.approx(75), stage.begin + stage.now)
+    value, at = answer(stage, 6.0)
+    assert value == pytest.approx(75)
+    assert at == stage.begin + stage.now
 
 
 def test_a_round_that_was_missed_is_not_zero() -> None:

@@ -42,9 +42,9 @@ def pem(*certificates: x509.Certificate) -> str:
 
 
 def test_a_client_with_the_bundle_accepts_the_certificate() -> None:
-    own, *pair = issue(HOST, "replica")
+    own, certificate, key = issue(HOST, "replica")
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(server_context, *(each.read() for each in pair), "podgpu's pair")
+    load_pair(server_context, certificate.read(), key.read(), "podgpu's pair")
     client_context = ssl.create_default_context(cadata=merge_bundle(pem(issued("other")), own))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_context.wrap_bio(incoming, outgoing, server_side=True)

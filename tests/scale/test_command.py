@@ -148,7 +148,7 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
         ):
             try:
                 eventually(
-                    lambda: process.poll() is not None or "metrics API on" in log.read_text(), 30
+                    lambda: process.poll() is not None or "metrics API on" in log.read_text()
                 )
                 (keda,) = re.findall(
                     r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text()
@@ -157,7 +157,7 @@ def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
                     r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text()
                 )
                 (api,) = re.findall(r"metrics API on (https://127\.0\.0\.1:\d+)", log.read_text())
-                eventually(lambda: get_pod_values(api, certificates) == {"a": "60"}, 20)
+                eventually(lambda: get_pod_values(api, certificates) == {"a": "60"})
                 check_answers(keda, plain, scraped)
                 assert process.poll() is None
             finally:
@@ -208,7 +208,7 @@ def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:
                 return -1.0, error.details()
             return round(answer.metricValues[0].metricValueFloat), ""
 
-        eventually(lambda: outcome()[0] == 60, 20)
+        eventually(lambda: outcome()[0] == 60)
         assert (
             b'podgpu_autoscale_requests_total{api="keda GetMetrics",code="OK"}'
             in urlopen(f"{plain}/metrics").read()
@@ -217,7 +217,7 @@ def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:
         scraped.shutdown()
         scraped.server_close()
         outcomes = [outcome()]
-        eventually(lambda: outcomes.append(outcome()) or outcomes[-1][0] < 0, 20)  # type: ignore[func-returns-value]
+        eventually(lambda: outcomes.append(outcome()) or outcomes[-1][0] < 0)
         assert {value for value, _ in outcomes} <= {60, -1}
         assert "a on n1" in outcomes[-1][1]
         assert urlopen(f"{plain}/ready").read() == b"OK\n"

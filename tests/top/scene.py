@@ -34,7 +34,7 @@ def gpu(index: int | None, *holders: HolderView, model: str = H100, **more: Any)
 
 
 def busy_gpu(index: int, who: Workload = TRAINER) -> GpuView:
-    memory = {"memory_used_bytes": 61 * GIB, "memory_total_bytes": 80 * GIB}
+    memory: dict[str, Any] = {"memory_used_bytes": 61 * GIB, "memory_total_bytes": 80 * GIB}
     own = holder(who, processes=1, use="used")
     return gpu(
         index, own, utilization_ratio=0.93, power_watts=600.0, temperature_celsius=67.0, **memory

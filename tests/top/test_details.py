@@ -112,27 +112,21 @@ def test_a_holder_that_waits() -> None:
 
 def test_what_a_job_used_since_it_started() -> None:
     job = JobSummary(
-        **{
-            "namespace": "research",
-            "pod": "train",
-            "from_": NOW - 7260,
-            "duration_seconds": 7260.0,
-            "gpu_hours": 2.02,
-        },
-        **{
-            "mean_use": 0.07,
-            "peak_use": 0.31,
-            "peak_memory_bytes": 5.0 * 1024**3,
-            "energy_kwh": 0.4,
-            "cost": 5.0,
-        },
-        **{
-            "currency": "EUR",
-            "wait_seconds": 90.0,
-            "errors": 1,
-            "hint": "10 % of a GPU would be enough.",
-            "gpus": 2,
-        },
+        namespace="research",
+        pod="train",
+        from_=NOW - 7260,
+        duration_seconds=7260.0,
+        gpu_hours=2.02,
+        mean_use=0.07,
+        peak_use=0.31,
+        peak_memory_bytes=5.0 * 1024**3,
+        energy_kwh=0.4,
+        cost=5.0,
+        currency="EUR",
+        wait_seconds=90.0,
+        errors=1,
+        hint="10 % of a GPU would be enough.",
+        gpus=2,
     )
     lines = shown(HEALTHY, 200, fetched=FetchedDetails("GPU-7", jobs=[job]))
     assert lines[-2:] == [

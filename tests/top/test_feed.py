@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from podgpu.fleet.view import GpuDetails
 from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import NO_DATA
@@ -56,7 +58,7 @@ def test_without_a_history_the_readings_are_drawn() -> None:
 def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
     samples = GpuDetails(method="samples")
     job = JobSummary(namespace="research", pod="train", from_=1.0, duration_seconds=60.0)
-    answers = {
+    answers: dict[str, Any] = {
         "/api/v1/view": view(node(gpu(0), gpu(1, holder()), gpu(2))),
         "/api/v1/gpus/GPU-1": samples,
         "/api/v1/summary/research/train": job,

@@ -168,7 +168,8 @@ def test_details_scroll() -> None:
 
 def test_broken_gpus_are_first_and_red() -> None:
     broken = scene.seen(gpu(0, holder()), gpu(7, holder(), conditions=[LOST], absent=True))
-    for options in ({}, {"order": "utilisation"}, {"wanted": "broken"}):
+    orders: tuple[dict[str, Any], ...] = ({}, {"order": "utilisation"}, {"wanted": "broken"})
+    for options in orders:
         drawn = Terminal(broken, **options)
         assert drawn.body[0].startswith("7 ")
         assert drawn.body[1] == "  ! lost for 1m40s: GPU 1 has fallen off the bus"

@@ -143,7 +143,8 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(
         for key, device in snapshot.devices.items():
             if device.unattributed_memory_bytes is not None:
                 parts = sum(
-                    h.usage.memory_used_bytes or 0 for h in snapshot.holders.get(key, {}).values()
+                    h.usage.memory_used_bytes or 0 if h.usage else 0
+                    for h in snapshot.holders.get(key, {}).values()
                 )
                 assert parts + device.unattributed_memory_bytes == device.memory_used_bytes
         for _, usage in all_holders(snapshot):
@@ -161,11 +162,11 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(
             assert sum(part.ratio for part in usage.waits_for) == pytest.approx(
                 usage.wait_ratio or 0
             )
-        for key, counters in read_counters(snapshot).items():
+        for counted, counters in read_counters(snapshot).items():
             assert all(
-                value >= highest.get(key, {}).get(name, 0) for name, value in counters.items()
+                value >= highest.get(counted, {}).get(name, 0) for name, value in counters.items()
             )
-            highest[key] = {**highest.get(key, {}), **counters}
+            highest[counted] = {**highest.get(counted, {}), **counters}
 
 
 def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
@@ -252,6 +253,7 @@ def all_holders(snapshot: Snapshot) -> list[tuple[Workload, HolderUsage]]:
         (holder, holder.usage)
         for holders in snapshot.holders.values()
         for holder in holders.values()
+        if holder.usage is not None
     ]
 
 
@@ -336,7 +338,7 @@ def test_turns_of_an_energy_window_are_weighted_by_power() -> None:
 
 
 def test_energy_of_a_container_that_ended_before_the_reading_belongs_to_its_namespace() -> None:
-    full = {"share": 1.0}
+    full: dict[str, Any] = {"share": 1.0}
     turns = (
         turn(second({1: 100}), *held(A, **full)),
         turn(second({3: 300}, energy_mj=1000), *held(C, **full)),

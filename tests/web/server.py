@@ -6,9 +6,10 @@ import asyncio
 import http.client
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from typing import Any
 
 from aiohttp import web
@@ -28,7 +29,7 @@ RELEASE = {"X_Podgpu_Request": "release"}
 @dataclass(frozen=True)
 class Answer:
     status: int
-    headers: Mapping[str, str]
+    headers: Message
     body: bytes
 
     @property

@@ -14,14 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from podgpu import __version__
+from podgpu import NodeState, __version__, decode_node
 from podgpu.fleet import view as view_structs
 from podgpu.fleet.prices import read_prices
 from podgpu.metrics.parse import parse_text
-from podgpu.model import NodeState, decode_node, encode_node
+from podgpu.model import encode_node
 from podgpu.past.record import RecordedUsage
 from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Description, Node, node_of
+from tests.simulated import stop_after_test
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
 
@@ -214,6 +215,7 @@ def test_waste(lived_in: Node) -> None:
     lived_in.take_turns()
     prices = read_prices("example")
     recorder = node_recorder(lived_in.agent, prices=prices)
+    stop_after_test.append(recorder.stop)
     recorder.record()
     for _ in range(4):
         lived_in.clock.advance(5.0)
@@ -260,6 +262,7 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
     lived_in.take_turns()
     prices = read_prices("example")
     recorder = node_recorder(lived_in.agent, prices=prices)
+    stop_after_test.append(recorder.stop)
     usage = RecordedUsage(recorder, lambda: build_state(lived_in.agent, prices))
     with running(lived_in.agent, app=partial(application, usage=usage)) as client:
         totals = []

@@ -32,12 +32,12 @@ def reading(read_at: float = 100.0) -> ClusterReading:
 def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
-    app: Any = partial(
-        cluster_application,
-        usage=RecordedUsage(cluster_recorder(cluster), lambda: cluster.published.state),
-    )
+    recorder = cluster_recorder(cluster)
+    usage = RecordedUsage(recorder, lambda: cluster.published.state)
+    app: Any = partial(cluster_application, usage=usage)
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
+    recorder.stop()
 
 
 def test_metrics_with_special_characters() -> None:
@@ -85,9 +85,9 @@ def test_probes() -> None:
             assert "no whole answer within 5 s" in client.ask("/api/v1/view").text
         time.now += cluster.late_after + 1
         assert client.ask("/ready").status == 503
-    with running(
-        Cluster(Script, ViewSettings(), clock=Time().clock), app=cluster_application
-    ) as client:  # type: ignore[arg-type]
+    unread: Any = Cluster(Script, ViewSettings(), clock=Time().clock)
+    app: Any = cluster_application
+    with running(unread, app=app) as client:
         assert client.ask("/ready").status == 503, "not ready before the first reading"
 
 

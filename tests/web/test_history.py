@@ -14,6 +14,7 @@ from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.sqlite import JSON
 from podgpu.web.exporter_app import application, node_recorder
 from tests.nodes.node import Node
+from tests.simulated import stop_after_test
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
 
@@ -30,6 +31,7 @@ def get(client: Client, path: str, status: int = 200) -> dict[str, Any]:
 
 def test_an_exporter_records_what_its_page_shows(node: Node) -> None:
     recorder = node_recorder(node.agent)
+    stop_after_test.append(recorder.stop)
     node.take_turns()
     assert recorder.record()
     with running(node.agent, app=partial(application, history=recorder)) as client:
@@ -54,6 +56,7 @@ def test_an_exporter_records_what_its_page_shows(node: Node) -> None:
 
 def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
     recorder = node_recorder(node.agent)
+    stop_after_test.append(recorder.stop)
     node.take_turns()
     node.clock.advance(1000.0)
     assert not recorder.record()
@@ -74,6 +77,7 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
 )
 def test_what_cannot_be_answered_says_why(node: Node, path: str, status: int, says: str) -> None:
     recorder = node_recorder(node.agent)
+    stop_after_test.append(recorder.stop)
     with running(node.agent, app=partial(application, history=recorder)) as client:
         assert says in get(client, f"/api/v1/history{path}", status)["error"]
         assert client.ask(f"/api/v1/history{path}", "POST").status == 405

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 def _check(root: Path) -> str:
     """Returns the errors that the compiler finds in the page below `root`."""
-    command = [COMPILER, "-p", "jsconfig.json"]
+    command = [str(COMPILER), "-p", "jsconfig.json"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     return done.stdout + done.stderr
 

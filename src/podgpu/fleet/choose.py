@@ -69,13 +69,15 @@ def choose_nodes(
     outcomes: Mapping[str, TargetOutcome],
     settings: ViewSettings,
     now: float,
+    recorded: Mapping[str, str],
 ) -> tuple[list[NodeEntry], list[Alert]]:
     """Returns one entry per node, and alerts about nodes or GPUs with two exporters.
 
     `held` of the entries is still empty. `before`: the nodes of the last round. If a node is no
-    longer reported, its last reading is kept for a while.
+    longer reported, its last reading is kept for a while. `recorded`: the node of each GPU in the
+    history, by UUID.
     """
-    chooser = _Chooser(readings, before, settings, now)
+    chooser = _Chooser(readings, before, settings, now, recorded)
     copies = chooser.group_by_node()
     chosen = {name: min(copies[name], key=chooser.rank_exporter) for name in sorted(copies)}
     hidden, same_gpus = chooser.share_out_gpus(chosen)
@@ -110,6 +112,7 @@ class _Chooser:
     before: Mapping[str, NodeEntry]  # nodes of the last round
     settings: ViewSettings
     now: float
+    recorded: Mapping[str, str]  # UUID -> node in the history
 
     def group_by_node(self) -> dict[str, list[NodeReading]]:
         """Groups the readings by node.
@@ -144,8 +147,8 @@ class _Chooser:
 
     @cached_property
     def owners(self) -> dict[str, str]:
-        """The node of each GPU in the last round, or the node from which it took the GPU."""
-        owners = {}
+        """The node of each GPU in the last round or record, or the node from which it took it."""
+        owners = dict(self.recorded)
         for name, node in self.before.items():
             taken = node.owners if isinstance(node, ChosenNode) else {}
             for uuid in _present_gpus(node.state):

@@ -112,6 +112,7 @@ class Cluster:
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
+        self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
@@ -146,6 +147,7 @@ class Cluster:
             prices=prices,
             removed=removed,
             notes=(*notes, *self.other_warnings()),
+            recorded=self.recorded_nodes,
         )
         self._previous = state
         for uuid in removed:

@@ -125,11 +125,12 @@ def build_cluster_state(
     prices: Prices = NO_PRICES,
     removed: Collection[str] = (),
     notes: Sequence[str] = (),
+    recorded: Mapping[str, str] | None = None,
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
 
     `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are
-    lost.
+    lost. `recorded`: the node of each GPU in the history, by UUID.
     """
     prices = prices.at(wall)
     offset = wall - now
@@ -138,7 +139,7 @@ def build_cluster_state(
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     is_paged = reading.fleet is not None  # nodes are not listed, so missing ones are not gone
     before = {node.name: node for node in previous.nodes} if previous and not is_paged else {}
-    chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now)
+    chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now, recorded or {})
     reported = {gpu.uuid for node in chosen for gpu in node.state.devices}
     clock_change = 0.0 if previous is None else offset - previous.clock_offset
     nodes = []

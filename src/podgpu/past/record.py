@@ -203,6 +203,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     def warnings() -> list[str]:
         return [*recorder.warnings(), *_describe_limit(cluster.published.state)]
 
+    cluster.recorded_nodes = recorder.list_nodes()
     cluster.readers.append(add)
     cluster.other_warnings = warnings
     return recorder

@@ -117,6 +117,14 @@ class HistoryRecorder:
             if self._path is not None and self._reopen_at == float("inf"):
                 self._report("")
 
+    def list_nodes(self) -> dict[str, str]:
+        """Returns the node of each recorded GPU, by UUID. Empty if the history cannot be read."""
+        try:
+            with self._store.reader() as db:
+                return dict(db.execute("SELECT uuid, node FROM gpu").fetchall())
+        except HistoryError:
+            return {}
+
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show on the page."""
         notes = [self._problem] if self._problem else []

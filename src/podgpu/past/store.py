@@ -357,11 +357,18 @@ class HistoryStore:
 
     def _open(self) -> None:
         self._db = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        """Checks the schema of the file. Creates the tables of a new file."""
         if self._path is not None:
             self._path.chmod(0o600)  # pod names are private
         version = self._fetch_value("PRAGMA user_version")
         if version not in (0, 4, SCHEMA_VERSION):
-            self._db.close()
             raise HistoryError(
                 f"{self._path} was written by another version of podgpu (schema {version}; this"
                 f" version supports {SCHEMA_VERSION}); use that version or another --history-dir"

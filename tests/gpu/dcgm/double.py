@@ -66,9 +66,6 @@ class Double:
         """Advances the time of the engine, so that later values are newer."""
         self.now += 1_000_000
 
-    def int(self, entity: tuple[int, int], field: int, value: int, status: int = 0) -> None:
-        self.call("int", *entity, field, self.now, status, value)
-
     def double(self, entity: tuple[int, int], field: int, value: float, status: int = 0) -> None:
         self.call("double", *entity, field, self.now, status, float(value))
 
@@ -94,6 +91,10 @@ class Double:
         self.call("mig", CI, entity, GI, entity, gi, 0)
         self.text((GI, entity), NAME, profile, live_only=True)
         self.text((CI, entity), UUID, f"MIG-{gpu}-{gi}", live_only=True)
+
+    # The last method, because it hides the type in annotations.
+    def int(self, entity: tuple[int, int], field: int, value: int, status: int = 0) -> None:
+        self.call("int", *entity, field, self.now, status, value)
 
 
 def _convert(argument: object) -> object:

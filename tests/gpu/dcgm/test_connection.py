@@ -5,6 +5,7 @@ restart.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,8 @@ def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Do
             return ["the same one"]
 
     double.gpu(0)
-    bench = Bench(double, Sees(FaultyNvml("1xH100", uuids=[uuid_of(0)]), count_expected=lambda: 1))
+    companion: Any = Sees(FaultyNvml("1xH100", uuids=[uuid_of(0)]), count_expected=lambda: 1)
+    bench = Bench(double, companion)
     bench.read(*PLAIN)
     double.call("xid", GPU, 0, double.now, 79)
     bench.telemetry.inventory()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,7 @@ GOLDEN = HERE / "expected.prom"
 class Holders:
     name = "kubelet"
 
-    def assignments(self, devices: tuple[Device, ...]) -> Allocation:
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
         return Allocation(
             (
                 Assignment(uuid_of(0), Workload("research", "train-a", "main"), "kubelet"),

@@ -5,7 +5,7 @@ fields.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import pytest
@@ -97,7 +97,10 @@ def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
     ],
 )
 def test_blank_numbers_are_dropped(bench: Bench, field: int, blank: float) -> None:
-    (bench.double.int if isinstance(blank, int) else bench.double.double)((GPU, 0), field, blank)
+    if isinstance(blank, int):
+        bench.double.int((GPU, 0), field, blank)
+    else:
+        bench.double.double((GPU, 0), field, blank)
     answer = bench.read(*PLAIN)
     assert field not in of_gpu(answer)
     assert answer.dropped == (field,)
@@ -207,7 +210,7 @@ def watched(bench: Bench) -> set[int]:
     return {i for i in (*OLD, *NEW) if bench.double.call("watch", i, "every") != -1}
 
 
-def values(bench: Bench, wanted: Sequence[int]) -> dict[int, object]:
+def values(bench: Bench, wanted: Sequence[int]) -> Mapping[int, object]:
     return of_gpu(bench.read_fields(tuple(fields()[i] for i in wanted)))
 
 

@@ -165,7 +165,7 @@ def test_saving_a_preempted_context_is_not_busy_time(
     """An H200 preempts a kernel 2.1 ms after the switch-in. The time to save a context depends on
     the kernel.
     """
-    periods = [Period(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
+    periods = [Period(1 + n % 2, n * age, n * age, (n + 1) * age) for n in range(100)]
     window = Residency(0, 100 * age, periods, costs=SwitchCosts(slice_work=2_055_000))
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(
         100 * (age - saving), rel=0.001
