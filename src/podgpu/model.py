@@ -27,7 +27,8 @@ SCHEMA = 1
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Ratio = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1e6)]  # far above every real value, but sums are finite
+Temperature = Annotated[int, Meta(ge=-1000, le=10**6)] | Annotated[float, Meta(ge=-1000, le=1e6)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[
@@ -346,7 +347,7 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     mig_enabled: bool = False
     power_mw: Amount | None = None
     power_limit_mw: Amount | None = None  # enforced limit; set only by podgpu with NVML
-    temperature_celsius: int | float | None = None
+    temperature_celsius: Temperature | None = None
     throttled_ns: dict[Name, Amount] = {}  # reason -> total time, counted by the driver
     conditions: Annotated[
         tuple[Condition, ...], Meta(max_length=64)

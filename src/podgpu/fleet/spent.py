@@ -18,7 +18,7 @@ from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance
 LONGEST_GAP = 60.0  # seconds; a longer time between two readings is unknown, so nobody is charged
 _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
 _MARGIN = 1.2  # clocks and power limits are not exact
-_MAX_WATTS = 5000.0  # of one GPU whose power limit is unknown
+MAX_WATTS = 5000.0  # of one GPU; no GPU needs as much
 _NO_USAGE = HolderUsage()
 _NOTHING_USED = HolderUsage(
     busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
@@ -123,7 +123,7 @@ class Spending:
 
     def _joules_of(self, gpu: DeviceState, before: int | None, now: int | None) -> float | None:
         limit = gpu.power_limit_mw
-        watts = _MAX_WATTS if limit is None else min(_MAX_WATTS, _MARGIN * limit / 1000)
+        watts = MAX_WATTS if limit is None else min(MAX_WATTS, _MARGIN * limit / 1000)
         return self._increase("energy", before, now, MJ, watts * self._most_seconds)
 
     def _increase(

@@ -462,7 +462,7 @@ class HistoryStore:
                 rows.spans.setdefault(span, time)
 
         self._db.execute(_INSERT_ROUND, (FINE, time))
-        own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
+        own = ((FINE, time, *key, *_as_floats(figures)) for key, figures in rows.own.items())
         self._insert_samples(chain(rows.samples, own))
         self._update_spans(rows)
 
@@ -471,7 +471,7 @@ class HistoryStore:
         if not gpu.holders_known:
             rows.unknown_gpus.add(gpu_id)
         if gpu.figures is not None:
-            rows.samples.append((FINE, rows.time, gpu_id, GPU_ITSELF, *gpu.figures))
+            rows.samples.append((FINE, rows.time, gpu_id, GPU_ITSELF, *_as_floats(gpu.figures)))
 
         for charge in gpu.charges:
             if charge.account == UNALLOCATED:
@@ -680,6 +680,11 @@ class HistoryStore:
 
 def _floor(time: float, step: int) -> int:
     return int(time) // step * step
+
+
+def _as_floats(figures: Figures) -> list[float | None]:
+    """Sums of a hostile exporter's numbers may be integers of more than 64 bits."""
+    return [None if value is None else float(value) for value in figures]
 
 
 def _find_free_name(name: str) -> str:
