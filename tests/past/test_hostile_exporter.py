@@ -15,7 +15,7 @@ from podgpu.model import NodeState, decode_node
 from podgpu.past.bill import read_range
 from podgpu.past.record import make_records
 from podgpu.past.sqlite import read_gpu
-from podgpu.past.store import GpuSample, HistoryStore
+from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 
 START = 1_800_000_000 // 86_400 * 86_400
@@ -86,3 +86,50 @@ def test_estimates_from_impossible_ratios_and_power_are_limited() -> None:
     assert all(math.isfinite(amount) for amount in total)
     assert total.busy_seconds == 15.0
     assert total.energy_joules == 2 * 15 * MAX_WATTS
+
+
+def run_attack(make: Any, rounds: int = 60) -> float:
+    """Records an honest pod and a hostile node in a small file. Returns the pod's seconds."""
+    store = HistoryStore(max_bytes=600_000)
+    honest = GpuSample("GPU-1", "", "n1", 0, None, [Charge(POD, amounts=Amounts(300.0))])
+    for number in range(rounds):
+        store.append(START + 300 * number, [honest, make(number)])
+    store.append(START + 300 * rounds + 86_400, [honest._replace(charges=())])
+    with store.reader() as db:
+        charges = read_range(db, START, START + 10 * 86_400)[2]
+    store.close()
+    return sum(one.amounts.allocated_seconds for one in charges if one.account == POD)
+
+
+def test_new_conditions_in_every_round_delete_no_usage() -> None:
+    def make(number: int) -> GpuSample:
+        conditions = [ConditionRecord("xid", f"{number} {text}" * 50) for text in range(64)]
+        return GpuSample("GPU-evil", "", "evil", 0, None, (), conditions)
+
+    assert run_attack(make) == 60 * 300
+
+
+def test_new_gpus_in_every_round_delete_no_usage() -> None:
+    store = HistoryStore(max_bytes=600_000)
+    honest = GpuSample("GPU-1", "", "n1", 0, None, [Charge(POD, amounts=Amounts(300.0))])
+    for number in range(60):
+        evil = [
+            GpuSample(f"GPU-{number}-{index}" + "x" * 200, "", "evil", 0, Figures(0.5))
+            for index in range(200)
+        ]
+        store.append(START + 300 * number, [honest, *evil])
+    with store.reader() as db:
+        charges = read_range(db, START, START + 86_400)[2]
+    store.close()
+    assert sum(one.amounts.allocated_seconds for one in charges) == 60 * 300
+
+
+def test_a_new_method_in_every_round_deletes_no_usage() -> None:
+    def make(number: int) -> GpuSample:
+        charges = [
+            Charge(UsageAccount("evil", f"p{pod}", methods=f"{number}" + "x" * 250))
+            for pod in range(100)
+        ]
+        return GpuSample("GPU-evil", "", "evil", 0, None, charges)
+
+    assert run_attack(make) == 60 * 300

@@ -86,7 +86,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
     labels = iif(excluded.labels = '', labels, excluded.labels),
-    methods = iif(instr(methods, excluded.methods), methods,
+    methods = iif(instr(methods, excluded.methods) OR length(methods) > 256, methods,
         trim(methods || ' ' || excluded.methods))
 RETURNING id"""
 _INSERT_ROUND = "INSERT OR IGNORE INTO round VALUES (?, ?)"
@@ -136,6 +136,10 @@ _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?)
 WHERE gpu = ? AND account = ? AND kind = ? AND name = ? AND message = ? AND ended IS NULL"""
+_DELETE_OLDEST_SPANS = """
+DELETE FROM span WHERE ended <= (
+    SELECT ended FROM span WHERE ended IS NOT NULL ORDER BY ended
+    LIMIT 1 OFFSET (SELECT count(ended) / 2 FROM span))"""
 # The time of the oldest of :most rows that are not in the future.
 _OLDEST_KEPT = """
 SELECT time FROM {table} WHERE resolution = ? AND time <= ? ORDER BY time DESC
@@ -629,22 +633,35 @@ class HistoryStore:
         """While the data exceeds the limit, deletes rows.
 
         First what one exporter created beyond its share, then the oldest hours of samples, then the
-        oldest days of usage.
+        oldest spans, and only then the oldest days of usage.
         """
-        if self._is_full():
-            self._delete_excess_accounts()
-        for times, table, resolution, length in (
-            ("round", "sample", COARSE, HOUR),
-            ("round", "sample", FINE, HOUR),
-            ("period", "usage", HOUR, DAY),
-            ("period", "usage", DAY, DAY),
-        ):
-            while self._is_full():
-                sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
-                oldest = self._fetch_value(sql, resolution)
-                if oldest is None:
-                    break
-                self._delete_rows(times, table, resolution, oldest + length)
+        if not self._is_full():
+            return
+        self._delete_excess_accounts()
+        self._delete_oldest("round", "sample", COARSE, HOUR)
+        self._delete_oldest("round", "sample", FINE, HOUR)
+        self._delete_oldest_spans()
+        self._delete_oldest("period", "usage", HOUR, DAY)
+        self._delete_oldest("period", "usage", DAY, DAY)
+
+    def _delete_oldest(self, times: str, table: str, resolution: int, length: int) -> None:
+        while self._is_full():
+            sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
+            oldest = self._fetch_value(sql, resolution)
+            if oldest is None:
+                return
+            self._delete_rows(times, table, resolution, oldest + length)
+
+    def _delete_oldest_spans(self) -> None:
+        """Deletes ended spans, half of them at a time, and GPUs of which nothing is left.
+
+        An exporter may report other conditions, or other GPUs, in every round.
+        """
+        while self._is_full():
+            deleted = self._db.execute(_DELETE_OLDEST_SPANS).rowcount
+            self._delete_unused_names()
+            if deleted == 0:
+                return
 
     def _is_full(self) -> bool:
         return bool(self._fetch_value(_USED_BYTES) > self._max_bytes)
