@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from podgpu.model import DeviceTotals
 from podgpu.past.bill import read_range
 from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryStore
+from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryError, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 
 HOUR = 3600
@@ -304,3 +305,114 @@ def test_a_file_of_schema_4_is_converted_with_all_its_usage(
     assert kinds == {"holder": 1, "idle": 1, "condition": 1}
     assert Path(f"{path}.schema4").exists()
     assert "was converted to schema 5" in caplog.text
+
+
+def test_a_clock_that_is_accepted_while_the_disk_is_full_still_moves_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+
+    def run(minutes: int) -> None:
+        nonlocal seconds
+        for _ in range(4 * minutes):
+            seconds += 15.0
+            recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held()])])
+            recorder.record()
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    run(30)
+    jump = 9.0 * DAY
+    run(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
+        run(4)
+    run(15)
+    store = recorder._store
+    before = sum_hours(store, START, START + DAY)
+    after = sum_hours(store, START + 9 * DAY)
+    recorder.stop()
+    assert before == pytest.approx(0.5, abs=1 / 240)
+    assert before + after == pytest.approx(57 / 60)
+
+
+def test_the_charges_of_the_round_that_accepts_the_clock_move_with_it(tmp_path: Path) -> None:
+    """A round every 5 minutes."""
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    for number in range(12):
+        seconds += 300.0
+        jump = 9.0 * DAY if number >= 4 else 0.0
+        recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held(2.0**number)])])
+        recorder.record()
+    store = recorder._store
+    before = sum_hours(store, START, START + DAY)
+    after = sum_hours(store, START + 9 * DAY)
+    recorder.stop()
+    # The charges of round 4 are for the time before the jump.
+    assert before * HOUR == pytest.approx(0b11111)
+    assert after * HOUR == pytest.approx(0b1111111_00000)
+
+
+def test_a_round_that_is_added_while_the_file_is_opened_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds)
+    other = HistoryStore(tmp_path / "history.db")
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    gpus = [GpuSample("GPU-0", "", "n1", 0, None, [held()])]
+    take_over = HistoryStore.take_over
+
+    def take_over_slowly(self: HistoryStore, memory: HistoryStore) -> None:
+        take_over(self, memory)
+        recorder.add(gpus)  # by the thread of the cluster view
+
+    monkeypatch.setattr(HistoryStore, "take_over", take_over_slowly)
+    recorder.add(gpus)
+    other.close()
+    seconds = 60.0
+    recorder.record()
+    assert sum_hours(recorder._store) * HOUR == 30
+    recorder.stop()
+
+
+def test_usage_that_was_kept_in_memory_keeps_its_hour(path: Path) -> None:
+    """The file could not be opened for three days."""
+    memory = HistoryStore()
+    for hour in range(72):
+        record(memory, START + hour * HOUR, held(HOUR))
+    store = HistoryStore(path)
+    store.take_over(memory)
+    record(store, START + 72 * HOUR)
+    assert sum_hours(store) == pytest.approx(72)
+    assert sum_hours(store, START + 65 * HOUR, START + 72 * HOUR) == pytest.approx(7)
+    assert sum_hours(store, START, START + DAY) == pytest.approx(24)
+    store.close()
+
+
+def test_a_disk_that_is_full_for_days_does_not_fill_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podgpu.past.store._MAX_UNWRITTEN", 50)
+    store = HistoryStore(path)
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
+        for number in range(3 * DAY // 300):
+            with pytest.raises(HistoryError):
+                record(store, START + 300 * number, held(300.0))
+            assert len(store._unwritten) <= 51
+    record(store, START + 3 * DAY)
+    assert sum_hours(store, START, START + DAY) == pytest.approx(24)
+    assert sum_hours(store, START, START + 3 * DAY) == pytest.approx(72)
+    store.close()

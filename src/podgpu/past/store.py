@@ -42,6 +42,7 @@ from podgpu.past.schema import (
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node share one account
 _LATEST = 60  # seconds; if a condition began earlier, only its message changed: the span starts now
+_MAX_UNWRITTEN = 200_000  # rows in memory (100 MB) while the file cannot be written
 _MIN_SHARE = 1000  # accounts that a node may have in a full file
 _MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
 
@@ -147,6 +148,7 @@ LIMIT 1 OFFSET ?"""
 _COARSER = {COARSE: HOUR, HOUR: DAY}
 _KEEP_SINCE = """
 INSERT INTO kept VALUES (?, ?) ON CONFLICT DO UPDATE SET since = max(since, excluded.since)"""
+_HOURS_KEPT = f"ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0)"
 _USED_BYTES = """
 SELECT (page_count - freelist_count) * page_size
 FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
@@ -214,7 +216,7 @@ class _Round:
 class HistoryStore:
     """Writes history to a file, or to memory if `path` is None. No other process may write to it.
 
-    Call `write` and `carry` from one thread. The other methods may be called from any thread.
+    Call the methods that write from one thread. The other methods may be called from any thread.
     """
 
     def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
@@ -257,9 +259,34 @@ class HistoryStore:
 
     def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
         with self._unwritten_lock:
-            for key, amounts in usage:
-                earlier = self._unwritten.get(key)
-                self._unwritten[key] = amounts if earlier is None else earlier.plus(amounts)
+            _add_up(self._unwritten, usage)
+
+    @contextmanager
+    def _take_unwritten(self) -> Iterator[Mapping[_UsageKey, Amounts]]:
+        """Takes the usage that is not written yet. If writing fails, it is kept."""
+        with self._unwritten_lock:
+            usage = self._unwritten
+            self._unwritten = {}
+        try:
+            yield usage
+        except BaseException:
+            self._add_unwritten(usage.items())
+            self._shorten_unwritten()
+            raise
+
+    def _shorten_unwritten(self) -> None:
+        """If the disk is full for days, keeps usage per hour, then per day, to save memory."""
+        for length in (HOUR, DAY):
+            if len(self._unwritten) > _MAX_UNWRITTEN:
+                self._move_unwritten(0, length)
+
+    def _move_unwritten(self, shift: int, length: int) -> None:
+        with self._unwritten_lock:
+            moved: dict[_UsageKey, Amounts] = {}
+            for key, amounts in self._unwritten.items():
+                start = _floor(key.start + shift, length)
+                _add_up(moved, [(key._replace(start=start), amounts)])
+            self._unwritten = moved
 
     def write(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
         """Stores the state of all GPUs at the Unix time `now`, and all charges so far.
@@ -269,26 +296,28 @@ class HistoryStore:
         is deleted. Raises HistoryError if the file cannot be written. The samples of the round are
         then lost, but its usage is kept in memory and written with the next round.
         """
-        with self._unwritten_lock:
-            usage = self._unwritten
-            self._unwritten = {}
-        try:
-            with self._transaction():
-                self._write_round(_floor(now, FINE), now, gpus)
-                self._write_usage(usage)
-                if is_settled and self._step != _floor(now, COARSE):
-                    self._step = _floor(now, COARSE)
-                    self._close_step(now)
-        except BaseException:
-            self._add_unwritten(usage.items())
-            raise
+        with self._take_unwritten() as usage, self._transaction():
+            self._write_round(_floor(now, FINE), now, gpus)
+            self._write_usage(usage)
+            if is_settled and self._step != _floor(now, COARSE):
+                self._step = _floor(now, COARSE)
+                self._close_step(now)
 
-    def carry(self, shift: float = 0.0) -> None:
-        """Adds all open usage to the rows of its time plus `shift` seconds.
+    def carry(self) -> None:
+        """Adds all usage so far to the rows of its time. Call it when the clock jumps."""
+        with self._take_unwritten() as usage, self._transaction():
+            self._write_usage(usage)
+            self._carry_usage(0, current=None)
 
-        Call it when the clock jumps, for what was recorded before, and when a new clock is
-        accepted, for what was recorded since the jump.
+    def move_unwritten(self, shift: float) -> None:
+        """Adds `shift` seconds to the time of charges that are not written yet.
+
+        Call it when a new clock is accepted, and `move` as soon as the file can be written.
         """
+        self._move_unwritten(round(shift), COARSE)
+
+    def move(self, shift: float) -> None:
+        """Adds the open usage in the file to the rows of its time plus `shift` seconds."""
         with self._transaction():
             self._carry_usage(round(shift), current=None)
 
@@ -317,14 +346,16 @@ class HistoryStore:
             )
             sql = f"""
             SELECT time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
-            FROM usage JOIN account ON account.id = account WHERE resolution IN ({OPEN}, {DAY})"""
+            FROM usage JOIN account ON account.id = account
+            WHERE resolution = {OPEN} OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
             rows = db.execute(sql).fetchall()
         usage = []
         for start, currency, node, *row in rows:
             key = _UsageKey(start, UsageAccount(*row[:10]), currency, node)
             usage.append((key, Amounts(*row[10:])))
+        with other._unwritten_lock:
+            usage += other._unwritten.items()
         self._add_unwritten(usage)
-        self._add_unwritten(other._unwritten.items())
         other.close()
 
     def close(self) -> None:
@@ -697,6 +728,12 @@ class HistoryStore:
 
 def _floor(time: float, step: int) -> int:
     return int(time) // step * step
+
+
+def _add_up(total: dict[_UsageKey, Amounts], usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
+    for key, amounts in usage:
+        earlier = total.get(key)
+        total[key] = amounts if earlier is None else earlier.plus(amounts)
 
 
 def _as_floats(figures: Figures) -> list[float | None]:
