@@ -92,9 +92,9 @@ def test_another_jump_starts_the_ten_minutes_again(machine: Machine) -> None:
     machine.read_at(615)
     machine.error = 3602.0
     # Usage since the first jump is open, so it must not be carried now.
-    assert machine.read_at(1200) == BookTime(START + 1200, is_settled=False)
-    assert machine.read_at(1799) == BookTime(START + 1799, is_settled=False)
-    assert machine.read_at(1800) == BookTime(START + 1800 + 3602, shift=3602.0)
+    assert machine.read_at(1300) == BookTime(START + 1300, is_settled=False)
+    assert machine.read_at(1899) == BookTime(START + 1899, is_settled=False)
+    assert machine.read_at(1900) == BookTime(START + 1900 + 3602, shift=3602.0)
 
 
 def test_a_jump_soon_after_the_start_moves_all_rounds_since_the_start() -> None:
