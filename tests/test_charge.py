@@ -76,6 +76,48 @@ def test_holders_and_rest_pay_for_the_whole_device(
     assert sum(one.cost for one in (*held, rest)) == pytest.approx(price / 60)
 
 
+def test_all_amounts_of_a_measured_holder() -> None:
+    """A third of a GPU for an hour, of which the holder used the MIG instance for 20 minutes."""
+    time = HeldTime(3600.0, 0.5, 1200.0, 1000.0, 1500.0, 600.0, 60.0, 5000.0)
+    assert charge(time, 0.25, 8.0) == pytest.approx(
+        Amounts(
+            allocated_seconds=450.0,
+            idle_seconds=75.0,
+            cost=4.0,
+            idle_cost=8.0 * 0.5 / 6,
+            measured_seconds=450.0,
+            busy_seconds=300.0,
+            busy_min_seconds=250.0,
+            busy_max_seconds=375.0,
+            energy_joules=5000.0,
+            waited_seconds=15.0,
+        )
+    )
+
+
+def test_only_idle_time_is_measured_if_the_busy_time_is_unknown() -> None:
+    amounts = charge(HeldTime(60.0, idle=20.0), 1.0, None)
+    expected = Amounts(60.0, 20.0, measured_seconds=20.0, busy_max_seconds=40.0)
+    assert amounts == pytest.approx(expected)
+
+
+def test_an_unmeasured_holder_may_have_been_busy_all_the_time() -> None:
+    assert charge(HeldTime(60.0), 1.0, None) == Amounts(60.0, busy_max_seconds=60.0)
+
+
+def test_nothing_is_left_if_holders_had_more_than_the_device() -> None:
+    assert charge_rest(60.0, 1.0, 60.5, 2.0) == Amounts()
+    assert charge_rest(60.0, 0.0, 0.0, 2.0) == Amounts()
+    assert sum(Amounts()) == 0.0
+
+
+def test_unknown_values_of_two_containers_stay_unknown_only_if_both_are() -> None:
+    one = Figures(0.25, None, 100.0)
+    other = Figures(0.5, 7.0)
+    assert one.plus(other) == Figures(0.75, 7.0, 100.0, None)
+    assert other.plus(one) == one.plus(other)
+
+
 @pytest.mark.parametrize(("on", "off"), [(1, 1), (2, 8), (5, 10), (7, 13), (30, 30)])
 def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, off: int) -> None:
     """The node reads every second and the cluster every 15 s, so a holder may work and rest several

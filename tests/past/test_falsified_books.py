@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from podgpu.model import DeviceTotals
 from podgpu.past.bill import read_range
 from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryStore
+from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryError, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 
 HOUR = 3600
@@ -304,3 +305,237 @@ def test_a_file_of_schema_4_is_converted_with_all_its_usage(
     assert kinds == {"holder": 1, "idle": 1, "condition": 1}
     assert Path(f"{path}.schema4").exists()
     assert "was converted to schema 5" in caplog.text
+
+
+def test_a_clock_that_is_accepted_while_the_disk_is_full_still_moves_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+
+    def run(minutes: int) -> None:
+        nonlocal seconds
+        for _ in range(4 * minutes):
+            seconds += 15.0
+            recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held()])])
+            recorder.record()
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    run(30)
+    jump = 9.0 * DAY
+    run(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
+        run(4)
+    run(15)
+    store = recorder._store
+    before = sum_hours(store, START, START + DAY)
+    after = sum_hours(store, START + 9 * DAY)
+    recorder.stop()
+    assert before == pytest.approx(0.5, abs=1 / 240)
+    assert before + after == pytest.approx(57 / 60)
+
+
+def test_the_charges_of_the_round_that_accepts_the_clock_move_with_it(tmp_path: Path) -> None:
+    """A round every 5 minutes."""
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    for number in range(12):
+        seconds += 300.0
+        jump = 9.0 * DAY if number >= 4 else 0.0
+        recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held(2.0**number)])])
+        recorder.record()
+    store = recorder._store
+    before = sum_hours(store, START, START + DAY)
+    after = sum_hours(store, START + 9 * DAY)
+    recorder.stop()
+    # The charges of round 4 are for the time before the jump.
+    assert before * HOUR == pytest.approx(0b11111)
+    assert after * HOUR == pytest.approx(0b1111111_00000)
+
+
+def test_a_round_that_is_added_while_the_file_is_opened_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds)
+    other = HistoryStore(tmp_path / "history.db")
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    gpus = [GpuSample("GPU-0", "", "n1", 0, None, [held()])]
+    take_over = HistoryStore.take_over
+
+    def take_over_slowly(self: HistoryStore, memory: HistoryStore) -> None:
+        take_over(self, memory)
+        recorder.add(gpus)  # by the thread of the cluster view
+
+    monkeypatch.setattr(HistoryStore, "take_over", take_over_slowly)
+    recorder.add(gpus)
+    other.close()
+    seconds = 60.0
+    recorder.record()
+    assert sum_hours(recorder._store) * HOUR == 30
+    recorder.stop()
+
+
+def test_usage_that_was_kept_in_memory_keeps_its_hour(path: Path) -> None:
+    """The file could not be opened for three days."""
+    memory = HistoryStore()
+    for hour in range(72):
+        record(memory, START + hour * HOUR, held(HOUR))
+    store = HistoryStore(path)
+    store.take_over(memory)
+    record(store, START + 72 * HOUR)
+    assert sum_hours(store) == pytest.approx(72)
+    assert sum_hours(store, START + 65 * HOUR, START + 72 * HOUR) == pytest.approx(7)
+    assert sum_hours(store, START, START + DAY) == pytest.approx(24)
+    store.close()
+
+
+def test_a_disk_that_is_full_for_days_does_not_fill_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podgpu.past.store._MAX_UNWRITTEN", 50)
+    store = HistoryStore(path)
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
+        for number in range(3 * DAY // 300):
+            with pytest.raises(HistoryError):
+                record(store, START + 300 * number, held(300.0))
+            assert len(store._unwritten) <= 51
+    record(store, START + 3 * DAY)
+    assert sum_hours(store, START, START + DAY) == pytest.approx(24)
+    assert sum_hours(store, START, START + 3 * DAY) == pytest.approx(72)
+    store.close()
+
+
+def open_schema_4(path: Path) -> sqlite3.Connection:
+    shutil.copy(Path(__file__).parent / "history-schema-4.db", path)
+    return sqlite3.connect(path)
+
+
+def test_the_conversion_keeps_the_unit_of_every_amount(path: Path) -> None:
+    with open_schema_4(path) as db:
+        db.execute("DELETE FROM usage")
+        # Milliseconds, 1/10^9 of the currency, and millijoules.
+        amounts = (10_000, 9_000, 8 * 10**9, 7 * 10**9, 6_000, 5_000, 4_000, 3_000, 2_000, 1_000)
+        row = (DAY, START, 1, "EUR", *amounts)
+        db.execute(f"INSERT INTO usage VALUES ({', '.join('?' * len(row))})", row)
+    db.close()
+    store = HistoryStore(path)
+    with store.reader() as db:
+        [charge] = read_range(db, START, START + DAY)[2]
+    store.close()
+    assert charge.amounts == Amounts(*range(10, 0, -1))
+
+
+def test_the_conversion_keeps_what_was_at_which_time(path: Path) -> None:
+    """Two days from 15 January 2027 on, and half an hour."""
+    open_schema_4(path).close()
+    store = HistoryStore(path)
+    first = 1_799_971_200
+    assert sum_hours(store, first, first + DAY) == pytest.approx(24)
+    assert sum_hours(store, first + DAY, first + 2 * DAY) == pytest.approx(24)
+    assert sum_hours(store, first + 5 * HOUR, first + 6 * HOUR) == pytest.approx(1)
+    half = first + 2 * DAY + HOUR // 2
+    assert sum_hours(store, half - 300, half) == pytest.approx(1 / 12)
+    # Before the kept 5 minutes, a part of an hour is read as the whole hour.
+    assert sum_hours(store, first + 600, first + 900) == pytest.approx(1)
+    with store.reader() as db:
+        kept = dict(db.execute("SELECT resolution, since FROM kept"))
+    store.close()
+    assert kept == {300: 1_800_134_700, HOUR: first, DAY: first}
+
+
+def test_the_conversion_finds_the_holder_of_each_idle_time(path: Path) -> None:
+    """`train` was idle twice. `other` held the GPU before, and `third` holds another GPU."""
+    begin = 1_799_971_200
+    text = "ml/{}/main holds it and does not use it"
+    with open_schema_4(path) as db:
+        db.execute("DELETE FROM span")
+        for number, pod in ((2, "other"), (3, "third")):
+            row = (number, "ml", pod)
+            db.execute("INSERT INTO account (id, namespace, pod) VALUES (?, ?, ?)", row)
+        rows = [
+            (1, 1, "main", "", begin, None),
+            (1, 2, "main", "", begin - 900, begin),
+            (2, 3, "main", "", begin, None),
+            (2, 1, "main", "", begin - 900, begin + 10),
+            (1, 0, "idle", text.format("train"), begin, begin + 60),
+            (1, 0, "idle", text.format("train"), begin + 90, None),
+            (1, 0, "idle", text.format("other"), begin - 800, begin),
+            (1, 0, "idle", text.format("other"), begin, begin + 1),  # it had ended
+            (1, 0, "idle", text.format("third"), begin, begin + 1),  # it holds another GPU
+            (2, 0, "idle", text.format("train"), begin + 10, begin + 20),  # it had ended
+            (2, 0, "idle", text.format("third"), begin - 1, begin + 1),  # before its start
+            (1, 0, "xid", "XID 48", begin, begin + 1),
+        ]
+        db.executemany("INSERT INTO span VALUES (?, ?, ?, ?, ?, ?)", rows)
+    db.close()
+    store = HistoryStore(path)
+    with store.reader() as db:
+        sql = "SELECT gpu, account, kind, started, ended FROM span ORDER BY kind, account, started"
+        spans = db.execute(sql).fetchall()
+    store.close()
+    assert [span for span in spans if span[2] == "idle"] == [
+        (1, 1, "idle", begin, begin + 60),
+        (1, 1, "idle", begin + 90, None),
+        (1, 2, "idle", begin - 800, begin),
+    ]
+    assert [span[:2] for span in spans if span[2] == "holder"] == [(2, 1), (1, 1), (1, 2), (2, 3)]
+    assert [span for span in spans if span[2] == "condition"] == [
+        (1, 0, "condition", begin, begin + 1)
+    ]
+
+
+def test_the_conversion_finds_the_users_of_jobs(path: Path) -> None:
+    with open_schema_4(path) as db:
+        for job in ("user ann", "17"):
+            db.execute("INSERT INTO account (namespace, pod, job) VALUES ('', '', ?)", (job,))
+    db.close()
+    store = HistoryStore(path)
+    with store.reader() as db:
+        users = dict(db.execute("SELECT job, user FROM account"))
+    store.close()
+    assert users == {"": "", "user ann": "ann", "17": ""}
+
+
+def test_the_copy_of_the_old_file_is_complete_and_private(path: Path) -> None:
+    with open_schema_4(path) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("UPDATE account SET pod = 'in the log'")
+        db.commit()
+        HistoryStore(path).close()
+    db.close()
+    copy = Path(f"{path}.schema4")
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with sqlite3.connect(copy) as old:
+        assert old.execute("SELECT pod FROM account").fetchall() == [("in the log",)]
+        assert old.execute("PRAGMA user_version").fetchone() == (4,)
+    old.close()
+
+
+def test_a_file_is_converted_even_if_the_copy_has_no_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Path, copy: Path) -> None:
+        copy.write_bytes(b"half")
+        raise OSError("no space left")
+
+    open_schema_4(path).close()
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    store = HistoryStore(path)
+    assert sum_hours(store) == pytest.approx(48.5)
+    store.close()
+    assert not Path(f"{path}.schema4").exists()
+    assert "is converted without a copy of the old file: no space left" in caplog.text

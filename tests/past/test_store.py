@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.charge import Amounts, Charge, Figures, UsageAccount
+from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.past.bill import read_range, read_usage_start
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS, read_gpu, read_pod
@@ -138,7 +138,8 @@ def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: His
 def test_old_rows_are_deleted(store: HistoryStore) -> None:
     """The last 90 recorded days, 8 days of hours, and 8 days of samples every 5 minutes are kept."""
     for day in range(100):
-        store.append(*make_round(START + day * DAY, Charge(LLM, amounts=USAGE)))
+        pod = LLM if day else NOTEBOOK
+        store.append(*make_round(START + day * DAY, Charge(pod, amounts=USAGE)))
     for number in range(9 * DAY // COARSE):
         at = START + 100 * DAY + number * COARSE
         store.append(*make_round(at, Charge(LLM, amounts=USAGE)))
@@ -150,6 +151,7 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         assert oldest[COARSE] == end - 4 * HOUR  # whole hours, at least 3
         samples = dict(db.execute("SELECT resolution, min(time) FROM sample GROUP BY resolution"))
         assert samples == {COARSE: end - 8 * DAY - COARSE, 15: end - 480 * COARSE}
+        assert db.execute("SELECT pod FROM account").fetchall() == [("llm-0",)]
 
 
 def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
@@ -329,6 +331,140 @@ def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(
     with store.reader() as db:
         [row] = usage_in(db)
     assert row.amounts.waited_seconds == 0.002
+
+
+def test_ids_of_a_round_that_failed_are_not_used_again(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "_close_step", fail)
+        with pytest.raises(HistoryError, match="disk full"):
+            store.append(*make_round(START, Charge(LLM, amounts=USAGE), xid="XID 79"))
+    store.append(*make_round(START + 15, Charge(LLM, amounts=USAGE), xid="XID 79"))
+    with store.reader() as db:
+        [row] = usage_in(db)
+        [history] = read_pod(db, "research", "llm-0", START, START + 60)
+    assert row.amounts.allocated_seconds == 30.0
+    assert [mark.at for mark in history.marks] == [START + 15]
+
+
+def test_a_short_failure_keeps_the_5_minutes_of_the_usage(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk full")
+
+    at = START + 2 * COARSE
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
+        with pytest.raises(HistoryError):
+            store.append(*make_round(at, Charge(LLM, amounts=USAGE)))
+    store.append(*make_round(at + COARSE))
+    with store.reader() as db:
+        [row] = read_range(db, at, at + COARSE)[2]
+    assert row.amounts.allocated_seconds == 15.0
+
+
+def test_a_file_that_is_locked_is_not_moved_aside(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HistoryStore(path).close()
+    monkeypatch.setattr("podgpu.past.store._SETTINGS", ("busy_timeout = 1",))
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HistoryError, match="locked"):
+            HistoryStore(path)
+        other.execute("ROLLBACK")
+    other.close()
+    assert list(path.parent.glob("*.damaged*")) == []
+    assert path.exists()
+
+
+def test_other_users_cannot_read_the_file(path: Path, store: HistoryStore) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_spans_end_one_by_one(store: HistoryStore) -> None:
+    """Each span differs from the one that ends in one field."""
+    gpu = GpuSample("GPU-1", "", "node-1", 0)
+    ending = gpu._replace(
+        charges=[Charge(LLM, "a"), Charge(LLM, "b"), Charge(NOTEBOOK, "a")],
+        conditions=[
+            ConditionRecord("xid", "1"),
+            ConditionRecord("xid", "2"),
+            ConditionRecord("lost", "1"),
+            ConditionRecord("a", "", account=LLM),
+        ],
+    )
+    other = gpu._replace(uuid="GPU-2", charges=[Charge(LLM, "a")])
+    remaining = ending._replace(charges=ending.charges[1:], conditions=ending.conditions[1:])
+    store.append(START, [ending, other])
+    store.append(START + 15, [remaining, other])
+    with store.reader() as db:
+        ended = db.execute(
+            "SELECT uuid, kind, name, message FROM span JOIN gpu ON id = gpu"
+            " WHERE ended IS NOT NULL ORDER BY kind"
+        ).fetchall()
+    assert ended == [("GPU-1", "condition", "xid", "1"), ("GPU-1", "holder", "a", "")]
+
+
+def test_a_gpu_that_nobody_holds_has_no_holder(store: HistoryStore) -> None:
+    store.append(*make_round(START, Charge(UNALLOCATED, amounts=USAGE)))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 15)
+        [row] = usage_in(db)
+    assert history is not None
+    assert history.holders == []
+    assert row.account == UNALLOCATED
+
+
+@pytest.mark.parametrize(
+    ("since", "started"),
+    [
+        (None, START + 75),
+        (START + 70.4, START + 70),
+        (START + 3, START + 3),  # less than a minute before the last round
+        (START, START + 75),  # only its message changed
+        (START + 76.4, START + 76),
+        (START + 77, START + 75),  # in the future
+    ],
+)
+def test_a_condition_starts_when_it_began_if_that_is_new(
+    store: HistoryStore, since: float | None, started: int
+) -> None:
+    gpu = GpuSample("GPU-1", "", "node-1", 0)
+    store.append(START + 60, [gpu])
+    store.append(START + 75.9, [gpu._replace(conditions=[ConditionRecord("xid", "79", since)])])
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 300)
+    assert history is not None
+    assert [mark.at for mark in history.marks] == [started]
+
+
+def test_a_holder_that_ends_without_a_gap_ends_with_the_round_that_misses_it(
+    store: HistoryStore,
+) -> None:
+    store.append(*make_round(START, Charge(LLM)))
+    store.append(*make_round(START + COARSE))
+    with store.reader() as db:
+        [history] = read_pod(db, "research", "llm-0", START, START + HOUR)
+    assert history.holders[0].to == START + COARSE
+
+
+def test_the_mean_of_a_pod_has_no_value_of_the_next_5_minutes(store: HistoryStore) -> None:
+    """The pod starts in the middle of a step."""
+    for at in range(START, START + 3 * COARSE, 15):
+        holders = [Charge(LLM)] if at >= START + 150 else []
+        busy = 0.25 if at < START + COARSE else 1.0
+        store.append(*make_round(at, *holders, utilization=busy))
+    with store.reader() as db:
+        sql = """
+        SELECT utilization FROM sample JOIN account ON id = account
+        WHERE resolution = 300 AND time = ?"""
+        assert db.execute(sql, (START,)).fetchall() == [(2500,)]
 
 
 def test_a_read_only_disk_is_refused(small_disk: Path) -> None:

@@ -19,7 +19,7 @@ LONGEST_GAP = 60.0  # seconds; after a longer time, only what the exporter count
 _LONGEST_COUNTED_GAP = 3600.0  # seconds; a longer time is unknown, so nobody is charged
 _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
 _MARGIN = 1.2  # clocks and power limits are not exact
-_MAX_WATTS = 5000.0  # of one GPU whose power limit is unknown
+MAX_WATTS = 5000.0  # of one GPU; no GPU needs as much
 _NO_USAGE = HolderUsage()
 _NOTHING_USED = HolderUsage(
     busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
@@ -126,8 +126,10 @@ class Spending:
             for instance, _ in divide_gpu(gpu):
                 key = key_of(gpu, instance)
                 holders = known.get(key)
-                # If holders changed in a gap, it is unknown how long nobody held the device.
-                if holders is None or (self._is_gap and holders != _keys_of(gpu, instance)):
+                if holders is None:
+                    continue
+                # In a gap, the rest is known only if the time of all holders is counted.
+                if self._is_gap and holders != _list_counted(gpu, instance):
                     continue
                 rest[key] = self.measure_rest(gpu, instance)
         return rest
@@ -137,7 +139,7 @@ class Spending:
 
     def _joules_of(self, gpu: DeviceState, before: int | None, now: int | None) -> float | None:
         limit = gpu.power_limit_mw
-        watts = _MAX_WATTS if limit is None else min(_MAX_WATTS, _MARGIN * limit / 1000)
+        watts = MAX_WATTS if limit is None else min(MAX_WATTS, _MARGIN * limit / 1000)
         return self._increase("energy", before, now, MJ, watts * self._most_seconds)
 
     def _increase(
@@ -159,12 +161,18 @@ def _list_holders(node: NodeEntry) -> dict[str, set[WorkloadKey]]:
     holders = {}
     for gpu in node.state.devices:
         for instance, _ in divide_gpu(gpu):
-            holders[key_of(gpu, instance)] = _keys_of(gpu, instance)
+            keys = {holder.key for holder in (instance or gpu).holders}
+            holders[key_of(gpu, instance)] = keys
     return holders
 
 
-def _keys_of(gpu: DeviceState, instance: MigInstance | None) -> set[WorkloadKey]:
-    return {holder.key for holder in (instance or gpu).holders}
+def _list_counted(gpu: DeviceState, instance: MigInstance | None) -> set[WorkloadKey]:
+    """Returns the holders whose time the exporter counts."""
+    counted = set()
+    for holder in (instance or gpu).holders:
+        if holder.usage is not None and holder.usage.allocated_ns is not None:
+            counted.add(holder.key)
+    return counted
 
 
 def describe_rejected(rejected: Rejected) -> str:

@@ -18,6 +18,7 @@ from podgpu.fleet.parts import (
 )
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
@@ -122,13 +123,13 @@ def _complete(spent: HeldTime, part: HeldPart, at: float) -> HeldTime:
     usage = part.holder.usage
     if usage is None or usage.busy_ns is None:
         ratio = _utilization(part)
-        busy = None if ratio is None else ratio * spent.held
+        busy = None if ratio is None else min(1.0, ratio) * spent.held
     idle = spent.idle
     if idle is None:
         idle = estimate_idle(part, spent.held, at)
     joules = spent.joules
     if joules is None and part.gpu.usage is None:
-        joules = (part.gpu.power_mw or 0) / 1000 * part.gpu_fraction * spent.held
+        joules = _watts(part.gpu) * part.gpu_fraction * spent.held
     return spent._replace(busy=busy, idle=idle, joules=joules)
 
 
@@ -150,8 +151,13 @@ def _charge_rest(
     rest = charge_rest(node.seconds, size, held_seconds, price)
     joules = node.rest[key]
     if gpu.usage is None:
-        joules = (gpu.power_mw or 0) / 1000 * rest.allocated_seconds
+        joules = _watts(gpu) * rest.allocated_seconds
     return rest._replace(energy_joules=max(0.0, (joules or 0.0) - users_joules))
+
+
+def _watts(gpu: DeviceState) -> float:
+    """Returns the power for estimates of energy. An exporter may report any number."""
+    return min(MAX_WATTS, (gpu.power_mw or 0) / 1000)
 
 
 def _utilization(part: HeldPart) -> float | None:

@@ -66,6 +66,8 @@ class HistoryRecorder:
         # Start of the minute -> utilisation by device.
         self._points: dict[int, Mapping[str, float | None]] = {}
         self._latest: Sequence[GpuSample] | None = None  # the last round, until it is written
+        # What is to be done with earlier usage, because the clock jumped, before the next write.
+        self._moves: list[Callable[[], None]] = []
         self._store = HistoryStore()
         self._books = BookClock(self._clock)
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
@@ -94,12 +96,16 @@ class HistoryRecorder:
 
     def _write(self, gpus: Sequence[GpuSample]) -> None:
         moment = self._books.read()
+        if moment.has_jumped:
+            self._moves.append(lambda: self._store.carry())
+        elif moment.shift:
+            self._store.move_unwritten(moment.shift)
+            self._moves.append(lambda: self._store.move(moment.shift))
 
         def write() -> None:
-            if moment.has_jumped:
-                self._store.carry()
-            elif moment.shift:
-                self._store.carry(moment.shift)
+            while self._moves:
+                self._moves[0]()
+                del self._moves[0]
             self._store.write(moment.time, gpus, moment.is_settled)
 
         self._try(write)
@@ -144,13 +150,15 @@ class HistoryRecorder:
             return
         try:
             store = HistoryStore(self._path)
-            store.take_over(self._store)
         except HistoryError as error:
             self._reopen_at = self._clock.monotonic() + _REOPEN_SECONDS
             self._report(f"{error}; history is kept in memory only, and is lost when podgpu ends")
             return
         self._reopen_at = float("inf")
+        memory = self._store
+        # First, so that a round that another thread adds meanwhile is not lost.
         self._store = store
+        store.take_over(memory)
         self._report("")
         old = []
         for pattern in _OLD_FILES:

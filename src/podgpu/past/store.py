@@ -42,6 +42,7 @@ from podgpu.past.schema import (
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node share one account
 _LATEST = 60  # seconds; if a condition began earlier, only its message changed: the span starts now
+_MAX_UNWRITTEN = 200_000  # rows in memory (100 MB) while the file cannot be written
 _MIN_SHARE = 1000  # accounts that a node may have in a full file
 _MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
 
@@ -86,7 +87,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
     labels = iif(excluded.labels = '', labels, excluded.labels),
-    methods = iif(instr(methods, excluded.methods), methods,
+    methods = iif(instr(methods, excluded.methods) OR length(methods) > 256, methods,
         trim(methods || ' ' || excluded.methods))
 RETURNING id"""
 _INSERT_ROUND = "INSERT OR IGNORE INTO round VALUES (?, ?)"
@@ -136,6 +137,10 @@ _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?)
 WHERE gpu = ? AND account = ? AND kind = ? AND name = ? AND message = ? AND ended IS NULL"""
+_DELETE_OLDEST_SPANS = """
+DELETE FROM span WHERE ended <= (
+    SELECT ended FROM span WHERE ended IS NOT NULL ORDER BY ended
+    LIMIT 1 OFFSET (SELECT count(ended) / 2 FROM span))"""
 # The time of the oldest of :most rows that are not in the future.
 _OLDEST_KEPT = """
 SELECT time FROM {table} WHERE resolution = ? AND time <= ? ORDER BY time DESC
@@ -143,6 +148,7 @@ LIMIT 1 OFFSET ?"""
 _COARSER = {COARSE: HOUR, HOUR: DAY}
 _KEEP_SINCE = """
 INSERT INTO kept VALUES (?, ?) ON CONFLICT DO UPDATE SET since = max(since, excluded.since)"""
+_HOURS_KEPT = f"ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0)"
 _USED_BYTES = """
 SELECT (page_count - freelist_count) * page_size
 FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
@@ -197,7 +203,7 @@ class _Round:
 class HistoryStore:
     """Writes history to a file, or to memory if `path` is None. No other process may write to it.
 
-    Call `write` and `carry` from one thread. The other methods may be called from any thread.
+    Call the methods that write from one thread. The other methods may be called from any thread.
     """
 
     def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
@@ -234,15 +240,39 @@ class HistoryStore:
             for gpu in gpus:
                 for charge in gpu.charges:
                     key = (start, charge.account, charge.currency, gpu.node)
-                    self._add_unwritten(key, charge.amounts)
+                    _add_up(self._unwritten, key, charge.amounts)
 
-    def _add_unwritten(self, key: _UsageKey, amounts: Amounts) -> None:
-        """Call it with the lock."""
-        earlier = self._unwritten.get(key)
-        if earlier is not None:
-            self._unwritten[key] = earlier.plus(amounts)
-        elif any(amounts):
-            self._unwritten[key] = amounts
+    def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
+        with self._unwritten_lock:
+            for key, amounts in usage:
+                _add_up(self._unwritten, key, amounts)
+
+    @contextmanager
+    def _take_unwritten(self) -> Iterator[Mapping[_UsageKey, Amounts]]:
+        """Takes the usage that is not written yet. If writing fails, it is kept."""
+        with self._unwritten_lock:
+            usage = self._unwritten
+            self._unwritten = {}
+        try:
+            yield usage
+        except BaseException:
+            self._add_unwritten(usage.items())
+            self._shorten_unwritten()
+            raise
+
+    def _shorten_unwritten(self) -> None:
+        """If the disk is full for days, keeps usage per hour, then per day, to save memory."""
+        for length in (HOUR, DAY):
+            if len(self._unwritten) > _MAX_UNWRITTEN:
+                self._move_unwritten(0, length)
+
+    def _move_unwritten(self, shift: int, length: int) -> None:
+        with self._unwritten_lock:
+            moved: dict[_UsageKey, Amounts] = {}
+            for (start, account, currency, node), amounts in self._unwritten.items():
+                key = (_floor(start + shift, length), account, currency, node)
+                _add_up(moved, key, amounts)
+            self._unwritten = moved
 
     def write(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
         """Stores the state of all GPUs at the Unix time `now`, and all charges so far.
@@ -252,28 +282,28 @@ class HistoryStore:
         is deleted. Raises HistoryError if the file cannot be written. The samples of the round are
         then lost, but its usage is kept in memory and written with the next round.
         """
-        with self._unwritten_lock:
-            usage = self._unwritten
-            self._unwritten = {}
-        try:
-            with self._transaction():
-                self._write_round(_floor(now, FINE), now, gpus)
-                self._write_usage(usage)
-                if is_settled and self._step != _floor(now, COARSE):
-                    self._step = _floor(now, COARSE)
-                    self._close_step(now)
-        except BaseException:
-            with self._unwritten_lock:
-                for key, amounts in usage.items():
-                    self._add_unwritten(key, amounts)
-            raise
+        with self._take_unwritten() as usage, self._transaction():
+            self._write_round(_floor(now, FINE), now, gpus)
+            self._write_usage(usage)
+            if is_settled and self._step != _floor(now, COARSE):
+                self._step = _floor(now, COARSE)
+                self._close_step(now)
 
-    def carry(self, shift: float = 0.0) -> None:
-        """Adds all open usage to the rows of its time plus `shift` seconds.
+    def carry(self) -> None:
+        """Adds all usage so far to the rows of its time. Call it when the clock jumps."""
+        with self._take_unwritten() as usage, self._transaction():
+            self._write_usage(usage)
+            self._carry_usage(0, current=None)
 
-        Call it when the clock jumps, for what was recorded before, and when a new clock is
-        accepted, for what was recorded since the jump.
+    def move_unwritten(self, shift: float) -> None:
+        """Adds `shift` seconds to the time of charges that are not written yet.
+
+        Call it when a new clock is accepted, and `move` as soon as the file can be written.
         """
+        self._move_unwritten(round(shift), COARSE)
+
+    def move(self, shift: float) -> None:
+        """Adds the open usage in the file to the rows of its time plus `shift` seconds."""
         with self._transaction():
             self._carry_usage(round(shift), current=None)
 
@@ -302,14 +332,16 @@ class HistoryStore:
             )
             sql = f"""
             SELECT time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
-            FROM usage JOIN account ON account.id = account WHERE resolution IN ({OPEN}, {DAY})"""
+            FROM usage JOIN account ON account.id = account
+            WHERE resolution = {OPEN} OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
             rows = db.execute(sql).fetchall()
-        with self._unwritten_lock:
-            for start, currency, node, *row in rows:
-                key = (start, UsageAccount(*row[:10]), currency, node)
-                self._add_unwritten(key, Amounts(*row[10:]))
-            for key, amounts in other._unwritten.items():
-                self._add_unwritten(key, amounts)
+        usage = []
+        for start, currency, node, *row in rows:
+            key = (start, UsageAccount(*row[:10]), currency, node)
+            usage.append((key, Amounts(*row[10:])))
+        with other._unwritten_lock:
+            usage += other._unwritten.items()
+        self._add_unwritten(usage)
         other.close()
 
     def close(self) -> None:
@@ -462,11 +494,11 @@ class HistoryStore:
 
         # Generators, because lists of rows cost a fifth of the CPU time in the garbage collector.
         samples = (
-            (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
+            (FINE, time, gpu_id, GPU_ITSELF, *_as_floats(gpu.figures))
             for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
             if gpu.figures is not None
         )
-        own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
+        own = ((FINE, time, *key, *_as_floats(figures)) for key, figures in rows.own.items())
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._insert_samples(chain(samples, own))
         self._update_spans(rows)
@@ -640,22 +672,35 @@ class HistoryStore:
         """While the data exceeds the limit, deletes rows.
 
         First what one exporter created beyond its share, then the oldest hours of samples, then the
-        oldest days of usage.
+        oldest spans, and only then the oldest days of usage.
         """
-        if self._is_full():
-            self._delete_excess_accounts()
-        for times, table, resolution, length in (
-            ("round", "sample", COARSE, HOUR),
-            ("round", "sample", FINE, HOUR),
-            ("period", "usage", HOUR, DAY),
-            ("period", "usage", DAY, DAY),
-        ):
-            while self._is_full():
-                sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
-                oldest = self._fetch_value(sql, resolution)
-                if oldest is None:
-                    break
-                self._delete_rows(times, table, resolution, oldest + length)
+        if not self._is_full():
+            return
+        self._delete_excess_accounts()
+        self._delete_oldest("round", "sample", COARSE, HOUR)
+        self._delete_oldest("round", "sample", FINE, HOUR)
+        self._delete_oldest_spans()
+        self._delete_oldest("period", "usage", HOUR, DAY)
+        self._delete_oldest("period", "usage", DAY, DAY)
+
+    def _delete_oldest(self, times: str, table: str, resolution: int, length: int) -> None:
+        while self._is_full():
+            sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
+            oldest = self._fetch_value(sql, resolution)
+            if oldest is None:
+                return
+            self._delete_rows(times, table, resolution, oldest + length)
+
+    def _delete_oldest_spans(self) -> None:
+        """Deletes ended spans, half of them at a time, and GPUs of which nothing is left.
+
+        An exporter may report other conditions, or other GPUs, in every round.
+        """
+        while self._is_full():
+            deleted = self._db.execute(_DELETE_OLDEST_SPANS).rowcount
+            self._delete_unused_names()
+            if deleted == 0:
+                return
 
     def _is_full(self) -> bool:
         return bool(self._fetch_value(_USED_BYTES) > self._max_bytes)
@@ -690,6 +735,19 @@ class HistoryStore:
 
 def _floor(time: float, step: int) -> int:
     return int(time) // step * step
+
+
+def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:
+    earlier = total.get(key)
+    if earlier is not None:
+        total[key] = earlier.plus(amounts)
+    elif any(amounts):
+        total[key] = amounts
+
+
+def _as_floats(figures: Figures) -> list[float | None]:
+    """Sums of a hostile exporter's numbers may be integers of more than 64 bits."""
+    return [None if value is None else float(value) for value in figures]
 
 
 def _find_free_name(name: str) -> str:
