@@ -11,6 +11,7 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from podgpu.clock import Clock
 from podgpu.fleet.prices import read_prices
 from podgpu.fleet.read.scrape import ScrapeCollector
 from podgpu.fleet.round import Cluster
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running
@@ -74,8 +75,8 @@ class Demo:
                 self.time.advance(STEP)
                 self._read_exporters()
             write_past(self.exporters, self._recorder, prices()[0], self.time.wall())
-        usage = RecordedUsage(self._recorder, lambda: self.cluster.published.state)
-        app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
+        recorded = SqlitePast(self._recorder, lambda: self.cluster.published.state)
+        app: Any = partial(cluster_application, past=recorded)
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self._due = schedule(make_script(self.nodes) if script else [])
         self._next = next(self._due, None)

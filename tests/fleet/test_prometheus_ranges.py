@@ -26,13 +26,11 @@ from podgpu.fleet.read.prometheus import PrometheusServer
 from podgpu.fleet.state import ClusterState
 from podgpu.model import WorkloadOwner
 from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
-from podgpu.past.prometheus_charges import PrometheusRanges
-from podgpu.past.prometheus_series import PrometheusHistory
 from podgpu.past.sqlite import MAX_POINTS
 from tests.fleet import states
 from tests.fleet.prometheus_double import Asked, Reply, error, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
-from tests.fleet.states import holder, state_of
+from tests.fleet.states import holder, prometheus_past, state_of
 from tests.fleet.test_prometheus_live import Serving
 from tests.nodes.clock import PATIENCE
 from tests.process import podgpu
@@ -114,10 +112,8 @@ def ask(
     prices: Prices = PRICES,
     state: ClusterState | None = None,
 ) -> RangeAnswer:
-    ranges = PrometheusRanges(
-        PrometheusServer(url), lambda: (prices, ()), lambda: state or state_of()
-    )
-    return asyncio.run(ranges.range(RangeQuery(by, start=start, end=end)))
+    past = prometheus_past(PrometheusServer(url), state or state_of(), prices)
+    return asyncio.run(past.range(RangeQuery(by, start=start, end=end)))
 
 
 def rows_of(answer: RangeAnswer) -> dict[str, RangeRow]:
@@ -357,7 +353,7 @@ def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> Non
         after = {by: ask(url, by, begin, end) for by in ("owner", "namespace")}
         day, days = (ask(url, "owner", end - length * DAY, end) for length in (1, 2))
         longer = ask(url, "owner", begin - 10 * DAY, end)
-        history = asyncio.run(PrometheusHistory(PrometheusServer(url)).gpu("GPU-0", "", 12 * DAY))
+        history = asyncio.run(prometheus_past(PrometheusServer(url)).gpu("GPU-0", "", 12 * DAY))
     assert history is not None
     temperatures = history.series["temperature_celsius"]
     assert len(temperatures) <= MAX_POINTS

@@ -19,6 +19,7 @@ from podgpu.clock import Clock
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
+from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuView, make_view
@@ -33,7 +34,7 @@ from podgpu.past.bill import (
     group_now,
     parse_range_query,
 )
-from podgpu.past.record import RecordedUsage, make_records
+from podgpu.past.record import SqlitePast, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 
@@ -57,7 +58,7 @@ class Cluster:
         self.prices, self.at = prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
         self.recorder = HistoryRecorder(lambda: make_records(self.state()), clock, directory)
-        self.answers = RecordedUsage(self.recorder, self.state)
+        self.past = SqlitePast(self.recorder, self.state)
 
     def state(self) -> ClusterState:
         assert self.world.state is not None
@@ -77,7 +78,7 @@ class Cluster:
         return self.range(by, order="wasted", **more).rows
 
     def range(self, by: str = "pod", **more: Any) -> RangeAnswer:
-        return asyncio.run(self.answers.range(RangeQuery(by, **more)))
+        return asyncio.run(self.past.range(RangeQuery(by, **more)))
 
     def rows(self, by: str = "pod", **more: Any) -> dict[str, RangeRow]:
         return {describe_row(row): row for row in self.range(by, **more).rows}
@@ -549,7 +550,7 @@ def test_no_cell_is_a_formula(name: str) -> None:
 
 
 def past_gpu(cluster: Cluster, seconds: float) -> tuple[GpuView, Totals]:
-    view = make_view(asyncio.run(cluster.answers.past(WALL + seconds)))
+    view = asyncio.run(cluster.past.find(GpuQuery(at=WALL + seconds))).view
     return view.nodes[0].gpus[0], view.totals
 
 
@@ -566,7 +567,7 @@ def test_two_containers_of_a_pod_at_a_past_time_are_not_counted_twice() -> None:
     assert [one.utilization_ratio for one in then.holders] == [None, None], (
         "the history has only their sum"
     )
-    pod = asyncio.run(cluster.recorder.pod("ml", "p", 60))
+    pod = asyncio.run(cluster.past.pod("ml", "p", 60))
     assert pod is not None
     assert set(pod.devices[0].series["utilization_ratio"]) == {None, 0.7}
 

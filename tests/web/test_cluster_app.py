@@ -14,7 +14,7 @@ import pytest
 from podgpu.fleet.readings import ClusterReading, TargetOutcome, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.metrics.parse import parse_text
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, node
 from tests.fleet.test_loop import Script, Time, tell
@@ -34,7 +34,7 @@ def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Clie
     asyncio.run(cluster.round(Script(tell(of))))
     app: Any = partial(
         cluster_application,
-        usage=RecordedUsage(cluster_recorder(cluster), lambda: cluster.published.state),
+        past=SqlitePast(cluster_recorder(cluster), lambda: cluster.published.state),
     )
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster

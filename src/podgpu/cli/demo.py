@@ -45,7 +45,7 @@ from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.node.holders.reader import HolderSources
 from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE
 from podgpu.past.store import ConditionRecord, GpuSample
@@ -124,8 +124,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         write_past(exporters, recorder, read()[0], time.time())
         for exporter in exporters:
             exporter.agent.read_telemetry()  # the last values may be too old by now
-        usage = RecordedUsage(recorder, lambda: cluster.published.state)
-        app = cluster_application(cluster, history=recorder, usage=usage)
+        past = SqlitePast(recorder, lambda: cluster.published.state)
+        app = cluster_application(cluster, past=past)
 
         services: list[Service] = []
         listeners = []
@@ -265,8 +265,8 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         pod_labels=partial(_label_pods, node),
     )
     recorder = node_recorder(agent, prices=prices)
-    usage = RecordedUsage(recorder, lambda: build_state(agent, prices))
-    app = application(agent, history=recorder, prices=prices, usage=usage)
+    past = SqlitePast(recorder, lambda: build_state(agent, prices))
+    app = application(agent, past=past, prices=prices)
 
     @web.middleware
     async def close_while_down(

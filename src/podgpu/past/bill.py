@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from sqlite3 import Connection
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -129,13 +129,6 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     notes: list[str] = []  # messages about missing data
     totals: RangeTotals
     rows: list[RangeRow]
-
-
-class UsageAnswers(Protocol):
-    """Provides `/api/v1/range` and `/api/v1/waste`."""
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        """Raises SourceError if the usage cannot be read."""
 
 
 def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:

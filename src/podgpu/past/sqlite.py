@@ -10,7 +10,7 @@ import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -84,24 +84,6 @@ class PodHistory(msgspec.Struct, kw_only=True):
     pod: str
     devices: list[DeviceHistory]
     marks: list[Mark]
-
-
-class HistorySource(Protocol):
-    """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be
-    read.
-    """
-
-    async def sparklines(self) -> JSON: ...
-
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        """Returns None if the GPU is unknown."""
-
-    async def pod(
-        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
-    ) -> PodHistory | None:
-        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores
-        `cluster`.
-        """
 
 
 def parse_range(text: str) -> int:
