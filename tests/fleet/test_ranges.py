@@ -540,6 +540,20 @@ def test_sums_of_all_groups_agree_and_never_decrease(rounds: list[list[tuple[int
         assert totals == pytest.approx([last] * 2, abs=1e-3)
 
 
+@pytest.mark.parametrize("sign", [*"=+-@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+@pytest.mark.parametrize(
+    "before", ["", " ", "\u00a0", "\ufeff", "\0", "\u200b", "\u3000", ";", ",", "\0; \ufeff"]
+)
+def test_a_cell_is_no_formula_behind_invisible_characters(before: str, sign: str) -> None:
+    cell = f"{before}{sign}1+1"
+    assert escape_cell(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize("cell", ["", "ml", " ml", ";ml", "a=b", "gpu-1", "\ufeffml", "５"])
+def test_other_cells_stay_as_they_are(cell: str) -> None:
+    assert escape_cell(cell) == cell
+
+
 @given(st.text(max_size=5))
 def test_no_cell_is_a_formula(name: str) -> None:
     assert (

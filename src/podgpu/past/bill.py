@@ -10,6 +10,7 @@ import io
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from sqlite3 import Connection
@@ -30,7 +31,8 @@ Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+_FORMULA_STARTS = frozenset("=+-@|%")
+_SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
 _ACCOUNT_FIELDS = len(UsageAccount._fields)
 # Sums the usage of each account before the join, because joining every row is slower.
 _RANGE = f"""
@@ -380,7 +382,20 @@ def encode_range_csv(answer: RangeAnswer) -> bytes:
 
 def escape_cell(text: str) -> str:
     """Prevents spreadsheets from running the cell as a formula."""
-    return f"'{text}" if text.lstrip(" ").startswith(_FORMULA_STARTS) else text
+    is_formula = _first_visible(text) in _FORMULA_STARTS
+    return f"'{text}" if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")) else text
+
+
+def _first_visible(text: str) -> str:
+    """Returns the first character that a reader sees. Fullwidth signs become ASCII.
+
+    Spreadsheets skip spaces, control characters (C) and other separators (Z) before a formula.
+    """
+    for character in text:
+        is_skipped = unicodedata.category(character)[0] in "CZ" or character in _SEPARATORS
+        if not is_skipped:
+            return unicodedata.normalize("NFKC", character)[0]
+    return ""
 
 
 def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
