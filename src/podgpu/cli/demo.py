@@ -374,13 +374,18 @@ def write_past(
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
-    """Returns (instance id, fraction of the GPU) for each MIG instance, and (None, remainder) for
-    the GPU itself.
+    """Returns the id of each MIG instance with its fraction of the GPU.
+
+    The last id is None: the GPU itself, with the remainder.
     """
-    instances: list[tuple[int | None, float]] = [
-        (one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances
-    ]
-    return [*instances, (None, 1.0 - sum(size for _, size in instances))]
+    devices: list[tuple[int | None, float]] = []
+    rest = 1.0
+    for instance in gpu.instances:
+        size = instance.profile.compute_slices / gpu.model.compute_slices
+        devices.append((instance.gi_id, size))
+        rest -= size
+    devices.append((None, rest))
+    return devices
 
 
 def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
