@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
 import math
+import sys
 from collections import Counter
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
@@ -34,6 +38,7 @@ from podgpu.past.bill import (
     group_now,
     parse_range_query,
 )
+from podgpu.past.moment import read_past
 from podgpu.past.record import SqlitePast, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
@@ -566,6 +571,37 @@ def test_no_cell_is_a_formula(name: str) -> None:
 def past_gpu(cluster: Cluster, seconds: float) -> tuple[GpuView, Totals]:
     view = asyncio.run(cluster.past.find(GpuQuery(at=WALL + seconds))).view
     return view.nodes[0].gpus[0], view.totals
+
+
+def count_steps(pods: int) -> int:
+    """Returns the lines that are executed to show a past time with this many pods on one GPU."""
+    cluster = Cluster()
+    own = [holder(f"p{number}", utilization_ratio=0.5 / pods) for number in range(pods)]
+    for _ in range(2):
+        cluster.round(gpu(0, *own, busy=0.7))
+    steps = 0
+
+    def trace(*_: object) -> Any:
+        nonlocal steps
+        steps += 1
+        return trace
+
+    def read(db: Connection, _: float) -> int:
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            then = PublishedState(read_past(db, WALL + 15, cluster.state()))
+            shown = json.loads(then.view_json[0].plain)
+        finally:
+            sys.settrace(before)
+        return len(shown["nodes"][0]["gpus"][0]["holders"])
+
+    assert asyncio.run(cluster.recorder.ask(read)) == pods
+    return steps
+
+
+def test_a_past_time_is_linear_in_the_holders() -> None:
+    assert count_steps(2000) < 5 * count_steps(500)
 
 
 def test_two_containers_of_a_pod_at_a_past_time_are_not_counted_twice() -> None:
