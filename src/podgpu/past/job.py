@@ -93,7 +93,6 @@ def read_summary(
     own = [one for one in sums if one.account[:2] == (namespace, pod)]
     currency = state.prices.currency
     summary = JobSummary(
-        **add_up(own, currency),
         namespace=namespace,
         pod=pod,
         owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
@@ -103,6 +102,7 @@ def read_summary(
         wait_seconds=round(sum(one.amounts.waited_seconds for one in own), 1),
         currency=currency,
     )
+    add_up(summary, own, currency)
     if history is not None:
         _add_history(summary, history, end, state)
         summary.shared = any(_is_shared(gpu.holders, namespace, pod) for gpu in gpus)
