@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from podgpu.charge import HeldTime
 from podgpu.fleet.parts import divide_gpu, key_of
 from podgpu.fleet.readings import NodeEntry
-from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance
+from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance, WorkloadKey
 
 LONGEST_GAP = 60.0  # seconds; a longer time between two readings is unknown, so nobody is charged
 _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
@@ -41,7 +41,7 @@ class Spending:
     seconds: float | None = None  # between the readings; None if they cannot be compared
 
     def __post_init__(self) -> None:
-        self._before: dict[tuple[str, tuple[str, ...]], Holder] = {}
+        self._before: dict[tuple[str, WorkloadKey], Holder] = {}
         self._totals: dict[str, DeviceState] = {}
         if self.earlier is None:
             return
@@ -58,11 +58,11 @@ class Spending:
             (part.device_key, part.holder.key): part.holder for part in self.earlier.held
         }
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
-        now, then = self.node.state.exporter_id, self.earlier.state.exporter_id
+        exporter = self.node.state.exporter_id
+        self._has_restarted = exporter != self.earlier.state.exporter_id
+        self._has_counted = bool(exporter) and not self._has_restarted
         is_same_target = self.node.reading.target == self.earlier.reading.target
-        self._has_counted = now == then != ""
         self._is_comparable = self._has_counted or is_same_target
-        self._has_restarted = now != then
 
     def measure(
         self, gpu: DeviceState, device_key: str, holder: Holder, share: float
