@@ -167,36 +167,45 @@ def _charge_rest(
 
 
 def _utilization(part: HeldPart) -> float | None:
-    """Returns the holder's utilisation, or the device's if no other holder shares it. None for a
-    client of MPS.
+    """Returns the holder's utilisation, or the device's if no other holder shares it.
+
+    None for a client of MPS.
     """
     if part.is_mps_client:
         return None
-    own = part.holder.usage.utilization_ratio if part.holder.usage else None
-    return device_utilization(part.device) if own is None and part.share == 1 else own
+    own = _own_utilization(part)
+    if own is None and part.share == 1:
+        return device_utilization(part.device)
+    return own
+
+
+def _own_utilization(part: HeldPart) -> float | None:
+    return None if part.holder.usage is None else part.holder.usage.utilization_ratio
 
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     device = instance or gpu
-    power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
-    temperature = None if instance is not None else gpu.temperature_celsius
-    figures = Figures(device_utilization(device), device_memory(device), power, temperature)
+    figures = Figures(device_utilization(device), device_memory(device))
+    if instance is None:
+        power = None if gpu.power_mw is None else gpu.power_mw / 1000
+        figures = figures._replace(power_watts=power, temperature_celsius=gpu.temperature_celsius)
     return None if figures == Figures() else figures
 
 
 def _differs(part: HeldPart) -> bool:
-    own = None if part.holder.usage is None else part.holder.usage.utilization_ratio
+    own = _own_utilization(part)
+    if own is None:
+        return False
     whole = device_utilization(part.device)
-    return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
+    return whole is None or abs(whole - own) > _OWN_DIFFERENCE
 
 
 def _describe_limit(state: ClusterState) -> Iterator[str]:
     gpus = sum(len(node.state.devices) for node in state.nodes)
     if gpus > MAX_GPUS:
         yield (
-            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which supports "
-            f"{MAX_GPUS:,}:"
-            " for larger clusters, use a Prometheus server (--prometheus)"
+            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which supports"
+            f" {MAX_GPUS:,}: for larger clusters, use a Prometheus server (--prometheus)"
         )
 
 
