@@ -1,5 +1,4 @@
-"""Charges holders for GPU time, energy and money, and says how much of it was idle. The only place
-of this formula.
+"""Charges holders for GPU time, energy and money. The only place of this formula.
 
 The recorder (`past/record.py`), Prometheus (`past/prometheus_charges.py`) and the demo describe a
 time window as a `HeldTime` and call `charge`. The history stores the result, so the bill of a
@@ -23,15 +22,17 @@ class Figures(NamedTuple):
     temperature_celsius: float | None = None
 
     def plus(self, other: Figures) -> Figures:
-        """Adds the values of another container of the same pod. Unknown values stay unknown only if
-        both are.
+        """Adds the values of another container of the same pod.
+
+        Unknown values stay unknown only if both are.
         """
-        return Figures(
-            *(
-                b if a is None else a if b is None else a + b
-                for a, b in zip(self, other, strict=True)
-            )
-        )
+        return Figures(*map(_add_known, self, other))
+
+
+def _add_known(one: float | None, other: float | None) -> float | None:
+    if one is None:
+        return other
+    return one if other is None else one + other
 
 
 class Amounts(NamedTuple):
@@ -53,8 +54,9 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job to which usage is charged. Owner, labels and methods may become known later, so
-    they are not in the key.
+    """A pod or job to which usage is charged.
+
+    Owner, labels and methods may become known later, so they are not in the key.
     """
 
     namespace: str = ""
@@ -73,23 +75,24 @@ UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, tha
 
 
 class Charge(NamedTuple):
-    """The usage of one account: of one container on one GPU since the last record, or of a whole
-    period.
+    """The usage of one account.
+
+    In records, that of one container on one GPU since the last record. Otherwise, of a period.
     """
 
     account: UsageAccount
     container: str = ""  # set only in records
     amounts: Amounts = Amounts()
-    figures: Figures | None = (
-        None  # in records: the holder's own values on a shared GPU; None to use the GPU's values
-    )
+    # In records: the holder's own values on a shared GPU. None to use the GPU's values.
+    figures: Figures | None = None
     currency: str = ""  # empty if the GPU has no price
     cluster: str = ""  # set only if the usage is read from Prometheus
 
 
 class HeldTime(NamedTuple):
-    """What one holder did on one GPU or MIG instance in a time window, in seconds. None if it was
-    not measured.
+    """What one holder did on one GPU or MIG instance in a time window, in seconds.
+
+    None if it was not measured.
     """
 
     held: float
@@ -103,11 +106,14 @@ class HeldTime(NamedTuple):
 
 
 def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
-    """`size`: the device's fraction of a physical GPU. `price`: price of an hour of the device, or
-    None.
+    """Charges a holder.
+
+    `size`: the device's fraction of a physical GPU. `price`: of an hour of the device, or None.
     """
     idle = min(time.held, time.idle or 0.0)
-    allocated, unused = time.share * time.held, time.share * idle
+    allocated = time.share * time.held
+    unused = time.share * idle
+    measured = unused if time.busy is None else allocated
     most = time.held - idle if time.busy_max is None else time.busy_max
     hourly = (price or 0.0) / _HOUR
     return Amounts(
@@ -115,7 +121,7 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
         idle_seconds=unused * size,
         cost=hourly * allocated,
         idle_cost=hourly * unused,
-        measured_seconds=(unused if time.busy is None else allocated) * size,
+        measured_seconds=measured * size,
         busy_seconds=(time.busy or 0.0) * size,
         busy_min_seconds=(time.busy_min or 0.0) * size,
         busy_max_seconds=max(most, time.busy or 0.0) * size,
@@ -125,8 +131,10 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
 
 
 def charge_rest(seconds: float, size: float, held_seconds: float, price: float | None) -> Amounts:
-    """Charges the time that no holder had. `held_seconds`: allocated GPU seconds of all holders of
-    the device.
+    """Charges the time that no holder had.
+
+    `held_seconds`: allocated GPU seconds of all holders of the device.
     """
     rest = max(0.0, size * seconds - held_seconds)
-    return Amounts(rest, cost=(price or 0.0) * rest / size / _HOUR if size else 0.0)
+    cost = (price or 0.0) * rest / size / _HOUR if size else 0.0
+    return Amounts(rest, cost=cost)

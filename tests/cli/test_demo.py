@@ -11,6 +11,7 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,8 +34,12 @@ from podgpu.clock import Clock
 from podgpu.fleet.prices import read_prices
 from podgpu.fleet.read.scrape import ScrapeCollector
 from podgpu.fleet.round import Cluster
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.bill import RangeQuery
+from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.schema import HOUR
 from podgpu.web.cluster_app import cluster_application
+from podgpu.web.exporter_app import build_state
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running
 
@@ -76,8 +81,8 @@ class Demo:
                 self.time.advance(STEP)
                 self._read_exporters()
             write_past(self.exporters, self._recorder, prices()[0], self.time.wall())
-        usage = RecordedUsage(self._recorder, lambda: self.cluster.published.state)
-        app: Any = lambda cluster: cluster_application(cluster, history=self._recorder, usage=usage)  # noqa: E731
+        recorded = SqlitePast(self._recorder, lambda: self.cluster.published.state)
+        app: Any = partial(cluster_application, past=recorded)
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self._due = schedule(make_script(self.nodes) if script else [])
         self._next = next(self._due, None)
@@ -265,6 +270,24 @@ def test_calm_nothing_breaks_and_the_idle_notebook_is_the_waste() -> None:
     assert first["wasted"] == pytest.approx(2 * 2.8 * 60 / 3600, abs=0.01)
     assert notebook["owner"] == {"kind": "Notebook", "name": "jupyter-ada"}
     assert notebook["totals"]["cost_per_hour"] == notebook["totals"]["wasted_per_hour"] == 2.8
+
+
+def test_the_past_of_an_a30_has_its_own_slices() -> None:
+    """A profile 2g is half of an A30, which has 4 compute slices."""
+    time = FakeClock()
+    clock = Clock(time.monotonic, time.wall)
+    prices = read_prices("example")
+    with make_node(0, "1xA30/1x2g.12gb", clock) as node:
+        exporter = make_exporter(node, prices)
+        exporter.agent.warm_up()
+        recorder = HistoryRecorder(clock=clock)
+        write_past([exporter], recorder, prices()[0], clock.wall())
+        past = SqlitePast(recorder, partial(build_state, exporter.agent, prices))
+        start, end = clock.wall() - 20 * HOUR, clock.wall() - 10 * HOUR
+        answer = asyncio.run(past.range(RangeQuery(start=start, end=end)))
+        exporter.agent.stop()
+    assert answer.totals.allocated_hours == pytest.approx(answer.totals.gpu_hours / 2)
+    assert answer.totals.gpu_hours >= 10
 
 
 def test_the_demo_has_a_past_from_its_first_second(

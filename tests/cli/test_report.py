@@ -21,7 +21,7 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.model import WorkloadOwner
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, lost, node
 from tests.fleet.test_loop import Script, Time, tell
@@ -51,7 +51,7 @@ def url() -> Iterator[str]:
         recorder.record()
         time.now += 15
     app: Any = partial(
-        cluster_application, usage=RecordedUsage(recorder, lambda: cluster.published.state)
+        cluster_application, past=SqlitePast(recorder, lambda: cluster.published.state)
     )
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield f"http://127.0.0.1:{client.address.port}"

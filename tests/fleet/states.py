@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.prices import NO_PRICES, Prices
+from podgpu.fleet.read.prometheus import PrometheusServer
+from podgpu.fleet.readings import ClusterReading, Collector, NodeReading, ViewSettings
+from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.series import cluster_families
 from podgpu.fleet.state import ClusterState, Scope, build_cluster_state
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState
+from podgpu.past.prometheus_series import PrometheusPast
 
 H100 = "NVIDIA H100 80GB HBM3"
 WALL = 1_700_000_100.0  # Unix time at monotonic time 0
@@ -80,6 +84,23 @@ def state_of(
     *nodes: NodeReading, at: float = 0.0, settings: ViewSettings | None = None, **more: Any
 ) -> ClusterState:
     return World(settings).round(*nodes, at=at, **more)
+
+
+def prometheus_past(
+    server: PrometheusServer,
+    state: ClusterState | None = None,
+    prices: Prices = NO_PRICES,
+    **more: Any,
+) -> PrometheusPast:
+    """Returns the past in Prometheus of a cluster that is not read."""
+
+    def make_collector() -> Collector:
+        raise NotImplementedError
+
+    cluster = Cluster(make_collector, ViewSettings())
+    if state is not None:
+        cluster.published = PublishedState(state)
+    return PrometheusPast(server, cluster, lambda: (prices, ()), **more)
 
 
 def uuids(state: ClusterState) -> dict[str, list[str]]:

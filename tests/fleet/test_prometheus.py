@@ -24,7 +24,6 @@ from podgpu.fleet.view import make_pod, make_view
 from podgpu.http_client import Access
 from podgpu.metrics.promql import quote
 from podgpu.model import WorkloadOwner
-from podgpu.past.prometheus_series import PrometheusHistory
 from tests.fleet.prometheus_double import (
     Asked,
     PrometheusDouble,
@@ -34,6 +33,7 @@ from tests.fleet.prometheus_double import (
     some_gpus,
     vector,
 )
+from tests.fleet.states import prometheus_past
 from tests.nodes.clock import FakeClock
 
 SETTINGS = ViewSettings(window=45.0)  # three samples
@@ -178,9 +178,7 @@ def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
     made = Rounds(double, match='cluster="a"')
     made.run()
     made.close()
-    asyncio.run(
-        PrometheusHistory(PrometheusServer(double.url)).pod("ml", "train", 3600, cluster="a")
-    )
+    asyncio.run(prometheus_past(PrometheusServer(double.url)).pod("ml", "train", 3600, cluster="a"))
     for query in (asked.query for asked in double.asked):
         selectors = re.findall(r"\{[^}]*\}", query)
         assert all('cluster="a"' in selector for selector in selectors), query

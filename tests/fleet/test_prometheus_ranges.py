@@ -29,15 +29,13 @@ from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, DeviceTotals, Holder, WorkloadOwner
 from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
-from podgpu.past.prometheus_charges import PrometheusRanges
-from podgpu.past.prometheus_series import PrometheusHistory
-from podgpu.past.record import RecordedUsage, make_records
+from podgpu.past.record import SqlitePast, make_records
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS
 from tests.fleet import states
 from tests.fleet.prometheus_double import Asked, Reply, error, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
-from tests.fleet.states import World, holder, node, state_of
+from tests.fleet.states import World, holder, node, prometheus_past, state_of
 from tests.fleet.test_prometheus_live import Serving
 from tests.nodes.clock import PATIENCE
 from tests.process import podgpu
@@ -119,10 +117,8 @@ def ask(
     prices: Prices = PRICES,
     state: ClusterState | None = None,
 ) -> RangeAnswer:
-    ranges = PrometheusRanges(
-        PrometheusServer(url), lambda: (prices, ()), lambda: state or state_of()
-    )
-    return asyncio.run(ranges.range(RangeQuery(by, start=start, end=end)))
+    past = prometheus_past(PrometheusServer(url), state or state_of(), prices)
+    return asyncio.run(past.range(RangeQuery(by, start=start, end=end)))
 
 
 def rows_of(answer: RangeAnswer) -> dict[str, RangeRow]:
@@ -366,7 +362,7 @@ def test_recording_rules_are_used_if_they_cover_the_range(tmp_path: Path) -> Non
         after = {by: ask(url, by, begin, end) for by in ("owner", "namespace")}
         day, days = (ask(url, "owner", end - length * DAY, end) for length in (1, 2))
         longer = ask(url, "owner", begin - 10 * DAY, end)
-        history = asyncio.run(PrometheusHistory(PrometheusServer(url)).gpu("GPU-0", "", 12 * DAY))
+        history = asyncio.run(prometheus_past(PrometheusServer(url)).gpu("GPU-0", "", 12 * DAY))
     assert history is not None
     temperatures = history.series["temperature_celsius"]
     assert len(temperatures) <= MAX_POINTS
@@ -458,7 +454,7 @@ class Month:
             recorder.add(make_records(state))
             recorder.record()
         query = RangeQuery("namespace", start=self.begin, end=self.begin + self.length)
-        answer = asyncio.run(RecordedUsage(recorder, lambda: state).range(query))
+        answer = asyncio.run(SqlitePast(recorder, lambda: state).range(query))
         recorder.stop()
         return rows_of(answer)
 

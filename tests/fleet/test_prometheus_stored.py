@@ -24,10 +24,11 @@ from podgpu.fleet.read.prometheus import (
 )
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.model import WorkloadOwner
-from podgpu.past.prometheus_series import CACHE_SECONDS, PrometheusHistory, Window
+from podgpu.past.prometheus_series import CACHE_SECONDS, Window
 from podgpu.past.sqlite import JSON, parse_range
 from tests.fleet.prometheus_double import PrometheusDouble, Reply, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
+from tests.fleet.states import prometheus_past
 
 MIB = 1024 * 1024
 PODGPU = {
@@ -151,7 +152,7 @@ class Reader:
     def __init__(self, url: str) -> None:
         self._url = url
         self._runner = asyncio.Runner()
-        self._history = PrometheusHistory(PrometheusServer(url))
+        self._history = prometheus_past(PrometheusServer(url))
 
     def gpu(self, uuid: str, length: str = "1h", instance: str = "") -> JSON | None:
         return _as_json(self._runner.run(self._history.gpu(uuid, instance, parse_range(length))))
@@ -424,7 +425,7 @@ def test_unknown_gpus_and_pods(reader: Reader) -> None:
 )
 def test_failures_are_not_cached() -> None:
     async def go(double: PrometheusDouble) -> None:
-        history = PrometheusHistory(PrometheusServer(double.url, timeout=2.0))
+        history = prometheus_past(PrometheusServer(double.url, timeout=2.0))
         double.misbehave = lambda asked: Reply(b"busy", 503)
         with pytest.raises(SourceError, match="503"):
             await history.sparklines()
@@ -444,7 +445,7 @@ def test_equal_requests_share_one_answer() -> None:
 
     async def go(double: PrometheusDouble) -> None:
         now = 0.0
-        history = PrometheusHistory(PrometheusServer(double.url), clock=lambda: now)
+        history = prometheus_past(PrometheusServer(double.url), clock=lambda: now)
         double.misbehave = lambda asked: (
             Reply(empty) if asked.path.endswith("query_range") else None
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
 import math
+import sys
 from collections import Counter
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 import pytest
@@ -19,7 +22,9 @@ from podgpu.clock import Clock
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
+from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
@@ -33,7 +38,8 @@ from podgpu.past.bill import (
     group_now,
     parse_range_query,
 )
-from podgpu.past.record import RecordedUsage, make_records
+from podgpu.past.moment import read_past
+from podgpu.past.record import SqlitePast, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 from tests.simulated import stop_after_test
@@ -59,7 +65,7 @@ class Cluster:
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
         self.recorder = HistoryRecorder(lambda: make_records(self.state()), clock, directory)
         stop_after_test.append(self.recorder.stop)
-        self.answers = RecordedUsage(self.recorder, self.state)
+        self.past = SqlitePast(self.recorder, self.state)
 
     def state(self) -> ClusterState:
         assert self.world.state is not None
@@ -79,7 +85,7 @@ class Cluster:
         return self.range(by, order="wasted", **more).rows
 
     def range(self, by: str = "pod", **more: Any) -> RangeAnswer:
-        return asyncio.run(self.answers.range(RangeQuery(by, **more)))
+        return asyncio.run(self.past.range(RangeQuery(by, **more)))
 
     def rows(self, by: str = "pod", **more: Any) -> dict[str, RangeRow]:
         return {describe_row(row): row for row in self.range(by, **more).rows}
@@ -542,6 +548,20 @@ def test_sums_of_all_groups_agree_and_never_decrease(rounds: list[list[tuple[int
         assert totals == pytest.approx([last] * 2, abs=1e-3)
 
 
+@pytest.mark.parametrize("sign", [*"=+-@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+@pytest.mark.parametrize(
+    "before", ["", " ", "\u00a0", "\ufeff", "\0", "\u200b", "\u3000", ";", ",", "\0; \ufeff"]
+)
+def test_a_cell_is_no_formula_behind_invisible_characters(before: str, sign: str) -> None:
+    cell = f"{before}{sign}1+1"
+    assert escape_cell(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize("cell", ["", "ml", " ml", ";ml", "a=b", "gpu-1", "\ufeffml", "５"])
+def test_other_cells_stay_as_they_are(cell: str) -> None:
+    assert escape_cell(cell) == cell
+
+
 @given(st.text(max_size=5))
 def test_no_cell_is_a_formula(name: str) -> None:
     assert (
@@ -552,8 +572,39 @@ def test_no_cell_is_a_formula(name: str) -> None:
 
 
 def past_gpu(cluster: Cluster, seconds: float) -> tuple[GpuView, Totals]:
-    view = make_view(asyncio.run(cluster.answers.past(WALL + seconds)))
+    view = asyncio.run(cluster.past.find(GpuQuery(at=WALL + seconds))).view
     return view.nodes[0].gpus[0], view.totals
+
+
+def count_steps(pods: int) -> int:
+    """Returns the lines that are executed to show a past time with this many pods on one GPU."""
+    cluster = Cluster()
+    own = [holder(f"p{number}", utilization_ratio=0.5 / pods) for number in range(pods)]
+    for _ in range(2):
+        cluster.round(gpu(0, *own, busy=0.7))
+    steps = 0
+
+    def trace(*_: object) -> Any:
+        nonlocal steps
+        steps += 1
+        return trace
+
+    def read(db: Connection, _: float) -> int:
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            then = PublishedState(read_past(db, WALL + 15, cluster.state()))
+            shown = json.loads(then.view_json[0].plain)
+        finally:
+            sys.settrace(before)
+        return len(shown["nodes"][0]["gpus"][0]["holders"])
+
+    assert asyncio.run(cluster.recorder.ask(read)) == pods
+    return steps
+
+
+def test_a_past_time_is_linear_in_the_holders() -> None:
+    assert count_steps(2000) < 5 * count_steps(500)
 
 
 def test_two_containers_of_a_pod_at_a_past_time_are_not_counted_twice() -> None:
@@ -569,7 +620,7 @@ def test_two_containers_of_a_pod_at_a_past_time_are_not_counted_twice() -> None:
     assert [one.utilization_ratio for one in then.holders] == [None, None], (
         "the history has only their sum"
     )
-    pod = asyncio.run(cluster.recorder.pod("ml", "p", 60))
+    pod = asyncio.run(cluster.past.pod("ml", "p", 60))
     assert pod is not None
     assert set(pod.devices[0].series["utilization_ratio"]) == {None, 0.7}
 

@@ -17,7 +17,7 @@ from podgpu.model import Allocation, Assignment, NodeState, Workload
 from podgpu.node.holders.annotations import find_reserved, replace_reservations
 from podgpu.node.holders.reader import merge
 from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.record import RecordedUsage, make_records
+from podgpu.past.record import SqlitePast, make_records
 from podgpu.past.recorder import HistoryRecorder
 from tests.fleet.states import state_of
 from tests.holders.devices import gpu, uuid
@@ -195,8 +195,8 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
         assert sum(holder.part or 0 for holder in device.holders) <= 1
     recorder = HistoryRecorder(lambda: make_records(state))
     recorder.record()
-    usage = RecordedUsage(recorder, lambda: state)
-    answer = asyncio.run(usage.range(RangeQuery(order="wasted")))
+    past = SqlitePast(recorder, lambda: state)
+    answer = asyncio.run(past.range(RangeQuery(order="wasted")))
     recorder.stop()
     return view, answer
 

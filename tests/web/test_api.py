@@ -19,7 +19,7 @@ from podgpu.fleet import view as view_structs
 from podgpu.fleet.prices import read_prices
 from podgpu.metrics.parse import parse_text
 from podgpu.model import encode_node
-from podgpu.past.record import RecordedUsage
+from podgpu.past.record import SqlitePast
 from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Description, Node, node_of
 from tests.simulated import stop_after_test
@@ -222,8 +222,8 @@ def test_waste(lived_in: Node) -> None:
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
         recorder.record()
-    usage = RecordedUsage(recorder, lambda: build_state(lived_in.agent, prices))
-    with running(lived_in.agent, app=partial(application, usage=usage)) as client:
+    past = SqlitePast(recorder, lambda: build_state(lived_in.agent, prices))
+    with running(lived_in.agent, app=partial(application, past=past)) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
@@ -263,8 +263,8 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
     prices = read_prices("example")
     recorder = node_recorder(lived_in.agent, prices=prices)
     stop_after_test.append(recorder.stop)
-    usage = RecordedUsage(recorder, lambda: build_state(lived_in.agent, prices))
-    with running(lived_in.agent, app=partial(application, usage=usage)) as client:
+    past = SqlitePast(recorder, lambda: build_state(lived_in.agent, prices))
+    with running(lived_in.agent, app=partial(application, past=past)) as client:
         totals = []
         for number in range(41):
             if number in (0, 40):

@@ -14,7 +14,7 @@ import pytest
 from podgpu.fleet.readings import ClusterReading, TargetOutcome, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.metrics.parse import parse_text
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, node
 from tests.fleet.test_loop import Script, Time, tell
@@ -33,8 +33,8 @@ def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Clie
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
     recorder = cluster_recorder(cluster)
-    usage = RecordedUsage(recorder, lambda: cluster.published.state)
-    app: Any = partial(cluster_application, usage=usage)
+    past = SqlitePast(recorder, lambda: cluster.published.state)
+    app: Any = partial(cluster_application, past=past)
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
     recorder.stop()

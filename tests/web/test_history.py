@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.interface import Past
+from podgpu.past.record import SqlitePast
+from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import JSON
-from podgpu.web.exporter_app import application, node_recorder
+from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Node
 from tests.simulated import stop_after_test
 from tests.web.conftest import UUID
@@ -29,12 +31,17 @@ def get(client: Client, path: str, status: int = 200) -> dict[str, Any]:
     return found
 
 
+def past_of(node: Node, recorder: HistoryRecorder) -> Past:
+    return SqlitePast(recorder, lambda: build_state(node.agent))
+
+
 def test_an_exporter_records_what_its_page_shows(node: Node) -> None:
     recorder = node_recorder(node.agent)
     stop_after_test.append(recorder.stop)
     node.take_turns()
     assert recorder.record()
-    with running(node.agent, app=partial(application, history=recorder)) as client:
+    past = past_of(node, recorder)
+    with running(node.agent, app=partial(application, past=past)) as client:
         shown = json.loads(client.ask("/api/v1/view").body)["nodes"][0]["gpus"][0]
         said = get(client, f"/api/v1/history/gpus/{UUID}")
         lines = get(client, "/api/v1/history")
@@ -78,12 +85,13 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
 def test_what_cannot_be_answered_says_why(node: Node, path: str, status: int, says: str) -> None:
     recorder = node_recorder(node.agent)
     stop_after_test.append(recorder.stop)
-    with running(node.agent, app=partial(application, history=recorder)) as client:
+    past = past_of(node, recorder)
+    with running(node.agent, app=partial(application, past=past)) as client:
         assert says in get(client, f"/api/v1/history{path}", status)["error"]
         assert client.ask(f"/api/v1/history{path}", "POST").status == 405
 
 
-class Away:
+class Away(Past):
     async def sparklines(self) -> JSON:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
@@ -93,12 +101,9 @@ class Away:
     async def pod(self, namespace: str, pod: str, seconds: int, cluster: str | None = None) -> None:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        raise NotImplementedError
-
 
 def test_prometheus_has_no_events_and_the_page_no_tab_for_them(node: Node) -> None:
-    with running(node.agent, app=partial(application, history=Away(), usage=Away())) as client:
+    with running(node.agent, app=partial(application, past=Away())) as client:
         for path in ("events", "summary/a/b"):
             assert (
                 "no events and no summaries with --prometheus"
@@ -111,5 +116,5 @@ def test_prometheus_has_no_events_and_the_page_no_tab_for_them(node: Node) -> No
 
 @pytest.mark.parametrize("path", ["", "/gpus/GPU-0", "/pods/a/b"])
 def test_prometheus_does_not_answer(node: Node, path: str) -> None:
-    with running(node.agent, app=partial(application, history=Away())) as client:
+    with running(node.agent, app=partial(application, past=Away())) as client:
         assert "no whole answer within 10 s" in get(client, f"/api/v1/history{path}", 503)["error"]

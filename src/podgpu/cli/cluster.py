@@ -16,7 +16,6 @@ from podgpu.cli.options import is_set, make_command, naming_option
 from podgpu.errors import UsageError
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
-from podgpu.fleet.read.pages import PrometheusSelection
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
@@ -24,11 +23,9 @@ from podgpu.fleet.round import Cluster, MakeCollector
 from podgpu.http_client import Access
 from podgpu.kube.config import NoApi, load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
-from podgpu.past.bill import UsageAnswers
-from podgpu.past.prometheus_charges import PrometheusRanges
-from podgpu.past.prometheus_series import PrometheusHistory
-from podgpu.past.record import MAX_GPUS, RecordedUsage, cluster_recorder
-from podgpu.past.sqlite import HistorySource
+from podgpu.past.interface import Past
+from podgpu.past.prometheus_series import PrometheusPast
+from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
 
@@ -76,26 +73,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with ExitStack() as stack:
         prices = read_prices(options["prices"])
         cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
-        history: HistorySource
-        usage: UsageAnswers
+        past: Past
         services: list[Service] = [cluster]
-        select = None
         if options["prometheus"]:
-            server = _prometheus_server(options)
-            history = PrometheusHistory(server)
-            usage = PrometheusRanges(server, prices, lambda: cluster.published.state)
-            select = PrometheusSelection(server, cluster, prices)
+            past = PrometheusPast(_prometheus_server(options), cluster, prices)
         else:
-            history = recorder = cluster_recorder(cluster, options["history_dir"])
-            usage = RecordedUsage(recorder, lambda: cluster.published.state)
+            recorder = cluster_recorder(cluster, options["history_dir"])
+            past = SqlitePast(recorder, lambda: cluster.published.state)
             where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
             text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
             _log.info(text, MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        app = cluster_application(
-            cluster, protection, history, usage, options["web_enable_lifecycle"], select
-        )
+        app = cluster_application(cluster, protection, past, options["web_enable_lifecycle"])
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)

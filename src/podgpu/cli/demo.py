@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,6 +36,7 @@ from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
+from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import PodLabels, Workload, WorkloadOwner
@@ -45,7 +46,7 @@ from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.node.holders.reader import HolderSources
 from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
-from podgpu.past.record import RecordedUsage, cluster_recorder
+from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE
 from podgpu.past.store import ConditionRecord, GpuSample
@@ -124,8 +125,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         write_past(exporters, recorder, read()[0], time.time())
         for exporter in exporters:
             exporter.agent.read_telemetry()  # the last values may be too old by now
-        usage = RecordedUsage(recorder, lambda: cluster.published.state)
-        app = cluster_application(cluster, history=recorder, usage=usage)
+        past = SqlitePast(recorder, lambda: cluster.published.state)
+        app = cluster_application(cluster, past=past)
 
         services: list[Service] = []
         listeners = []
@@ -265,8 +266,8 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
         pod_labels=partial(_label_pods, node),
     )
     recorder = node_recorder(agent, prices=prices)
-    usage = RecordedUsage(recorder, lambda: build_state(agent, prices))
-    app = application(agent, history=recorder, prices=prices, usage=usage)
+    past = SqlitePast(recorder, lambda: build_state(agent, prices))
+    app = application(agent, past=past, prices=prices)
 
     @web.middleware
     async def close_while_down(
@@ -319,185 +320,261 @@ _PAUSE_HOURS = 0.5
 _JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
 _NIGHT = 0.6  # load of services at night, relative to the day
 _IDLE_ALARM = 24.0  # hours ago
-_FAULTS = (  # node, GPU (None: all), from and to (hours ago), condition, message
-    ("node-3", None, 5.15, 4.95, "node_gone", "its node does not answer"),  # between two jobs
+_FAULTS = (  # node, GPU (None: all), begin and end (hours ago), condition, message
+    ("node-3", None, 5.15, 4.95, NODE_GONE, "its node does not answer"),  # between two jobs
     ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
     (
         "node-2",
         3,
         1.1,
         0.85,
-        "lost",
+        LOST,
         "the driver no longer lists it: it fell off the bus or was removed",
     ),
     ("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
 )
 
 
+class _Run(NamedTuple):
+    """A time in which a pod held its GPUs."""
+
+    tenant: Tenant
+    begin: float  # hours ago
+    end: float = 0.0
+
+
+class _Step(NamedTuple):
+    """A time that is stored as one round."""
+
+    at: int  # Unix time of its start
+    seconds: int
+    now: float  # Unix time
+    prices: Prices
+
+    @property
+    def hours_ago(self) -> float:
+        return (self.now - self.at) / HOUR
+
+
 def write_past(
     exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float
 ) -> None:
-    """Writes the usage of 30 days, and samples of the last day and hour. Call it after the first
-    two readings.
+    """Writes the usage of 30 days, and samples of the last day and hour.
+
+    Call it after the first two readings.
     """
-    nodes = [exporter.node for exporter in exporters]
-    recorders = {"": cluster} | {exporter.node.name: exporter.recorder for exporter in exporters}
+    runs = {}
     for exporter in exporters:
         exporter.ledger.assume_idle(DAY)
         for gpu in exporter.node.driver.gpus:
             gpu.celsius = final_celsius(gpu.model, gpu.activity.watts)
-    runs = {node.name: list(_list_runs(node)) for node in nodes}
-    start, fine = (int(now - length) // COARSE * COARSE for length in (DAY, HOUR))
-    # Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
-    # usage after `at`.
-    first = start // DAY * DAY - 29 * DAY
-    times = [(at, min(6 * HOUR, start - at)) for at in range(first, start, 6 * HOUR)]
-    times += [(at, COARSE) for at in range(start, fine, COARSE)]
-    times += [(at, FINE) for at in range(fine, int(now) - FINE, FINE)]
-    for at, seconds in times:
-        ago = (now - at) / HOUR
-        samples = []
-        for node in nodes:
-            present = [tenant for tenant, begin, end in runs[node.name] if end < ago <= begin]
-            for gpu in node.driver.gpus:
-                held = [tenant for tenant in present if tenant.gpu == gpu.number]
-                for instance, size in _divide(gpu):
-                    tenants = [tenant for tenant in held if tenant.gi_id == instance]
-                    device = _PastDevice(node, gpu, instance, size, tenants)
-                    samples.append(
-                        device.sample(
-                            at, now, seconds, prices, held if instance is None else tenants
-                        )
-                    )
-        for name, recorder in recorders.items():
-            recorder.append(at, [sample for sample in samples if name in ("", sample.node)])
+        runs[exporter.node.name] = list(_list_runs(exporter.node))
+
+    for at, seconds in _list_times(now):
+        step = _Step(at, seconds, now, prices)
+        samples: list[GpuSample] = []
+        for exporter in exporters:
+            tenants = []
+            for tenant, begin, end in runs[exporter.node.name]:
+                if end < step.hours_ago <= begin:
+                    tenants.append(tenant)
+            own = _sample_node(exporter.node, tenants, step)
+            exporter.recorder.append(at, own)
+            samples += own
+        cluster.append(at, samples)
 
 
-def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
-    """Returns (instance id, fraction of the GPU) for each MIG instance, and (None, remainder) for
-    the GPU itself.
+def _list_times(now: float) -> list[tuple[int, int]]:
+    """Returns the start and length of each round.
+
+    Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
+    usage after `at`.
     """
-    instances: list[tuple[int | None, float]] = [
-        (one.gi_id, one.profile.compute_slices / 7) for one in gpu.instances
-    ]
-    return [*instances, (None, 1.0 - sum(size for _, size in instances))]
+    last_day = int(now - DAY) // COARSE * COARSE
+    last_hour = int(now - HOUR) // COARSE * COARSE
+    first = last_day // DAY * DAY - 29 * DAY
+    times = [(at, min(6 * HOUR, last_day - at)) for at in range(first, last_day, 6 * HOUR)]
+    times += [(at, COARSE) for at in range(last_day, last_hour, COARSE)]
+    times += [(at, FINE) for at in range(last_hour, int(now) - FINE, FINE)]
+    return times
 
 
-def _list_runs(node: DemoNode) -> Iterator[tuple[Tenant, float, float]]:
-    """Yields each pod with its begin and end, in hours before now.
+def _list_runs(node: DemoNode) -> Iterator[_Run]:
+    """Yields the time of each pod.
 
     Includes earlier jobs on the GPUs of the third node's training job, and earlier notebooks on the
     GPUs of idle pods.
     """
-    jobs = (
-        [tenant for tenant in node.tenants if tenant.pod.startswith("llm-train-")]
-        if node.name == "node-3"
-        else []
-    )
+    jobs = []
     for tenant in node.tenants:
-        yield tenant, _JOB_BEGAN if tenant in jobs else math.inf if tenant.duty else 24.0, 0.0
-        if not tenant.duty:
-            yield replace(tenant, pod=tenant.pod.replace("ada", "ben"), duty=0.3), math.inf, 24.5
-    for job in range(5):
-        end = _JOB_BEGAN + _PAUSE_HOURS + job * (_JOB_HOURS + _PAUSE_HOURS)
+        if node.name == "node-3" and tenant.pod.startswith(f"{_JOB}-"):
+            jobs.append(tenant)
+            yield _Run(tenant, _JOB_BEGAN)
+        elif tenant.duty:
+            yield _Run(tenant, math.inf)
+        else:
+            yield _Run(tenant, 24.0)
+            notebook = replace(tenant, pod=tenant.pod.replace("ada", "ben"), duty=0.3)
+            yield _Run(notebook, math.inf, 24.5)
+
+    for number in range(5):
+        end = _JOB_BEGAN + _PAUSE_HOURS + number * (_JOB_HOURS + _PAUSE_HOURS)
         for tenant in jobs:
-            past = replace(
-                tenant, pod=f"finetune-{5 - job}", duty=0.25 if job == 1 else tenant.duty
-            )
-            yield past, end + _JOB_HOURS, end
+            duty = 0.25 if number == 1 else tenant.duty
+            past = replace(tenant, pod=f"finetune-{5 - number}", duty=duty)
+            yield _Run(past, end + _JOB_HOURS, end)
+
+
+def _sample_node(node: DemoNode, tenants: Sequence[Tenant], step: _Step) -> list[GpuSample]:
+    samples = []
+    for gpu in node.driver.gpus:
+        on_gpu = [tenant for tenant in tenants if tenant.gpu == gpu.number]
+        for instance, size in _divide(gpu):
+            own = [tenant for tenant in on_gpu if tenant.gi_id == instance]
+            users = on_gpu if instance is None else own
+            samples.append(_PastDevice(node, gpu, instance, size, own, users, step).sample())
+    return samples
+
+
+def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
+    """Returns the id of each MIG instance with its fraction of the GPU.
+
+    The last id is None: the GPU itself, with the remainder.
+    """
+    devices: list[tuple[int | None, float]] = []
+    rest = 1.0
+    for instance in gpu.instances:
+        size = instance.profile.compute_slices / gpu.model.compute_slices
+        devices.append((instance.gi_id, size))
+        rest -= size
+    devices.append((None, rest))
+    return devices
 
 
 class _PastDevice(NamedTuple):
+    """A GPU or MIG instance in one step."""
+
     node: DemoNode
     gpu: SimulatedGpu
     instance: int | None
     size: float  # fraction of the GPU
-    tenants: list[Tenant]
+    tenants: Sequence[Tenant]
+    users: Sequence[Tenant]  # its tenants and, for a GPU, those of its MIG instances
+    step: _Step
 
-    def sample(
-        self, at: int, now: float, seconds: int, prices: Prices, users: list[Tenant]
-    ) -> GpuSample:
-        """`users`: tenants of the device and, for a GPU, of its MIG instances."""
-        ago = (now - at) / HOUR
-        conditions = [
-            ConditionRecord(name, text)
-            for node, gpu, begin, end, name, text in _FAULTS
-            if node == self.node.name and gpu in (None, self.gpu.number) and end < ago <= begin
-        ]
-        for one in self.tenants:
-            if not one.duty and ago <= _IDLE_ALARM:
-                text = describe_idle(Workload(one.namespace, one.pod, one.container))
-                conditions.append(ConditionRecord(IDLE, text, account=_account_of(one)))
+    def sample(self) -> GpuSample:
+        conditions = list(self._list_conditions())
         names = {condition.name for condition in conditions}
-        gone = "node_gone" in names
-        is_blind = gone or "lost" in names
-        size = self.size
+        is_gone = NODE_GONE in names
+        is_blind = is_gone or LOST in names
+        loads = {tenant: 0.0 if is_blind else self._load(tenant) for tenant in self.users}
+        activity = self._compute_activity(loads)
+        watts = compute_watts(self.gpu.model, activity)
+
+        prices = self.step.prices
         hour = prices.of(self.gpu.model.name).gpu_hour
-        price, currency = (0.0, "") if hour is None else (hour * size, prices.currency)
-        loads = {
-            tenant: 0.0 if is_blind else self.load(tenant, at, now, seconds) for tenant in users
-        }
-        sizes = dict(_divide(self.gpu)) if self.instance is None and self.gpu.instances else {}
-        work = {tenant: load * sizes.get(tenant.gi_id, 1.0) for tenant, load in loads.items()}
-        use = sum(work.values())
-        activity = Activity(
-            use,
-            sum(load * self.node.load_of(tenant).tensor for tenant, load in work.items()),
-            DRAM * use,
-        )
-        idle_watts, watts = self.gpu.model.power[0], compute_watts(self.gpu.model, activity)
-        memory = float(sum(min(tenant.memory, self.gpu.model.memory // 2) for tenant in users))
-        charges = []
-        for tenant in () if gone else self.tenants:
-            load, share = loads[tenant], 1 / len(self.tenants)
-            busy = sum(loads[other] for other in self.tenants)
-            joules = watts * size * seconds * (load / busy if busy else share)
-            time = HeldTime(seconds, share, joules=joules)
-            if not is_blind:
-                busy_seconds, waited = load * seconds, load * (use - load) * seconds
-                idle = 0.0 if load else float(seconds)
-                time = HeldTime(seconds, share, *(busy_seconds,) * 3, idle, waited, joules)
-            own = Figures(load, float(tenant.memory)) if len(self.tenants) > 1 else None
-            charges.append(
-                Charge(
-                    _account_of(tenant), tenant.container, charge(time, size, price), own, currency
-                )
-            )
-        if not charges and not gone:
-            rest = charge_rest(seconds, size, 0.0, price)._replace(
-                energy_joules=idle_watts * seconds * size
-            )
-            charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
-        is_whole = self.instance is None
-        figures = Figures(
-            use, memory, *((watts, final_celsius(self.gpu.model, watts)) if is_whole else ())
-        )
+        price = (hour or 0.0) * self.size
+        currency = "" if hour is None else prices.currency
+        charges: list[Charge] = []
+        if not is_gone:
+            for tenant in self.tenants:
+                time = self._measure(tenant, loads, activity, is_blind)
+                own = None
+                if len(self.tenants) > 1:
+                    own = Figures(loads[tenant], float(tenant.memory))
+                amounts = charge(time, self.size, price)
+                account = _account_of(tenant)
+                charges.append(Charge(account, tenant.container, amounts, own, currency))
+            if not charges:
+                rest = charge_rest(self.step.seconds, self.size, 0.0, price)
+                joules = self.gpu.model.power[0] * self.step.seconds * self.size
+                amounts = rest._replace(energy_joules=joules)
+                charges.append(Charge(UNALLOCATED, amounts=amounts, currency=currency))
+
+        figures = None
+        if not is_blind:
+            most = self.gpu.model.memory // 2
+            memory = float(sum(min(tenant.memory, most) for tenant in self.users))
+            figures = Figures(activity.busy, memory)
+            if self.instance is None:
+                celsius = final_celsius(self.gpu.model, watts)
+                figures = figures._replace(power_watts=watts, temperature_celsius=celsius)
         return GpuSample(
             uuid=self.gpu.uuid,
-            instance="" if is_whole else str(self.instance),
+            instance="" if self.instance is None else str(self.instance),
             node=self.node.name,
             gpu_index=self.gpu.number,
-            figures=None if is_blind else figures,
+            figures=figures,
             charges=charges,
             conditions=conditions,
         )
 
-    def load(self, tenant: Tenant, at: int, now: float, seconds: int) -> float:
-        """Returns the load. That of services follows the time of day; notebooks rest at night and
-        at weekends.
+    def _list_conditions(self) -> Iterator[ConditionRecord]:
+        ago = self.step.hours_ago
+        for node, gpu, begin, end, name, message in _FAULTS:
+            is_here = node == self.node.name and gpu in (None, self.gpu.number)
+            if is_here and end < ago <= begin:
+                yield ConditionRecord(name, message)
+        for tenant in self.tenants:
+            if not tenant.duty and ago <= _IDLE_ALARM:
+                text = describe_idle(Workload(tenant.namespace, tenant.pod, tenant.container))
+                yield ConditionRecord(IDLE, text, account=_account_of(tenant))
+
+    def _load(self, tenant: Tenant) -> float:
+        """Returns the load.
+
+        That of services follows the time of day; notebooks rest at night and at weekends.
         """
-        load, process = tenant.duty, self.node.load_of(tenant)
-        if seconds <= COARSE:  # longer means are constant
-            load = fmean(
-                process.demand(time - self.gpu.epoch) for time in range(at, at + seconds, 60)
-            )
+        at, seconds, now, _ = self.step
+        if tenant.pod.startswith("jupyter-ben-"):
+            is_day = 6 <= at % DAY / HOUR < 18
+            is_weekend = (at // DAY + 3) % 7 > 4
+            if not is_day or is_weekend:
+                return 0.0
+        load = tenant.duty
+        # Longer means are constant.
+        if seconds <= COARSE:
+            process = self.node.load_of(tenant)
+            times = range(at, at + seconds, 60)
+            load = fmean(process.demand(time - self.gpu.epoch) for time in times)
         if tenant.namespace in ("serving", "batch"):
             load *= _day_load(at) / _day_load(now)
-        if tenant.pod.startswith("jupyter-ben-") and (
-            not 6 <= at % DAY / HOUR < 18 or (at // DAY + 3) % 7 > 4
-        ):
-            load = 0.0
         return min(1.0, load)
+
+    def _compute_activity(self, loads: Mapping[Tenant, float]) -> Activity:
+        sizes: dict[int | None, float] = {}
+        if self.instance is None and self.gpu.instances:
+            sizes.update(_divide(self.gpu))
+        use = 0.0
+        tensor = 0.0
+        for tenant, load in loads.items():
+            work = load * sizes.get(tenant.gi_id, 1.0)
+            use += work
+            tensor += work * self.node.load_of(tenant).tensor
+        return Activity(use, tensor, DRAM * use)
+
+    def _measure(
+        self, tenant: Tenant, loads: Mapping[Tenant, float], activity: Activity, is_blind: bool
+    ) -> HeldTime:
+        seconds = self.step.seconds
+        load = loads[tenant]
+        share = 1 / len(self.tenants)
+        all_loads = sum(loads[other] for other in self.tenants)
+        part = load / all_loads if all_loads else share
+        joules = compute_watts(self.gpu.model, activity) * self.size * seconds * part
+        if is_blind:
+            return HeldTime(seconds, share, joules=joules)
+        busy = load * seconds
+        return HeldTime(
+            held=seconds,
+            share=share,
+            busy=busy,
+            busy_min=busy,
+            busy_max=busy,
+            idle=0.0 if load else float(seconds),
+            waited=load * (activity.busy - load) * seconds,
+            joules=joules,
+        )
 
 
 def _day_load(at: float) -> float:

@@ -29,7 +29,7 @@ from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.device_selection import parse_selection
 from podgpu.node.agent.schedule import Collection
 from podgpu.node.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
-from podgpu.past.record import RecordedUsage
+from podgpu.past.record import SqlitePast
 from podgpu.web.app import Listener, load_protection, make_listeners, open_systemd_sockets, run
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import (
@@ -76,9 +76,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             agent,
             protection,
             options["web_enable_lifecycle"],
-            recorder,
+            SqlitePast(recorder, lambda: build_state(agent, prices)),
             prices,
-            RecordedUsage(recorder, lambda: build_state(agent, prices)),
             options["max_concurrent_scrapes"],
         )
         tls = protection.make_tls if protection else None

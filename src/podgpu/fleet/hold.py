@@ -1,5 +1,4 @@
-"""The only definition of idle: a holder is idle while it has a device allocated and does not use
-it.
+"""The only definition of idle: a holder has a device allocated and does not use it.
 
 podgpu's exporter measures idle time in each usage reading (`OwnedUsage.compute_idle`): in total
 (`HolderUsage.idle_ns`) and since the holder was last busy (`HolderUsage.idle_since`). Other
@@ -29,6 +28,7 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     Workload,
+    WorkloadKey,
 )
 
 _SAME_READING = 1e-6
@@ -42,14 +42,15 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     usage = holder.usage or _NO_USAGE
     if usage.idle_since is not None:
         return "idle"
-    own, whole = usage.utilization_ratio, device.utilization_ratio
+    whole = device.utilization_ratio
     if holder.source == RESERVATION:
         return "used" if whole else "unknown"
     if is_mps_client(device, holder):
         return "unknown"
+    own = usage.utilization_ratio
     if own == 0 and usage.processes != 0 and whole:
-        # the driver attributes a whole sample to the busiest process, so a holder with 0 may be
-        # busy
+        # The driver attributes a whole sample to the busiest process, so a holder with 0 may be
+        # busy.
         return "unknown"
     ratio = whole if own is None else own
     if ratio is None:
@@ -60,9 +61,8 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
 class HolderTimes(NamedTuple):
     use: Use
     idle_since: float | None = None  # Unix time
-    measured_idle: float | None = (
-        None  # seconds; None if the holder was busy, or if its idle time is an estimate
-    )
+    # Seconds. None if the holder was busy, or if its idle time is an estimate.
+    measured_idle: float | None = None
     window: HeldTime | None = None  # since the last reading
 
 
@@ -80,55 +80,42 @@ class IdleTimes:
     offset: float  # Unix time minus monotonic time
     clock_change: float  # change of `offset` since the last round
     idle_for: Mapping[str, float]  # idle seconds before the first reading, by `Device.key`
-    longest_gap: (
-        float  # seconds; a longer time that the counters do not cover interrupts measured idle time
-    )
-    _seconds: float | None = (
-        None  # time between the two readings of the counters; None if they cannot be compared
-    )
+    # Seconds. A longer time that the counters do not cover interrupts measured idle time.
+    longest_gap: float
 
     def __post_init__(self) -> None:
+        read_at = self.node.reading.read_at
+        self.counted_at = read_at
         skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        held = self.earlier.held if self.earlier else ()
-        self._before = {(part.device_key, part.holder.key): part for part in held}
-        read_at, then = self.node.reading.read_at, self.earlier
-        self.counted_at = read_at
-        if (
-            then is not None
-            and not then.stale
-            and then.state.exporter_id == self.node.state.exporter_id
-        ):
-            seconds = _counted_at(self.node) - _counted_at(then)
-            # The difference is large if a clock was set, or if the exporter did not count for some
-            # time.
-            if abs(seconds - (read_at - then.counted_at)) <= self.longest_gap:
-                self._seconds = seconds
-                self.counted_at = then.counted_at if seconds < _SAME_COUNTERS else read_at
+        self._before: dict[tuple[str, WorkloadKey], HeldPart] = {}
+        # Time between the two readings of the counters. None if they cannot be compared.
+        self._seconds: float | None = None
+        then = self.earlier
+        if then is None:
+            return
+
+        self._before = {(part.device_key, part.holder.key): part for part in then.held}
+        self._last_read_at = then.reading.read_at
+        self._is_restarted = then.state.exporter_id != self.node.state.exporter_id
+        if then.stale or self._is_restarted:
+            return
+        seconds = _counted_at(self.node) - _counted_at(then)
+        # The difference is large if a clock was set, or if the exporter did not count for some
+        # time.
+        if abs(seconds - (read_at - then.counted_at)) <= self.longest_gap:
+            self._seconds = seconds
+            if seconds < _SAME_COUNTERS:
+                self.counted_at = then.counted_at
 
     def find(
         self, gpu: DeviceState, instance: MigInstance | None, holder: Holder, share: float
     ) -> HolderTimes:
-        use, usage = measure_use(instance or gpu, holder), holder.usage or _NO_USAGE
+        usage = holder.usage or _NO_USAGE
+        use = measure_use(instance or gpu, holder)
         device = key_of(gpu, instance)
         part = self._before.get((device, holder.key))
-        before = part.holder.usage or _NO_USAGE if part else _NO_USAGE
-        last_since = (
-            None
-            if part is None or part.last_idle_since is None
-            else part.last_idle_since + self.clock_change
-        )
-        since: float | None = None
-        if usage.idle_since is not None:
-            since = self._measured_start(usage.idle_since, before, last_since)
-        elif self.node.state.exporter_id and usage.utilization_ratio is not None:
-            pass  # the exporter measures the holder, and it is not idle
-        elif part is not None and self.earlier is not None:
-            since = self._estimated_start(
-                use, usage, before, last_since, self.earlier.reading.read_at
-            )
-        elif use == "idle":
-            since = self.node.reading.read_at + self.offset - self._known_idle(device, usage)
+        since = self._find_start(device, part, use, usage)
         if since is not None:
             use = "idle"
         elif use == "idle":
@@ -136,20 +123,67 @@ class IdleTimes:
         window = None if part is None else self._compare(part, usage, share)
         return HolderTimes(use, since, self._measure(part, usage, window), window)
 
-    def _compare(self, part: HeldPart, usage: HolderUsage, share: float) -> HeldTime | None:
-        """Returns what the holder did since the last reading. None if the two readings cannot be
-        compared.
+    def _find_start(
+        self, device: str, part: HeldPart | None, use: Use, usage: HolderUsage
+    ) -> float | None:
+        """Returns since when the holder is idle. None if it is not.
+
+        `part`: the holder in the last round.
         """
-        last, seconds = part.holder.usage or _NO_USAGE, self._seconds
-        if seconds is None or seconds < _SAME_COUNTERS:
-            return None if seconds is None else part.window
+        if usage.idle_since is not None:
+            return self._measured_start(usage.idle_since, part)
+        if self.node.state.exporter_id and usage.utilization_ratio is not None:
+            return None  # the exporter measures the holder, and it is not idle
+        if part is not None:
+            return self._estimated_start(part, use, usage)
+        if use == "idle":
+            return self.node.reading.read_at + self.offset - self._known_idle(device, usage)
+        return None
+
+    def _measured_start(self, idle_since: float, part: HeldPart | None) -> float:
+        """Corrects the start for the skew of the node's clock. If idle time goes on, keeps it."""
+        since = idle_since - self._skew
+        last_since = None if part is None else self._last_start(part)
+        if part is None or last_since is None:
+            return since
+        last = part.holder.usage or _NO_USAGE
+        goes_on = self._is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
+        return min(since, last_since) if goes_on else since
+
+    def _estimated_start(self, part: HeldPart, use: Use, usage: HolderUsage) -> float | None:
+        """Estimates the start from two readings. Returns None if the holder was busy."""
+        last_since = self._last_start(part)
+        if self.node.reading.read_at <= self._last_read_at + _SAME_READING:
+            return last_since
+        last = part.holder.usage or _NO_USAGE
+        if use != "idle" or _growth(last.busy_ns, usage.busy_ns, NS):
+            return None
+        return self._last_read_at + self.offset if last_since is None else last_since
+
+    def _last_start(self, part: HeldPart) -> float | None:
+        """Returns the start that the last round found, by the wall clock of now."""
+        since = part.last_idle_since
+        return None if since is None else since + self.clock_change
+
+    def _compare(self, part: HeldPart, usage: HolderUsage, share: float) -> HeldTime | None:
+        """Returns what the holder did since the last reading. None if this is unknown."""
+        seconds = self._seconds
+        if seconds is None:
+            return None
+        if seconds < _SAME_COUNTERS:
+            return part.window
+        last = part.holder.usage or _NO_USAGE
+        busy = None
+        idle = None
         # While the usage is not measured, constant counters mean nothing.
-        is_measured = usage.utilization_ratio is not None and last.utilization_ratio is not None
+        if usage.utilization_ratio is not None and last.utilization_ratio is not None:
+            busy = _growth(last.busy_ns, usage.busy_ns, NS)
+            idle = _growth(last.idle_ns, usage.idle_ns, NS)
         return HeldTime(
             held=seconds,
             share=share,
-            busy=_growth(last.busy_ns, usage.busy_ns, NS) if is_measured else None,
-            idle=_growth(last.idle_ns, usage.idle_ns, NS) if is_measured else None,
+            busy=busy,
+            idle=idle,
             waited=_growth(last.wait_ns, usage.wait_ns, NS),
             joules=_growth(last.energy_mj, usage.energy_mj, MJ),
         )
@@ -161,58 +195,21 @@ class IdleTimes:
         if usage.utilization_ratio is None or usage.busy_ns is None or usage.idle_ns is None:
             return None
         if self.node.state.exporter_id:
-            return (
-                None
-                if usage.idle_since is None
-                else max(0.0, _counted_at(self.node) - usage.idle_since)
-            )
+            if usage.idle_since is None:
+                return None
+            return max(0.0, _counted_at(self.node) - usage.idle_since)
         if part is None or window is None or window.busy is None or window.idle is None:
             return 0.0 if usage.busy_ns else usage.idle_ns / NS
         if window is part.window:
             return part.measured_idle
-        is_covered = window.held - window.idle <= self.longest_gap
-        return (
-            None
-            if window.busy
-            else window.idle + (part.measured_idle or 0.0 if is_covered else 0.0)
-        )
-
-    def _measured_start(
-        self, idle_since: float, last: HolderUsage, last_since: float | None
-    ) -> float:
-        """Corrects the start for the skew of the node's clock. If the idle time goes on, its start
-        is kept.
-        """
-        since = idle_since - self._skew
-        is_restarted = (
-            self.earlier is not None
-            and self.earlier.state.exporter_id != self.node.state.exporter_id
-        )
-        goes_on = is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
-        return since if last_since is None or not goes_on else min(since, last_since)
-
-    def _estimated_start(
-        self,
-        use: Use,
-        usage: HolderUsage,
-        last: HolderUsage,
-        last_since: float | None,
-        last_read_at: float,
-    ) -> float | None:
-        """Estimates the start from two readings. Returns None if the holder was busy."""
-        if self.node.reading.read_at <= last_read_at + _SAME_READING:
-            return last_since
-        was_busy = (
-            usage.busy_ns is not None and last.busy_ns is not None and usage.busy_ns > last.busy_ns
-        )
-        if use != "idle" or was_busy:
+        if window.busy:
             return None
-        return last_read_at + self.offset if last_since is None else last_since
+        is_covered = window.held - window.idle <= self.longest_gap
+        before = part.measured_idle if is_covered else None
+        return window.idle + (before or 0.0)
 
     def _known_idle(self, device: str, usage: HolderUsage) -> float:
-        """Returns for how many seconds the holder was idle before podgpu first read it, from
-        counters or Prometheus.
-        """
+        """Returns the idle seconds before podgpu first read it, from counters or Prometheus."""
         if self.earlier is not None:
             return 0.0  # the holder is new on a known node
         counted = None if usage.idle_ns is None else usage.idle_ns / NS
@@ -223,22 +220,27 @@ class IdleTimes:
 
 
 def _counted_at(node: NodeEntry) -> float:
-    """Returns when the exporter read the counters: by its clock or, if it does not say so, by our
-    monotonic clock.
+    """Returns when the exporter read the counters, by its clock.
+
+    If it does not report this time, returns that of the reading, by our monotonic clock.
     """
     return node.state.usage_at or node.reading.read_at
 
 
 def _growth(before: int | None, now: int | None, scale: int) -> float | None:
-    """Returns the increase of a counter. None after a reset, because the time that the counter
-    covers is unknown.
+    """Returns the increase of a counter.
+
+    None after a reset, because the time that the counter covers is unknown.
     """
-    return None if before is None or now is None or now < before else (now - before) / scale
+    if before is None or now is None or now < before:
+        return None
+    return (now - before) / scale
 
 
 def estimate_idle(part: HeldPart, seconds: float, at: float) -> float:
-    """Returns the idle time in the `seconds` before the Unix time `at`. Use it only for holders
-    without `idle_ns`.
+    """Returns the idle time in the `seconds` before the Unix time `at`.
+
+    Use it only for holders without `idle_ns`.
     """
     if part.use != "idle":
         return 0.0
@@ -246,8 +248,9 @@ def estimate_idle(part: HeldPart, seconds: float, at: float) -> float:
 
 
 def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -> float | None:
-    """Returns since when the holder has been idle, if at the Unix time `at` this is longer than
-    --idle-after.
+    """Returns since when the holder has been idle, if it is longer than --idle-after.
+
+    `at`: Unix time of the reading.
     """
     since = part.idle_since
     if since is None or at is None or idle_after is None:
@@ -256,7 +259,5 @@ def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -
 
 
 def describe_idle(holder: Workload) -> str:
-    """Returns the message of the condition `idle`. `past.py` finds the holder by the message's
-    start.
-    """
+    """Returns the message of the condition `idle`."""
     return f"{holder.text} holds it and does not use it"

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from podgpu.charge import HeldTime
 from podgpu.fleet.parts import divide_gpu, key_of
 from podgpu.fleet.readings import NodeEntry
-from podgpu.model import MJ, NS, DeviceState, Holder, HolderUsage, MigInstance, WorkloadKey
+from podgpu.model import (
+    MJ,
+    NS,
+    DeviceState,
+    GpuOrInstance,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    WorkloadKey,
+)
 
 LONGEST_GAP = 60.0  # seconds; after a longer time, only what the exporter counted is charged
 _LONGEST_COUNTED_GAP = 3600.0  # seconds; a longer time is unknown, so nobody is charged
@@ -43,14 +52,15 @@ class Spending:
     seconds: float | None = None  # between the readings; None if they cannot be compared
 
     def __post_init__(self) -> None:
-        self._before: dict[tuple[str, tuple[str, ...]], Holder] = {}
+        self._before: dict[tuple[str, WorkloadKey], Holder] = {}
         self._totals: dict[str, DeviceState] = {}
         if self.earlier is None:
             return
         self.rejected.update(self.earlier.rejected)
         seconds = self.node.reading.read_at - self.earlier.reading.read_at
-        now, then = self.node.state.exporter_id, self.earlier.state.exporter_id
-        self._has_counted = now == then != ""
+        exporter = self.node.state.exporter_id
+        self._has_restarted = exporter != self.earlier.state.exporter_id
+        self._has_counted = bool(exporter) and not self._has_restarted
         self._is_gap = seconds > self.longest_gap
         if seconds <= 0 or seconds > max(self.longest_gap, _LONGEST_COUNTED_GAP):
             return
@@ -67,7 +77,6 @@ class Spending:
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
         is_same_target = self.node.reading.target == self.earlier.reading.target
         self._is_comparable = self._has_counted or is_same_target
-        self._has_restarted = now != then
 
     def measure(
         self, gpu: DeviceState, device_key: str, holder: Holder, share: float
@@ -129,7 +138,7 @@ class Spending:
                 if holders is None:
                     continue
                 # In a gap, the rest is known only if the time of all holders is counted.
-                if self._is_gap and holders != _list_counted(gpu, instance):
+                if self._is_gap and not _are_counted(holders, instance or gpu):
                     continue
                 rest[key] = self.measure_rest(gpu, instance)
         return rest
@@ -166,13 +175,12 @@ def _list_holders(node: NodeEntry) -> dict[str, set[WorkloadKey]]:
     return holders
 
 
-def _list_counted(gpu: DeviceState, instance: MigInstance | None) -> set[WorkloadKey]:
-    """Returns the holders whose time the exporter counts."""
-    counted = set()
-    for holder in (instance or gpu).holders:
-        if holder.usage is not None and holder.usage.allocated_ns is not None:
-            counted.add(holder.key)
-    return counted
+def _are_counted(before: set[WorkloadKey], device: GpuOrInstance) -> bool:
+    """Returns True if the holders are those of before, and the exporter counts their time."""
+    for holder in device.holders:
+        if holder.usage is None or holder.usage.allocated_ns is None:
+            return False
+    return before == {holder.key for holder in device.holders}
 
 
 def describe_rejected(rejected: Rejected) -> str:

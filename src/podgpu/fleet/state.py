@@ -54,8 +54,9 @@ _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 
 
 class Scope(NamedTuple):
-    """The devices that a mean covers: those of a cluster, namespace, node, model or owner. Unused
-    fields are empty.
+    """The devices that a mean covers: those of a cluster, namespace, node, model or owner.
+
+    Unused fields are empty.
     """
 
     scope: str
@@ -71,9 +72,7 @@ CLUSTER = Scope("cluster")
 
 
 class UsedMean(NamedTuple):
-    """The number of devices in use, and the mean of --used-field over them, in the field's own
-    unit.
-    """
+    """The number of devices in use, and the mean of --used-field over them, in its own unit."""
 
     devices: int
     mean: float
@@ -95,14 +94,11 @@ class ClusterState:
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fleet: FleetCounts | None = (
-        None  # totals, if there are too many GPUs to read; then `nodes` has only a selection
-    )
+    # Totals, if there are too many GPUs to read. Then `nodes` has only a selection.
+    fleet: FleetCounts | None = None
     found: int | None = None  # number of nodes that match the selection
-    clock_offset: float = (
-        0.0  # Unix time minus monotonic time. Constant until the wall clock is set
-    )
-    step_seconds: int | None = None  # set only by `past.py`: values are means over this time
+    clock_offset: float = 0.0  # Unix time minus monotonic time; constant until the clock is set
+    step_seconds: int | None = None  # set only for a past time: values are means over this time
 
     @property
     def used_ratio(self) -> float | None:
@@ -134,14 +130,22 @@ def build_cluster_state(
     """
     prices = prices.at(wall)
     offset = wall - now
-    if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
-        offset = previous.clock_offset
+    clock_change = 0.0
+    before: dict[str, NodeEntry] = {}
+    if previous is not None:
+        if abs(offset - previous.clock_offset) < _CLOCK_STEP:
+            offset = previous.clock_offset
+        clock_change = offset - previous.clock_offset
+        # With totals only, nodes are not listed, so missing ones are not gone.
+        if reading.fleet is None:
+            before = {node.name: node for node in previous.nodes}
+
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    is_paged = reading.fleet is not None  # nodes are not listed, so missing ones are not gone
-    before = {node.name: node for node in previous.nodes} if previous and not is_paged else {}
     chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now, recorded or {})
-    reported = {gpu.uuid for node in chosen for gpu in node.state.devices}
-    clock_change = 0.0 if previous is None else offset - previous.clock_offset
+    reported: set[str] = set()
+    for node in chosen:
+        reported.update(gpu.uuid for gpu in node.state.devices)
+
     nodes = []
     for node in chosen:
         earlier = before.get(node.name)
@@ -155,25 +159,31 @@ def build_cluster_state(
             spending = Spending(shown, earlier, max(LONGEST_GAP, settings.stale_after))
             owners = shown.reading.owners or reading.owners
             nodes.append(complete_node(shown, idle, prices, offset, owners, spending))
+
+    sorted_outcomes = [outcomes[target] for target in sorted(outcomes)]
     read = {node.target for node in reading.nodes}
-    unread = [
-        outcomes[target].text
-        for target in sorted(outcomes)
-        if outcomes[target].error and target not in read
-    ]
-    alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
+    failed = [outcome for outcome in sorted_outcomes if outcome.error]
+    unread = [outcome.text for outcome in failed if outcome.target not in read]
+
+    alerts: list[Alert] = []
+    for node in nodes:
+        alerts += describe_node(node.name, node.state, node.gone)
+    alerts += conflicts
+    alerts += [Alert("warning", text) for text in unread[:MAX_NOTES]]
+
+    all_notes = [*notes, *reading.notes]
+    all_notes += unread
+    all_notes += describe_unpriced(nodes, prices)
     return ClusterState(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(nodes, prices))),
-        alerts=sort_alerts(
-            (*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))
-        ),
+        notes=bound_notes(all_notes),
+        alerts=sort_alerts(alerts),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
         prices=prices,
-        outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
+        outcomes=tuple(sorted_outcomes),
         errors=reading.errors,
         fleet=reading.fleet,
         clock_offset=offset,
@@ -218,53 +228,58 @@ def build_single_node_state(
 
 
 def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
-    """Yields notes about models without a price, and about missing node labels if prices depend on
-    labels.
+    """Yields notes about models without a price.
+
+    If prices depend on node labels, also yields notes about missing labels.
     """
     if not prices.currency:
         return
-    labelled = [node for node in nodes if not node.prices.nodes]
-    if unlabelled := [node.name for node in nodes if node.prices.nodes and not node.gone]:
+    priced = []
+    unlabelled = []
+    for node in nodes:
+        if not node.prices.nodes:
+            priced.append(node)
+        elif not node.gone:
+            unlabelled.append(node.name)
+    if unlabelled:
         yield (
-            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown: "
-            "costs do not include"
-            " these nodes; give podgpu access to nodes of the API server or to kube_node_labels "
-            "in Prometheus"
+            f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown:"
+            " costs do not include these nodes; give podgpu access to nodes of the API server or to"
+            " kube_node_labels in Prometheus"
         )
-    elsewhere = [
-        name
-        for name in prices.label_names
-        if not any(name in (n.reading.labels or ()) for n in labelled)
-    ]
-    if labelled and elsewhere:
+
+    labels: set[str] = set()
+    models: set[tuple[str, Prices]] = set()
+    for node in priced:
+        labels.update(node.reading.labels or ())
+        for gpu in node.gpus:
+            models.add((gpu.model, node.prices))
+            for instance in gpu.instances:
+                models.add((device_model(gpu, instance), node.prices))
+    elsewhere = [name for name in prices.label_names if name not in labels]
+    if priced and elsewhere:
         yield (
-            f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu "
-            "reads this label"
+            f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu"
+            " reads this label"
         )
-    models = {
-        (device_model(gpu, one), n.prices)
-        for n in labelled
-        for gpu in n.gpus
-        for one in (None, *gpu.instances)
-    }
-    unpriced = {
-        model or "devices of an unknown model"
-        for model, own in models
-        if own.of(model).gpu_hour is None
-    }
+
+    unpriced: set[str] = set()
+    for model, own in models:
+        if own.of(model).gpu_hour is None:
+            unpriced.add(model or "devices of an unknown model")
     if unpriced:
-        action = (
-            "write your own price file"
-            if prices.source == "example"
-            else "add them to the file of --prices"
-        )
+        action = "add them to the file of --prices"
+        if prices.source == "example":
+            action = "write your own price file"
         yield (
             f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
         )
 
 
 def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
-    return tuple(notes) if len(notes) <= most else (*notes[:most], f"and {len(notes) - most} more")
+    if len(notes) <= most:
+        return tuple(notes)
+    return (*notes[:most], f"and {len(notes) - most} more")
 
 
 # Holders
@@ -279,13 +294,14 @@ def complete_node(
     spending: Spending | None = None,
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
+    node = replace(node, prices=prices.on_node(node.reading.labels))
     if node.gone:
         condition = Condition(NODE_GONE, round(node.reading.read_at + offset, 3))
-        gpus = tuple(
-            replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices
-        )
-        node = replace(node, state=replace(node.state, devices=gpus))
-    node = replace(node, prices=prices.on_node(node.reading.labels))
+        gpus = []
+        for gpu in node.state.devices:
+            gpus.append(replace(gpu, conditions=(*gpu.conditions, condition)))
+        node = replace(node, state=replace(node.state, devices=tuple(gpus)))
+
     held = tuple(_hold(node, idle, owners or {}, spending))
     if spending is not None:
         note = describe_rejected(spending.rejected)
@@ -353,18 +369,19 @@ def mean_by_scope(
     for node in nodes:
         if node.stale:
             continue
-        own_scope, cluster = Scope("node", node=node.name), node.reading.cluster
+        own_scope = Scope("node", node=node.name)
+        cluster = node.reading.cluster
+        owners_of_node = node.reading.owners or owners
         for gpu, instance, value in measured_devices(node, settings):
             scopes = {CLUSTER, own_scope, Scope("model", model=device_model(gpu, instance))}
             for holder in _all_holders(gpu, instance):
-                if holder.namespace:
-                    scopes.add(Scope("namespace", holder.namespace, cluster=cluster))
-                    if owner := (node.reading.owners or owners).get((holder.namespace, holder.pod)):
-                        scopes.add(
-                            Scope(
-                                "owner", holder.namespace, "", "", owner.kind, owner.name, cluster
-                            )
-                        )
+                namespace = holder.namespace
+                if not namespace:
+                    continue
+                scopes.add(Scope("namespace", namespace, cluster=cluster))
+                owner = owners_of_node.get((namespace, holder.pod))
+                if owner is not None:
+                    scopes.add(Scope("owner", namespace, "", "", owner.kind, owner.name, cluster))
             for scope in scopes:
                 total = sums.setdefault(scope, [0, 0.0])
                 if value > 0:
@@ -376,34 +393,37 @@ def mean_by_scope(
 def measured_devices(
     node: NodeEntry, settings: ViewSettings
 ) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
-    """Yields each device with its value of --used-field. Skips a GPU if its MIG instances report
-    the field.
+    """Yields each device with its value of --used-field.
+
+    Skips a GPU if its MIG instances report the field.
     """
     for gpu in node.gpus:
-        instances = [
-            (instance, used_value(instance, settings))
-            for instance in gpu.instances
-            if not instance.hidden
-        ]
-        measured = [(instance, value) for instance, value in instances if value is not None]
-        for instance, value in measured:
-            yield gpu, instance, value
-        own = None if measured or gpu.hidden else used_value(gpu, settings)
-        if own is not None:
-            yield gpu, None, own
+        has_instances = False
+        for instance in gpu.instances:
+            value = None if instance.hidden else used_value(instance, settings)
+            if value is not None:
+                has_instances = True
+                yield gpu, instance, value
+        if has_instances or gpu.hidden:
+            continue
+        value = used_value(gpu, settings)
+        if value is not None:
+            yield gpu, None, value
 
 
 def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
+    """Returns the device's value of --used-field. None if it is unknown or impossible."""
     value = device.fields.get(settings.used_field_name) if device.fields else None
-    return (
-        value
-        if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO
-        else None
-    )
+    if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO:
+        return value
+    return None
 
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
     """Returns the holders. For a GPU in MIG mode, includes the holders of its instances."""
     if instance is not None or not gpu.instances:
         return holders_of(gpu, instance or gpu)
-    return [holder for device in (gpu, *gpu.instances) for holder in holders_of(gpu, device)]
+    holders = list(holders_of(gpu, gpu))
+    for instance in gpu.instances:
+        holders += holders_of(gpu, instance)
+    return holders

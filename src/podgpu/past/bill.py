@@ -10,10 +10,11 @@ import io
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from sqlite3 import Connection
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -30,7 +31,9 @@ Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+_FORMULA_STARTS = frozenset("=+-@|%")
+_SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
+_NO_OWNER = WorkloadOwner("", "")
 _ACCOUNT_FIELDS = len(UsageAccount._fields)
 # Sums the usage of each account before the join, because joining every row is slower.
 _RANGE = f"""
@@ -39,6 +42,8 @@ FROM account JOIN (
     SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)}
     FROM ({{rows}}) GROUP BY account, currency) USING (id)
 ORDER BY namespace, pod, job, uid, container_id, currency"""
+_USAGE_START = f"""
+SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
 _RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
 
 
@@ -52,18 +57,18 @@ class RangeQuery(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name of the pod label, as exporters and kube-state-metrics write it. Empty if `by` is not
-        a label.
+        """Name of the pod label, as exporters and kube-state-metrics write it.
+
+        Empty if `by` is not a label.
         """
-        return (
-            re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL))
-            if self.by.startswith(_LABEL)
-            else ""
-        )
+        if not self.by.startswith(_LABEL):
+            return ""
+        return re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL))
 
     def bounds(self, now: float) -> tuple[float, float]:
         end = now if self.end is None else min(self.end, now)
-        return end - self.seconds if self.start is None else min(self.start, end), end
+        start = end - self.seconds if self.start is None else min(self.start, end)
+        return start, end
 
 
 class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -81,14 +86,13 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     energy_kwh: float | None = None
     cost: float | None = None
     wasted: float | None = None
-    unpriced_hours: float | None = (
-        None  # part of `gpu_hours` that `cost` does not include; None if 0
-    )
+    unpriced_hours: float | None = None  # hours that `cost` does not include; None if 0
 
 
 class RangeRow(RangeFigures, kw_only=True):
-    """A row. `gpus` and the fields after it are current values. They are set only if the range ends
-    now.
+    """A row of the bill.
+
+    `gpus` and the fields after it are current values. They are set only if the range ends now.
     """
 
     unallocated: bool = False
@@ -131,21 +135,17 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     rows: list[RangeRow]
 
 
-class UsageAnswers(Protocol):
-    """Provides `/api/v1/range` and `/api/v1/waste`."""
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        """Raises SourceError if the usage cannot be read."""
-
-
 def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:
-    by, form, name = query.get("by", "pod"), query.get("format", "json"), query.get("range", "24h")
-    if by not in ("pod", "owner", "namespace") and not (by.startswith(_LABEL) and by != _LABEL):
+    by = query.get("by", "pod")
+    if by not in ("pod", "owner", "namespace") and (not by.startswith(_LABEL) or by == _LABEL):
         raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace or label:NAME")
+    form = query.get("format", "json")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
-    seconds = parse_range(name)
-    start, end = (parse_time(query, name) for name in ("from", "to"))
+
+    seconds = parse_range(query.get("range", "24h"))
+    start = parse_time(query, "from")
+    end = parse_time(query, "to")
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:.15g} is not before to={end:.15g}")
     return RangeQuery(by, seconds, start, end, form == "csv", order)
@@ -163,22 +163,27 @@ def make_range(
     now: Mapping[RowName, Mapping[str, Any]],
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up. `now`: current values by row."""
-    groups = group_by_key((name_row(one, query), one) for one in usage)
+    groups = group_by_key((name_row(charge, query), charge) for charge in usage)
     rows = []
     for name in dict.fromkeys((*groups, *now)):
         own = groups.get(name, [])
-        row = RangeRow(**{**dict(name), **add_up(own, prices.currency), **now.get(name, {})})
+        row = RangeRow(**dict(name), **now.get(name, {}))
+        add_up(row, own, prices.currency)
         row.methods = _list_methods(own)
-        row.labels = json.loads(own[0].account.labels or "{}") if own and query.by == "pod" else {}
+        if own and query.by == "pod":
+            row.labels = _read_labels(own[0].account)
         rows.append(row)
-    if query.order == "wasted":
-        rows = [row for row in rows if not row.unallocated]
-        rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
-    else:
-        rows.sort(
-            key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row))
-        )
-    unallocated = [one for one in usage if one.account == UNALLOCATED]
+
+    totals = RangeTotals()
+    add_up(totals, usage, prices.currency)
+    unallocated = RangeFigures()
+    rest = [charge for charge in usage if charge.account == UNALLOCATED]
+    add_up(unallocated, rest, prices.currency)
+    totals.unallocated_cost = unallocated.cost
+
+    labels: set[str] = set()
+    for account in {charge.account for charge in usage}:
+        labels.update(_read_labels(account))
     answer = RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
@@ -186,53 +191,62 @@ def make_range(
         currency=prices.currency,
         prices=prices.source,
         methods=_list_methods(usage),
-        labels=sorted(
-            {
-                name
-                for text in {one.account.labels for one in usage}
-                if text
-                for name in json.loads(text)
-            }
-        ),
-        totals=RangeTotals(
-            **add_up(usage, prices.currency),
-            unallocated_cost=add_up(unallocated, prices.currency)["cost"],
-        ),
-        rows=rows,
+        labels=sorted(labels),
+        totals=totals,
+        rows=_sort_rows(rows, query.order),
     )
     answer.notes = list(_describe_missing(query.label, prices, usage, answer))
     return answer
+
+
+def _sort_rows(rows: Sequence[RangeRow], order: Order) -> list[RangeRow]:
+    """Returns the rows with the largest amounts first. By waste, omits unallocated GPUs."""
+    if order == "wasted":
+        held = [row for row in rows if not row.unallocated]
+        return sorted(
+            held, key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row))
+        )
+    return sorted(
+        rows,
+        key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)),
+    )
 
 
 def group_now(
     state: ClusterState, usage: Sequence[Charge], query: RangeQuery
 ) -> dict[RowName, dict[str, Any]]:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
-    clusters = {one.cluster for one in usage}
-    cluster = (
-        clusters.pop() if len(clusters) == 1 else ""
-    )  # with a single cluster, `part.cluster` is empty
-    known = {
-        ("", one.account[:5]): one for one in usage
-    }  # the last round may have one cluster only
-    known |= {(one.cluster, one.account[:5]): one for one in usage}
-    groups: dict[RowName, list[HeldPart]] = {
-        name_row(one, query): [] for one in usage if one.account != UNALLOCATED
-    }
-    parts = [(part, node.state.pod_labels) for node in state.nodes for part in node.held]
-    for part, pod_labels in parts:
-        if part.holder.key:  # a reservation for an unknown pod has no row
-            account = account_of(part, pod_labels)
-            name = part.cluster or cluster
-            one = known.get((name, account[:5])) or Charge(account, cluster=name)
-            groups.setdefault(name_row(one, query), []).append(part)
+    # With a single cluster, `part.cluster` is empty.
+    clusters = {charge.cluster for charge in usage}
+    only_cluster = clusters.pop() if len(clusters) == 1 else ""
+
+    groups: dict[RowName, list[HeldPart]] = {}
+    known: dict[tuple[str, tuple[str, ...]], Charge] = {}
+    for charge in usage:
+        # The last round may have one cluster only.
+        known["", charge.account[:5]] = charge
+        if charge.account != UNALLOCATED:
+            groups[name_row(charge, query)] = []
+    for charge in usage:
+        known[charge.cluster, charge.account[:5]] = charge
+
+    for node in state.nodes:
+        for part in node.held:
+            # A reservation for an unknown pod has no row.
+            if part.holder.key:
+                account = account_of(part, node.state.pod_labels)
+                cluster = part.cluster or only_cluster
+                named = Charge(account, cluster=cluster)
+                charge = known.get((cluster, account[:5]), named)
+                groups.setdefault(name_row(charge, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
 
 
 def account_of(
     part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None
 ) -> UsageAccount:
-    holder, owner = part.holder, part.owner
+    holder = part.holder
+    owner = part.owner or _NO_OWNER
     labels = pod_labels.get(f"{holder.namespace}/{holder.pod}") if pod_labels else None
     return UsageAccount(
         namespace=holder.namespace,
@@ -240,21 +254,21 @@ def account_of(
         job=holder.job_or_user,
         uid="" if holder.pod else holder.uid,
         container_id="" if holder.pod else holder.container_id,
-        owner_kind=owner.kind if owner else "",
-        owner_name=owner.name if owner else "",
+        owner_kind=owner.kind,
+        owner_name=owner.name,
         labels=json.dumps(labels, sort_keys=True) if labels else "",
         methods=part.device.usage.method if part.device.usage else "",
         user="" if holder.job or holder.container_id else holder.user,
     )
 
 
-def name_row(one: Charge, query: RangeQuery) -> RowName:
-    account, cluster = one.account, ("cluster", one.cluster)
+def name_row(charge: Charge, query: RangeQuery) -> RowName:
+    account = charge.account
+    cluster = ("cluster", charge.cluster)
     if account == UNALLOCATED:
         return ("unallocated", True), cluster
     if query.label:
-        labels = json.loads(account.labels) if account.labels else {}
-        return cluster, ("label", labels.get(query.label, ""))
+        return cluster, ("label", _read_labels(account).get(query.label, ""))
     namespace = ("namespace", account.namespace)
     if query.by == "namespace":
         return cluster, namespace
@@ -265,48 +279,49 @@ def name_row(one: Charge, query: RangeQuery) -> RowName:
     return (cluster, *names, ("user", account.user), ("owner", owner))
 
 
-def add_up(usage: Sequence[Charge], currency: str) -> dict[str, Any]:
-    """Returns the sums of the usage as fields of `RangeFigures`. Costs include only usage priced in
-    `currency`.
-    """
+def _read_labels(account: UsageAccount) -> dict[str, str]:
+    labels: dict[str, str] = json.loads(account.labels or "{}")
+    return labels
+
+
+def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
+    """Sets the sums of the usage. Costs include only usage priced in `currency`."""
     everything = sum_usage(usage)
-    held = sum_usage([one for one in usage if one.account != UNALLOCATED])
-    priced = [one for one in usage if currency and one.currency == currency]
+    sums.gpu_hours = _hours(everything.allocated_seconds)
+    if everything.energy_joules:
+        sums.energy_kwh = round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS)
+
+    held = sum_usage([charge for charge in usage if charge.account != UNALLOCATED])
+    sums.allocated_hours = _hours(held.allocated_seconds)
+    sums.used_hours = _hours(held.busy_seconds)
+    sums.used_hours_min = _hours(held.busy_min_seconds)
+    sums.used_hours_max = _hours(held.busy_max_seconds)
+    sums.idle_hours = _hours(held.idle_seconds)
+    sums.unknown_hours = _hours(held.allocated_seconds - held.measured_seconds)
+    sums.waited_hours = _hours(held.waited_seconds) or None
+    if held.measured_seconds:
+        sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
+
+    if not currency:
+        return
+    priced = [charge for charge in usage if charge.currency == currency]
     cost = sum_usage(priced)
-    return {
-        "gpu_hours": _hours(everything.allocated_seconds),
-        "allocated_hours": _hours(held.allocated_seconds),
-        "used_hours": _hours(held.busy_seconds),
-        "used_hours_min": _hours(held.busy_min_seconds),
-        "used_hours_max": _hours(held.busy_max_seconds),
-        "idle_hours": _hours(held.idle_seconds),
-        "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
-        "waited_hours": _hours(held.waited_seconds) or None,
-        "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS)
-        if held.measured_seconds
-        else None,
-        "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS)
-        if everything.energy_joules
-        else None,
-        "cost": round(cost.cost, _DIGITS) if priced else None,
-        "wasted": round(cost.idle_cost, _DIGITS) if priced else None,
-        "unpriced_hours": _hours(everything.allocated_seconds - cost.allocated_seconds) or None
-        if currency
-        else None,
-    }
+    sums.unpriced_hours = _hours(everything.allocated_seconds - cost.allocated_seconds) or None
+    if priced:
+        sums.cost = round(cost.cost, _DIGITS)
+        sums.wasted = round(cost.idle_cost, _DIGITS)
 
 
 def _list_methods(usage: Iterable[Charge]) -> list[str]:
-    return sorted({method for one in usage for method in one.account.methods.split()})
+    methods: set[str] = set()
+    for charge in usage:
+        methods.update(charge.account.methods.split())
+    return sorted(methods)
 
 
-def sum_usage(usage: Sequence[Charge]) -> Amounts:
-    return Amounts(
-        *(
-            math.fsum(column)
-            for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)
-        )
-    )
+def sum_usage(usage: Iterable[Charge]) -> Amounts:
+    columns = zip(Amounts(), *(charge.amounts for charge in usage), strict=True)
+    return Amounts(*map(math.fsum, columns))
 
 
 def _hours(seconds: float) -> float:
@@ -316,11 +331,12 @@ def _hours(seconds: float) -> float:
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
+    are_all_idle = bool(since) and len(since) == len(held)
     return {
         "gpus": now.allocated,
         "idle_gpus": now.idle,
         "cost_per_hour": now.cost_per_hour,
-        "idle_since": round(max(since)) if since and len(since) == len(held) else None,
+        "idle_since": round(max(since)) if are_all_idle else None,
         "unknown_because": max((part.unknown_because for part in held), default=""),
     }
 
@@ -331,25 +347,23 @@ def _describe_missing(
     if label and not any(row.label for row in answer.rows):
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
-            " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports "
-            "it in kube_pod_labels)"
+            " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports"
+            " it in kube_pod_labels)"
         )
-    hours = (
-        sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency)
-        / 3600
-    )
+    unpriced = [charge for charge in usage if charge.currency != prices.currency]
+    hours = sum(charge.amounts.allocated_seconds for charge in unpriced) / 3600
     if not prices.currency:
         yield "there are no prices: start podgpu with --prices"
     elif hours >= 10**-_DIGITS:
         yield (
-            f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in "
-            "the cost"
+            f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in"
+            " the cost"
         )
     if "mps" in answer.methods and answer.totals.unknown_hours:
         yield (
-            f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers "
-            "share GPUs by MPS"
-            f" ({MPS_REASON}): these hours count neither as used, nor as idle or wasted"
+            f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers"
+            f" share GPUs by MPS ({MPS_REASON}): these hours count neither as used, nor as idle or"
+            " wasted"
         )
 
 
@@ -371,23 +385,38 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
 
 
 def encode_range_csv(answer: RangeAnswer) -> bytes:
-    """Writes CSV with the columns of FOCUS (a format for bills). Other columns begin with `x_`.
-    Unknown is empty.
+    """Writes CSV with the columns of FOCUS (a format for bills).
+
+    Other columns begin with `x_`. Unknown is empty.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
     writer.writeheader()
     for row in answer.rows:
         cells = _make_cells(answer, row)
-        writer.writerow(
-            {name: escape_cell(v) if isinstance(v, str) else v for name, v in cells.items()}
-        )
+        for name, value in cells.items():
+            if isinstance(value, str):
+                cells[name] = escape_cell(value)
+        writer.writerow(cells)
     return text.getvalue().encode()
 
 
 def escape_cell(text: str) -> str:
     """Prevents spreadsheets from running the cell as a formula."""
-    return f"'{text}" if text.lstrip(" ").startswith(_FORMULA_STARTS) else text
+    is_formula = _first_visible(text) in _FORMULA_STARTS
+    return f"'{text}" if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")) else text
+
+
+def _first_visible(text: str) -> str:
+    """Returns the first character that a reader sees. Fullwidth signs become ASCII.
+
+    Spreadsheets skip spaces, control characters (C) and other separators (Z) before a formula.
+    """
+    for character in text:
+        is_skipped = unicodedata.category(character)[0] in "CZ" or character in _SEPARATORS
+        if not is_skipped:
+            return unicodedata.normalize("NFKC", character)[0]
+    return ""
 
 
 def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
@@ -395,20 +424,30 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
     if answer.by.startswith(_LABEL):
         tags[answer.by.removeprefix(_LABEL)] = row.label
+    start = utc_text(answer.from_)
+    end = utc_text(answer.to)
     return {
-        **dict.fromkeys(("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"), row.cost),
+        "BilledCost": row.cost,
+        "EffectiveCost": row.cost,
+        "ListCost": row.cost,
+        "ContractedCost": row.cost,
         "BillingCurrency": answer.currency,
-        **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), utc_text(answer.from_)),
-        **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), utc_text(answer.to)),
+        "BillingPeriodStart": start,
+        "ChargePeriodStart": start,
+        "BillingPeriodEnd": end,
+        "ChargePeriodEnd": end,
         "ChargeCategory": "Usage",
         "ChargeClass": "",
         "ChargeDescription": f"GPU hours: {describe_row(row)}",
-        **dict.fromkeys(("PricingQuantity", "ConsumedQuantity"), row.gpu_hours),
-        **dict.fromkeys(("PricingUnit", "ConsumedUnit"), "GPU-Hours"),
+        "PricingQuantity": row.gpu_hours,
+        "ConsumedQuantity": row.gpu_hours,
+        "PricingUnit": "GPU-Hours",
+        "ConsumedUnit": "GPU-Hours",
         "ServiceCategory": "Compute",
         "ServiceName": "GPU",
         "Tags": json.dumps({name: value for name, value in tags.items() if value}),
-        **dict.fromkeys(("SubAccountId", "SubAccountName"), row.cluster),
+        "SubAccountId": row.cluster,
+        "SubAccountName": row.cluster,
         "x_Namespace": row.namespace,
         "x_Pod": row.pod or row.job or row.uid or row.container_id,
         "x_Owner": owner,
@@ -485,12 +524,9 @@ def _find_resolution(time: float, kept_since: Mapping[int, int]) -> int:
 
 def read_usage_start(db: Connection) -> int | None:
     """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
-    sql = (
-        "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM "
-        "round)"
-    )
-    first_day, first_round = db.execute(sql).fetchone()
-    start: int | None = (
-        first_round if first_day is None or first_round < first_day + DAY else first_day
-    )
+    first_day, first_round = db.execute(_USAGE_START).fetchone()
+    start: int | None = first_day
+    # A round of the first day tells the start more exactly.
+    if first_day is None or first_round < first_day + DAY:
+        start = first_round
     return start

@@ -1,5 +1,6 @@
-"""Lists events of the stored history: GPU conditions that began or ended, pods that started or
-ended, idle alarms.
+"""Lists events of the stored history.
+
+GPU conditions that began or ended, pods that started or ended, and idle alarms.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.errors import UsageError, few_of
+from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE
 from podgpu.past.schema import HOLDER, IDLE
 from podgpu.past.sqlite import parse_range, parse_time
 
 MOST_EVENTS = 1000
 _MAX_SPANS = 20_000
-_NODE_WIDE = ("node_gone", "driver_away")
+_NODE_WIDE = (NODE_GONE, DRIVER_AWAY)
 # A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that
 # started or ended between `:start` and `:end`. Their older spans are included, because `_find_runs`
 # needs the beginning of each run.
@@ -100,43 +102,40 @@ def parse_events_query(query: Mapping[str, str]) -> EventQuery:
     given = [name for name in _WHERE if name in query]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
-    seconds, selector = parse_range(query.get("range", "24h")), "".join(given)
-    return EventQuery(seconds, selector, query.get(selector, ""), parse_time(query, "to"))
+    seconds = parse_range(query.get("range", "24h"))
+    end = parse_time(query, "to")
+    if not given:
+        return EventQuery(seconds, end=end)
+    return EventQuery(seconds, given[0], query[given[0]], end)
 
 
 def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
     end = now if query.end is None else min(query.end, now)
     start = end - query.seconds
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
-    parameters = {
-        "start": start,
-        "end": end,
-        **({query.selector: query.value} if query.selector else {}),
-    }
+    parameters = {"start": start, "end": end, query.selector: query.value}
     spans = [_Span(*row) for row in db.execute(sql, parameters)]
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
+    events = []
     conditions = [span for span in spans if span.kind != HOLDER]
-    events = [
-        _condition_event(at, group) for at, group in _group(conditions, lambda span: span.started)
-    ]
-    for at, group in _group(
-        [span for span in conditions if span.name != IDLE], lambda span: span.ended
-    ):
+    for at, group in _group(conditions, lambda span: span.started):
+        events.append(_condition_event(at, group))
+    faults = [span for span in conditions if span.name != IDLE]
+    for at, group in _group(faults, lambda span: span.ended):
         event = _condition_event(at, group)
-        events.append(
-            msgspec.structs.replace(event, kind="recovered", seconds=at - group[0].started)
-        )
+        event.kind = "recovered"
+        event.seconds = at - group[0].started
+        events.append(event)
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
             events.append(_pod_event("started", started, run))
         if ended < math.inf:
             events.append(_pod_event("ended", ended, run, ended - started))
-    events = sorted(
-        (event for event in events if start <= event.at <= end),
-        key=lambda event: (-event.at, event.text),
-    )
+
+    events = [event for event in events if start <= event.at <= end]
+    events.sort(key=lambda event: (-event.at, event.text))
     return EventsAnswer(
         from_=start,
         to=end,
@@ -146,27 +145,28 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
 
 def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
-    """Yields the spans and end of each uninterrupted run of a pod. An unreachable node does not
-    interrupt a run.
+    """Yields the spans and end of each uninterrupted run of a pod.
+
+    An unreachable node does not interrupt a run.
     """
-    back = {
-        (s.node, s.started): math.inf if s.ended is None else s.ended
-        for s in spans
-        if s.name == "node_gone"
-    }
-    held = (span for span in spans if span.kind == HOLDER)
-    pods = sorted(held, key=lambda span: (span.account, span.node, span.started))
-    for _, own in groupby(pods, lambda span: (span.account, span.node)):
+    back: dict[tuple[str, int | None], float] = {}  # node and start of its absence -> end
+    held = []
+    for span in spans:
+        if span.kind == HOLDER:
+            held.append(span)
+        elif span.name == NODE_GONE:
+            back[span.node, span.started] = math.inf if span.ended is None else span.ended
+
+    held.sort(key=lambda span: (span.account, span.node, span.started))
+    for _, own in groupby(held, lambda span: (span.account, span.node)):
         run: list[_Span] = []
         ended = 0.0
         for span in own:
-            until = (
-                math.inf if span.ended is None else back.get((span.node, span.ended), span.ended)
-            )
             if run and span.started > ended:
                 yield run, ended
                 run = []
-            ended = max(ended, until)
+            until = math.inf if span.ended is None else span.ended
+            ended = max(ended, back.get((span.node, span.ended), until))
             run.append(span)
         yield run, ended
 
@@ -174,16 +174,19 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
 def _group(
     spans: Iterable[_Span], time_of: Callable[[_Span], int | None]
 ) -> Iterator[tuple[int, list[_Span]]]:
-    """Groups spans by time (see `time_of`), node and condition. Yields the time and the spans of
-    each group.
+    """Groups spans by time (see `time_of`), node and condition.
+
+    Yields the time and the spans of each group.
     """
 
     def key(span: _Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
         return time_of(span), span.node, what
 
-    known = sorted((span for span in spans if time_of(span) is not None), key=key)
-    return ((time, list(members)) for (time, *_), members in groupby(known, key))
+    known = [span for span in spans if time_of(span) is not None]
+    known.sort(key=key)
+    for (time, *_), members in groupby(known, key):
+        yield time, list(members)
 
 
 def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None = None) -> Event:
@@ -205,10 +208,12 @@ def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None =
 def _condition_event(at: int, spans: list[_Span]) -> Event:
     first = spans[0]
     gpus = {span.uuid for span in spans}
-    what = (
-        f"GPU {first.gpu} of {first.node}" if len(gpus) == 1 else f"{first.node}, {len(gpus)} GPUs"
-    )
-    uuid = first.uuid if len(gpus) == 1 else ""
+    if len(gpus) == 1:
+        what = f"GPU {first.gpu} of {first.node}"
+        uuid = first.uuid
+    else:
+        what = f"{first.node}, {len(gpus)} GPUs"
+        uuid = ""
     return Event(
         at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid
     )

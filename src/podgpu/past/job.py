@@ -1,11 +1,13 @@
-"""Summarises a pod: its use, memory, energy and cost, and a hint if fewer or smaller GPUs would be
-enough.
+"""Summarises a pod: its use, memory, energy and cost.
+
+Adds a hint if fewer or smaller GPUs would be enough.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from sqlite3 import Connection
 
 import msgspec
@@ -16,23 +18,19 @@ from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.bill import RangeFigures, add_up, read_range
 from podgpu.past.schema import DAY, FINE, HOLDER, IDLE
-from podgpu.past.sqlite import HolderSpan, Mark, PodHistory, make_pod_history, read_pod
+from podgpu.past.sqlite import HolderSpan, Mark, PodHistory, Values, make_pod_history, read_pod
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
 _SHORTEST = 900.0  # seconds; a pod that ran for a shorter time gets no hint
 _THROTTLING = ("thermal", "power_brake")
-_MIG_PROFILES = (
-    (1, 1),
-    (2, 2),
-    (3, 4),
-    (4, 4),
-)  # each MIG profile: sevenths of compute, eighths of memory
+# Each MIG profile: sevenths of compute, eighths of memory.
+_MIG_PROFILES = ((1, 1), (2, 2), (3, 4), (4, 4))
 _MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
 _MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
 _GIB = 1024**3
-# Returns the times when a pod held a GPU. If the node was gone at the end, the time includes the
-# outage.
+# Returns the times when a pod held a GPU.
+# If the node was gone at the end, the time includes the outage.
 _SPANS = f"""
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
@@ -42,8 +40,9 @@ WHERE namespace = ? AND pod = ? AND span.kind = '{HOLDER}' ORDER BY span.started
 
 
 class JobSummary(RangeFigures, kw_only=True):
-    """Response of `/api/v1/summary`. Peaks are maxima of means over `step_seconds`. Unknown values
-    are omitted.
+    """Response of `/api/v1/summary`. Unknown values are omitted.
+
+    Peaks are maxima of means over `step_seconds`.
     """
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
@@ -59,9 +58,8 @@ class JobSummary(RangeFigures, kw_only=True):
     p95_use: float | None = None
     peak_memory_bytes: float | None = None
     step_seconds: int = 0
-    shared: bool = (
-        False  # another pod used one of its GPUs meanwhile, so the next five values are unknown
-    )
+    # Another pod used one of its GPUs meanwhile, so the next five values are unknown.
+    shared: bool = False
     mean_power_watts: float | None = None  # of one GPU
     power_limit_watts: float | None = None  # mean of its GPUs, now
     current_use: float | None = None  # mean of its GPUs, now
@@ -81,31 +79,35 @@ def read_summary(
     if not spans:
         return None
     started, _, owner_kind, owner_name = spans[0]
-    end = duration = 0.0
+    end = 0.0
+    duration = 0.0
+    is_running = False
     for span_started, span_ended, *_ in spans:
         until = max(end, span_ended or now)
         duration += until - max(end, span_started)
         end = until
-    start = max(started, end - _LONGEST)
-    gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)
-    history = make_pod_history(namespace, pod, gpus)
-    _, _, sums = read_range(db, started, end)
-    own = [one for one in sums if one.account[:2] == (namespace, pod)]
-    currency = state.prices.currency
+        is_running = is_running or span_ended is None
+
+    _, _, charges = read_range(db, started, end)
+    own = [charge for charge in charges if charge.account[:2] == (namespace, pod)]
     summary = JobSummary(
-        **add_up(own, currency),
         namespace=namespace,
         pod=pod,
         owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
         from_=started,
-        to=None if any(span_ended is None for _, span_ended, *_ in spans) else end,
+        to=None if is_running else end,
         duration_seconds=duration,
-        wait_seconds=round(sum(one.amounts.waited_seconds for one in own), 1),
-        currency=currency,
+        wait_seconds=round(sum(charge.amounts.waited_seconds for charge in own), 1),
+        currency=state.prices.currency,
     )
+    add_up(summary, own, summary.currency)
+
+    start = max(started, end - _LONGEST)
+    gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)
+    history = make_pod_history(namespace, pod, gpus)
     if history is not None:
         _add_history(summary, history, end, state)
-        summary.shared = any(_is_shared(gpu.holders, namespace, pod) for gpu in gpus)
+        summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
         if not summary.shared:
             _add_activity(summary, history, state)
     return summary
@@ -113,49 +115,59 @@ def read_summary(
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
     # The mean of an unfinished step still changes, so it counts only if a device has no other.
-    finished = (
-        None if summary.to is not None else int((end - history.from_) // history.step_seconds)
-    )
+    finished = None
+    if summary.to is None:
+        finished = int((end - history.from_) // history.step_seconds)
+    use: list[float] = []
+    p95: list[float] = []
+    memory: list[list[float]] = []
+    for device in history.devices:
+        values = _select_finished(device.series["utilization_ratio"], finished)
+        if values:
+            use += values
+            p95.append(sorted(values)[math.ceil(0.95 * len(values)) - 1])
+        memory.append(_select_finished(device.series["memory_used_bytes"], finished))
 
-    def read(name: str) -> list[list[float]]:
-        columns = [device.series[name] for device in history.devices]
-        return [_known(column[:finished]) or _known(column) for column in columns]
-
-    use, memory = read("utilization_ratio"), read("memory_used_bytes")
     summary.gpus = len(history.devices)
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
-    known = [value for values in use for value in values]
-    summary.peak_use = max(known, default=None)
-    # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative to
-    # the pod's share.
-    summary.mean_use = round(sum(known) / len(known), 4) if known else summary.mean_use
-    p95 = [sorted(values)[math.ceil(0.95 * len(values)) - 1] for values in use if values]
-    summary.p95_use = max(p95, default=None)
-    summary.peak_memory_bytes = peak = max(
-        (value for values in memory for value in values), default=None
-    )
     summary.step_seconds = history.step_seconds
-    throttled = (mark for mark in history.marks if mark.condition in _THROTTLING)
+    if use:
+        # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative
+        # to the pod's share.
+        summary.mean_use = _mean(use)
+        summary.peak_use = max(use)
+        summary.p95_use = max(p95)
+    summary.peak_memory_bytes = max(chain.from_iterable(memory), default=None)
+    throttled = [mark for mark in history.marks if mark.condition in _THROTTLING]
     summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
+
     held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
     if summary.duration_seconds >= _SHORTEST and held_whole:
-        gpus = {gpu.uuid: gpu for node in state.nodes for gpu in node.gpus}
-        peaks = [max(values, default=peak or 0.0) for values in memory]
-        summary.hint = _hint(
-            summary, p95, peaks, [gpus[d.uuid] for d in history.devices if d.uuid in gpus]
-        )
+        uuids = {device.uuid for device in history.devices}
+        gpus: list[DeviceState] = []
+        for node in state.nodes:
+            gpus += [gpu for gpu in node.gpus if gpu.uuid in uuids]
+        unknown = summary.peak_memory_bytes or 0.0
+        peaks = [max(values, default=unknown) for values in memory]
+        summary.hint = _hint(summary, p95, peaks, gpus)
 
 
-def _is_shared(spans: Sequence[HolderSpan], namespace: str, pod: str) -> bool:
+def _select_finished(values: Values, finished: int | None) -> list[float]:
+    """Returns the known values of the finished steps or, if there are none, of all steps."""
+    return _known(values[:finished]) or _known(values)
+
+
+def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
     """Returns whether others held the GPU while the pod held it."""
-    own = [span for span in spans if (span.namespace, span.pod) == (namespace, pod)]
-    others = [span for span in spans if span not in own]
-    return any(
-        min(a.to or math.inf, b.to or math.inf) - max(a.from_, b.from_) > _BRIEF
-        for a in own
-        for b in others
-    )
+    own = [span for span in spans if _is_of(span, summary)]
+    others = [span for span in spans if not _is_of(span, summary)]
+    for span in own:
+        for other in others:
+            end = min(span.to or math.inf, other.to or math.inf)
+            if end - max(span.from_, other.from_) > _BRIEF:
+                return True
+    return False
 
 
 def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> None:
@@ -205,51 +217,56 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
     """Returns the seconds for which the GPU had the condition while the pod held the GPU."""
-    spans = [
-        span for device in history.devices if device.uuid == mark.uuid for span in device.holders
-    ]
     until = end if mark.until is None else mark.until
-    return sum(max(0.0, min(until, span.to or end) - max(mark.at, span.from_)) for span in spans)
+    seconds = 0.0
+    for device in history.devices:
+        if device.uuid == mark.uuid:
+            for span in device.holders:
+                common = min(until, span.to or end) - max(mark.at, span.from_)
+                seconds += max(0.0, common)
+    return seconds
 
 
 def _hint(
     summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[DeviceState]
 ) -> str:
-    """Suggests fewer or smaller GPUs, enough for the peak memory and 95th percentile of use. "" if
-    there are none.
+    """Suggests fewer or smaller GPUs. Empty if there is no suggestion.
+
+    They are enough for the peak memory and the 95th percentile of use.
     """
-    peak, total = (
-        summary.peak_memory_bytes,
-        min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0),
-    )
+    peak = summary.peak_memory_bytes
+    total = min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     if not p95 or peak is None or not total:
         return ""
+    count = len(p95)
     if not summary.peak_use:
-        return (
-            f"Nothing ran on its {'GPU, so it' if len(p95) == 1 else f'{len(p95)} GPUs, so they'} "
-            "can be released."
-        )
-    usual = (
-        f"below {max(1, round(max(p95) * 100))} % for 95 % of the time, at most {peak / _GIB:.1f} "
-        "GiB of memory"
+        its_gpus = "GPU, so it" if count == 1 else f"{count} GPUs, so they"
+        return f"Nothing ran on its {its_gpus} can be released."
+
+    percent = max(1, round(max(p95) * 100))
+    proviso = (
+        f"if its use stays as before: below {percent} % for 95 % of the time,"
+        f" at most {peak / _GIB:.1f} GiB of memory"
     )
-    proviso = "if its use stays as before: " + usual
-    if len(p95) > 1:
+    if count > 1:
         needed = max(1, math.ceil(sum(p95)), math.ceil(sum(peaks) / total))
-        return (
-            f"{needed} of its {len(p95)} GPUs would be enough, {proviso} on each."
-            if needed < len(p95)
-            else ""
-        )
+        if needed >= count:
+            return ""
+        return f"{needed} of its {count} GPUs would be enough, {proviso} on each."
+
     share = max(p95[0], peak / total)
     if share > _MAX_SHARE:
         return ""
     smaller = f"{max(1, math.ceil(share * 10)) * 10} % of a GPU"
     if any(name in gpus[0].model for name in _MIG_MODELS):
-        fitting = [(s, m) for s, m in _MIG_PROFILES if s / 7 >= p95[0] and m / 8 * total >= peak]
-        if fitting:
-            slices, eighths = fitting[0]
-            smaller = (
-                f"a MIG instance {slices}g ({eighths / 8 * total / _GIB:.0f} GiB) or {smaller}"
-            )
+        smaller = _suggest_instance(p95[0], peak, total) + smaller
     return f"{smaller[0].upper()}{smaller[1:]} would be enough, {proviso}."
+
+
+def _suggest_instance(use: float, peak: float, total: int) -> str:
+    """Names the smallest MIG instance that is enough. Empty if there is none."""
+    for slices, eighths in _MIG_PROFILES:
+        memory = eighths / 8 * total
+        if slices / 7 >= use and memory >= peak:
+            return f"a MIG instance {slices}g ({memory / _GIB:.0f} GiB) or "
+    return ""

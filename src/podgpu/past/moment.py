@@ -1,12 +1,14 @@
-"""Builds the state of a past time from SQLite. What the history does not have, such as models, is
-that of now.
+"""Builds the state of a past time from SQLite.
+
+What the history does not have, such as models, is that of now.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
@@ -14,12 +16,13 @@ from msgspec.structs import replace
 
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.choose import RecordedCondition
-from podgpu.fleet.readings import NodeEntry, NodeReading, Owners
+from podgpu.fleet.readings import NodeEntry, NodeReading
 from podgpu.fleet.state import ClusterState, complete_node
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     DeviceState,
     DeviceTotals,
+    GpuOrInstance,
     Holder,
     HolderUsage,
     MigInstance,
@@ -30,9 +33,8 @@ from podgpu.model import (
 from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE
 
 _NOTE = (
-    "the history has no processes, waiting times, DCGM fields and reservations; pods that have "
-    "ended count with equal"
-    " shares; costs are computed with the current prices"
+    "the history has no processes, waiting times, DCGM fields and reservations; pods that have"
+    " ended count with equal shares; costs are computed with the current prices"
 )
 # Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
 _RECORD = """
@@ -49,8 +51,8 @@ _IDLE_SPANS = f"""
 SELECT gpu, account, min(started) FROM span
 WHERE kind = '{IDLE}' AND started <= :at AND (ended IS NULL OR ended > :at)
 GROUP BY gpu, account"""
-# While a node does not answer, its pods keep their GPUs. A correlated subquery would be slow (7 s
-# for 500,000 spans).
+# While a node does not answer, its pods keep their GPUs.
+# A correlated subquery would be slow (7 s for 500,000 spans).
 _HOLDERS = f"""
 SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid,
     container_id, iif(user = '', job, ''), user, 'history'
@@ -62,94 +64,105 @@ WHERE kind = '{HOLDER}' AND started <= :at AND (ended IS NULL OR ended > :at
 _GPUS = (
     "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 )
-_UNKNOWN = (None, None, None, None)
 _UNKNOWN_STATE = NodeState(producer="podgpu")
 _UNKNOWN_NODE = NodeEntry(NodeReading("", _UNKNOWN_STATE), _UNKNOWN_STATE)
-# the values of all holders may exceed the GPU's by this factor, because pods start within a step
+_UNKNOWN_GPU = DeviceState()
+_UNKNOWN_INSTANCE = MigInstance(id=0)
+# The values of all holders may exceed the GPU's by this factor, because pods start within a step.
 _MAX_SUM = 1.05
 
 
-class _PastHolder(NamedTuple):
+class _Values(NamedTuple):
+    """Means of a device, or of one account on it."""
+
+    utilization: float | None = None
+    memory: int | None = None  # bytes
+    power: int | None = None  # milliwatts
+    temperature: float | None = None  # degrees Celsius
+
+
+_NO_VALUES = _Values()
+
+
+class _HolderRecord(NamedTuple):
     account: int
     is_mps_client: bool
+    owner: WorkloadOwner | None
     holder: Holder
 
 
-class _Device(NamedTuple):
+@dataclass(slots=True)
+class _DeviceRecord:
+    """The rows of one GPU or MIG instance."""
+
+    node: str
     uuid: str
     instance: str
     number: int | None
-    figures: Mapping[int, Sequence[Any]]  # account -> utilisation, bytes, milliwatts, degrees
-    conditions: Sequence[RecordedCondition]
-    holders: Sequence[_PastHolder]
-    idle_alarms: Mapping[int, float]  # account -> start
+    values: dict[int, _Values] = field(default_factory=dict)  # by account
+    conditions: list[RecordedCondition] = field(default_factory=list)
+    holders: list[_HolderRecord] = field(default_factory=list)
+    idle_alarms: dict[int, float] = field(default_factory=dict)  # account -> start
 
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
-    """Returns the state at the Unix time `at`. Raises UsageError if there is no record of this
-    time.
+    """Returns the state at the Unix time `at`.
+
+    Raises UsageError if there is no record of this time.
     """
-    found = db.execute(_RECORD, {"at": at}).fetchone()
-    if found is None:
-        [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
-        more = "" if later is None else f"; the next record is of {utc_text(later)}"
-        raise UsageError(f"there is no record of {utc_text(at)}{more}")
-    time = {"at": at, "resolution": found[0], "time": found[1]}
-    figures = group_by_key(
-        (gpu, (account, row)) for gpu, account, *row in db.execute(_FIGURES, time)
-    )
-    conditions = group_by_key(
-        (gpu, RecordedCondition(*row)) for gpu, *row in db.execute(_CONDITIONS, time)
-    )
-    idle_alarms: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for gpu, account, started in db.execute(_IDLE_SPANS, time):
-        idle_alarms[gpu][account] = started
-    held: defaultdict[int, list[_PastHolder]] = defaultdict(list)
-    owners: dict[tuple[str, str], WorkloadOwner] = {}
-    for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
-        holder = Holder(*names)
-        held[gpu].append(_PastHolder(account, bool(mps), holder))
-        if owner_name:
-            owners[holder.namespace, holder.pod] = WorkloadOwner(kind, owner_name)
-    devices = group_by_key(
-        (
-            node,
-            _Device(
-                uuid,
-                instance,
-                number,
-                dict(figures.get(id_, ())),
-                conditions.get(id_, ()),
-                held.get(id_, ()),
-                idle_alarms.get(id_, {}),
-            ),
-        )
-        for id_, node, uuid, instance, number in db.execute(_GPUS)
-        if id_ in figures or id_ in conditions or id_ in held
-    )
+    resolution, time = _find_record(db, at)
+    devices = _read_devices(db, {"at": at, "resolution": resolution, "time": time})
     now = {node.name: node for node in current.nodes}
-    nodes = tuple(
-        _make_node(name, members, at, now.get(name, _UNKNOWN_NODE), current, owners)
-        for name, members in devices.items()
+    nodes = []
+    for name, own in group_by_key((device.node, device) for device in devices).items():
+        nodes.append(_make_node(name, own, at, now.get(name, _UNKNOWN_NODE), current))
+    return dataclasses.replace(
+        current,
+        taken_at=at,
+        is_past=True,
+        step_seconds=resolution,
+        nodes=tuple(nodes),
+        notes=(_NOTE,),
+        alerts=(),
+        used={},
     )
-    changes: dict[str, Any] = {"nodes": nodes, "notes": (_NOTE,), "alerts": (), "used": {}}
-    return dataclasses.replace(current, taken_at=at, is_past=True, step_seconds=found[0], **changes)
+
+
+def _find_record(db: Connection, at: float) -> tuple[int, int]:
+    """Returns the resolution and time of the record to read."""
+    record: tuple[int, int] | None = db.execute(_RECORD, {"at": at}).fetchone()
+    if record is not None:
+        return record
+    [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
+    more = "" if later is None else f"; the next record is of {utc_text(later)}"
+    raise UsageError(f"there is no record of {utc_text(at)}{more}")
+
+
+def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceRecord]:
+    """Returns the devices that have a record of this time, by node and number."""
+    devices = {}
+    for gpu, *names in db.execute(_GPUS):
+        devices[gpu] = _DeviceRecord(*names)
+    for gpu, account, *values in db.execute(_FIGURES, time):
+        devices[gpu].values[account] = _Values(*values)
+    for gpu, *condition in db.execute(_CONDITIONS, time):
+        devices[gpu].conditions.append(RecordedCondition(*condition))
+    for gpu, account, started in db.execute(_IDLE_SPANS, time):
+        devices[gpu].idle_alarms[account] = started
+    for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
+        owner = WorkloadOwner(kind, owner_name) if owner_name else None
+        devices[gpu].holders.append(_HolderRecord(account, bool(mps), owner, Holder(*names)))
+    return [one for one in devices.values() if one.values or one.conditions or one.holders]
 
 
 def _make_node(
-    name: str,
-    devices: Sequence[_Device],
-    at: float,
-    now: NodeEntry,
-    current: ClusterState,
-    owners: Owners,
+    name: str, devices: Sequence[_DeviceRecord], at: float, now: NodeEntry, current: ClusterState
 ) -> NodeEntry:
     """Builds one node of the past state. `now`: the same node in the current state."""
     known = {gpu.uuid: gpu for gpu in now.state.devices}
     gpus = []
-    by_gpu = group_by_key((device.uuid, device) for device in devices)
-    for uuid, parts in by_gpu.items():
-        gpus.append(_make_gpu(parts, known.get(uuid), current.settings.idle_after))
+    for uuid, parts in group_by_key((device.uuid, device) for device in devices).items():
+        gpus.append(_make_gpu(parts, known.get(uuid, _UNKNOWN_GPU), current.settings.idle_after))
     state = NodeState(
         producer="podgpu",
         node=name,
@@ -157,10 +170,16 @@ def _make_node(
         simulated=now.state.simulated,
     )
 
+    owners = {}
+    for device in devices:
+        for record in device.holders:
+            if record.owner is not None:
+                owners[record.holder.namespace, record.holder.pod] = record.owner
+
     gone_since = _find_gone_since(devices, at)
     age = 0.0 if gone_since is None else at - gone_since
     is_gone = gone_since is not None
-    has_values = any(device.figures or device.conditions for device in devices)
+    has_values = any(device.values or device.conditions for device in devices)
 
     offset = current.clock_offset
     reading = NodeReading("", state, at - age - offset, labels=now.reading.labels)
@@ -174,7 +193,7 @@ def _make_node(
     return complete_node(entry, None, current.prices, offset, owners)
 
 
-def _find_gone_since(devices: Sequence[_Device], at: float) -> float | None:
+def _find_gone_since(devices: Sequence[_DeviceRecord], at: float) -> float | None:
     """Returns the time when the node stopped answering. None if it answered at the time `at`."""
     for device in devices:
         for condition in device.conditions:
@@ -184,71 +203,96 @@ def _find_gone_since(devices: Sequence[_Device], at: float) -> float | None:
 
 
 def _make_gpu(
-    devices: Sequence[_Device], known: DeviceState | None, idle_after: float | None
+    devices: Sequence[_DeviceRecord], now: DeviceState, idle_after: float | None
 ) -> DeviceState:
-    known_devices: dict[str, Any] = (
-        {"": known, **{str(one.id): one for one in known.instances}} if known else {}
-    )
-    is_hidden, model = all(device.instance for device in devices), known.model if known else ""
-    gpu = DeviceState(uuid=devices[0].uuid, index=devices[0].number, model=model, hidden=is_hidden)
+    """Builds a GPU of its own rows and those of its MIG instances.
+
+    `now`: the same GPU in the current state.
+    """
+    first = devices[0]
+    gpu = DeviceState(uuid=first.uuid, index=first.number, model=now.model, hidden=True)
+    known = {str(instance.id): instance for instance in now.instances}
+    instances = []
+    conditions = {}
     for device in devices:
-        now = known_devices.get(device.instance)
-        utilization, memory, power, temperature = device.figures.get(GPU_ITSELF, _UNKNOWN)
-        # Clients that share an MPS server have values, but no utilisation.
-        is_mps = any(
-            mps and device.figures.get(account, (0,))[0] is None
-            for account, mps, *_ in device.holders
-        )
-        shared: dict[str, Any] = {
-            "utilization_ratio": utilization,
-            "memory_used_bytes": memory,
-            "memory_total_bytes": now.memory_total_bytes if now else None,
-            "holders": tuple(_make_holders(device, now.holders if now else (), idle_after)),
-            "usage": DeviceTotals(method="mps") if is_mps else None,
-        }
         if device.instance:
-            instance = MigInstance(
-                id=int(device.instance), profile=now.profile if now else "", **shared
-            )
-            gpu = replace(gpu, instances=(*gpu.instances, instance))
+            same = known.get(device.instance, _UNKNOWN_INSTANCE)
+            shared = _make_shared(device, same, idle_after)
+            instances.append(MigInstance(id=int(device.instance), profile=same.profile, **shared))
         else:
-            gpu = replace(gpu, power_mw=power, temperature_celsius=temperature, **shared)
-    conditions = {
-        one.name: one for device in devices for one in device.conditions if one.name != NODE_GONE
+            values = device.values.get(GPU_ITSELF, _NO_VALUES)
+            gpu = replace(
+                gpu,
+                hidden=False,
+                power_mw=values.power,
+                temperature_celsius=values.temperature,
+                **_make_shared(device, now, idle_after),
+            )
+        for condition in device.conditions:
+            if condition.name != NODE_GONE:
+                conditions[condition.name] = condition
+    return replace(gpu, instances=tuple(instances), conditions=tuple(conditions.values()))
+
+
+def _make_shared(
+    device: _DeviceRecord, now: GpuOrInstance, idle_after: float | None
+) -> dict[str, Any]:
+    """Returns the fields that a GPU and a MIG instance have in common."""
+    values = device.values.get(GPU_ITSELF, _NO_VALUES)
+    # Clients that share an MPS server have values, but no utilisation.
+    usage = None
+    for record in device.holders:
+        own = device.values.get(record.account)
+        if record.is_mps_client and own is not None and own.utilization is None:
+            usage = DeviceTotals(method="mps")
+    return {
+        "utilization_ratio": values.utilization,
+        "memory_used_bytes": values.memory,
+        "memory_total_bytes": now.memory_total_bytes,
+        "holders": tuple(_make_holders(device, now.holders, idle_after)),
+        "usage": usage,
     }
-    return replace(gpu, conditions=tuple(conditions.values()))
 
 
 def _make_holders(
-    device: _Device, now: Sequence[Holder], idle_after: float | None
+    device: _DeviceRecord, now: Sequence[Holder], idle_after: float | None
 ) -> Iterator[Holder]:
-    own = _select_own_figures(device)
+    own = _select_own_values(device)
     shares = {holder.key: holder for holder in now}
-    for account, _, holder in device.holders:
-        same = shares.get(holder.key, holder)
-        idle_since = device.idle_alarms.get(account)
+    for record in device.holders:
+        same = shares.get(record.holder.key, record.holder)
+        idle_since = device.idle_alarms.get(record.account)
         if idle_since is not None:
             # An alarm begins when the holder has been idle for `idle_after` seconds.
             idle_since -= idle_after or 0.0
-        utilization, memory, *_ = own.get(account, _UNKNOWN)
-        usage = HolderUsage(utilization, memory, idle_since=idle_since)
-        yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)
+        values = own.get(record.account, _NO_VALUES)
+        usage = HolderUsage(values.utilization, values.memory, idle_since=idle_since)
+        yield replace(record.holder, share_ratio=same.share_ratio, user=same.user, usage=usage)
 
 
-def _select_own_figures(device: _Device) -> Mapping[int, Sequence[Any]]:
-    """Returns the values of each account with one holder. The containers of a pod have only a
-    common sum.
+def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
+    """Returns the values of each account with one holder.
 
-    On a shared GPU, omits copies of the GPU's values (see `_COPY_GPU_VALUES`). They have a power or
-    exceed its values.
+    The containers of a pod have only a common sum. On a shared GPU, omits copies of the GPU's
+    values (see `_COPY_GPU_VALUES`). They have a power or exceed its values.
     """
-    holders = Counter(account for account, *_ in device.holders)
-    own = {account: device.figures[account] for account in holders if account in device.figures}
-    if len(holders) > 1:
-        own = {account: figures for account, figures in own.items() if figures[2:] == [None, None]}
-        for whole, *values in zip(
-            device.figures.get(GPU_ITSELF, _UNKNOWN), *own.values(), strict=True
-        ):
-            if whole is not None and sum(value or 0 for value in values) > whole * _MAX_SUM:
-                return {}
-    return {account: figures for account, figures in own.items() if holders[account] == 1}
+    holders = Counter(record.account for record in device.holders)
+    is_shared = len(holders) > 1
+    own = {}
+    for account in holders:
+        values = device.values.get(account, _NO_VALUES)
+        is_copy = values.power is not None or values.temperature is not None
+        if not (is_shared and is_copy):
+            own[account] = values
+
+    whole = device.values.get(GPU_ITSELF, _NO_VALUES)
+    if is_shared:
+        utilizations = (values.utilization for values in own.values())
+        memory = (values.memory for values in own.values())
+        if _exceed(utilizations, whole.utilization) or _exceed(memory, whole.memory):
+            return {}
+    return {account: values for account, values in own.items() if holders[account] == 1}
+
+
+def _exceed(values: Iterable[float | None], whole: float | None) -> bool:
+    return whole is not None and sum(value or 0 for value in values) > whole * _MAX_SUM

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from podgpu.charge import UNALLOCATED, Charge, HeldTime, UsageAccount, charge, charge_rest
 from podgpu.errors import SourceError, UsageError, utc_text
-from podgpu.fleet.prices import Prices, ReadPrices
+from podgpu.fleet.prices import Prices
 from podgpu.fleet.read.prometheus import (
     RULE_LABELS,
     USAGE_RULE,
@@ -95,33 +95,24 @@ class _HolderKey(NamedTuple):
         return self.workload.namespace, self.workload.pod
 
 
-class PrometheusRanges:
-    """Implements `UsageAnswers`."""
+async def read_bill(
+    server: PrometheusServer, query: RangeQuery, prices: Prices, state: ClusterState
+) -> RangeAnswer:
+    """Returns the answer to `/api/v1/range`. Raises SourceError.
 
-    def __init__(
-        self, server: PrometheusServer, prices: ReadPrices, read_state: Callable[[], ClusterState]
-    ) -> None:
-        """`read_state`: returns the cluster state.
-
-        Its owners are used if kube-state-metrics does not report a pod.
-        """
-        self._server = replace(server, timeout=_TIMEOUT)
-        self._prices = prices
-        self._read_state = read_state
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        """Raises UsageError for a label that pods cannot have, and SourceError."""
-        if query.label.startswith("__"):
-            raise UsageError(f"by=label:{query.label[:60]}: pods have no labels of this kind")
-        async with aclosing(PrometheusClient(self._server)) as client:
-            now = await client.query_time()
-            start, end = query.bounds(now)
-            step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
-            end = end // step * step
-            start = min(start // step * step, end - step)
-            prices = self._prices()[0]
-            reader = _RangeReader(client, self._server, query, prices, self._read_state())
-            return await reader.read(start, end, step, now // FINE * FINE)
+    `state`: the current state. Its owners are used if kube-state-metrics does not report a pod.
+    """
+    if query.label.startswith("__"):
+        raise UsageError(f"by=label:{query.label[:60]}: pods have no labels of this kind")
+    server = replace(server, timeout=_TIMEOUT)
+    async with aclosing(PrometheusClient(server)) as client:
+        now = await client.query_time()
+        start, end = query.bounds(now)
+        step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
+        end = end // step * step
+        start = min(start // step * step, end - step)
+        reader = _RangeReader(client, server, query, prices, state)
+        return await reader.read(start, end, step, now // FINE * FINE)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Answers `/api/v1/history` with range queries to Prometheus or a compatible server."""
+"""The past in Prometheus or a compatible server, and its series (`/api/v1/history`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.charge import Figures
+from podgpu.fleet.prices import ReadPrices, no_prices
+from podgpu.fleet.read.pages import GpuQuery, PrometheusSelection
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer, RangeSeries
+from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.metrics.adapter import (
     POD_LABEL_VARIANTS,
     UUID_LABELS,
@@ -26,6 +29,9 @@ from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
 from podgpu.metrics.promql import by, field_query, one_of, quote, select
 from podgpu.model import MIB, Workload, parts_of
+from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.interface import Past
+from podgpu.past.prometheus_charges import read_bill
 from podgpu.past.schema import COARSE, FINE
 from podgpu.past.sqlite import (
     JSON,
@@ -104,20 +110,34 @@ class Window(NamedTuple):
         return spans
 
 
-class PrometheusHistory:
-    """Implements `HistorySource`.
+class PrometheusPast(Past):
+    """The past in Prometheus. It has no events.
 
     Sparklines are cached for 15 s, because every open page requests them.
     """
 
     def __init__(
-        self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic
+        self,
+        server: PrometheusServer,
+        cluster: Cluster,
+        prices: ReadPrices = no_prices,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server = server
+        self._cluster = cluster
+        self._prices = prices
+        self._select = PrometheusSelection(server, cluster, prices)
         self._clock = clock
         self._sparklines: JSON = {}
         self._sparklines_at = -math.inf
         self._lock = asyncio.Lock()
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        state = self._cluster.published.state
+        return await read_bill(self._server, query, self._prices()[0], state)
+
+    async def find(self, query: GpuQuery) -> PublishedState:
+        return await self._select(query)
 
     async def sparklines(self) -> JSON:
         async with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from sqlite3 import Connection
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
 from podgpu.fleet.choose import describe_condition
@@ -16,18 +17,31 @@ from podgpu.fleet.parts import (
     divide_gpu,
     key_of,
 )
+from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.readings import NodeEntry
-from podgpu.fleet.round import Cluster
+from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
 from podgpu.past.bill import RangeAnswer, RangeQuery, account_of, read_range_answer
 from podgpu.past.events import EventQuery, EventsAnswer, read_events
+from podgpu.past.interface import Past
 from podgpu.past.job import JobSummary, read_summary
 from podgpu.past.moment import read_past
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import IDLE
+from podgpu.past.schema import FINE, IDLE
+from podgpu.past.sqlite import (
+    JSON,
+    GpuHistory,
+    PodHistory,
+    make_pod_history,
+    read_gpu,
+    read_pod,
+    read_utilization,
+    sparkline_times,
+    sparklines_json,
+)
 from podgpu.past.store import ConditionRecord, GpuSample
 
 _log = logging.getLogger(__name__)
@@ -161,36 +175,45 @@ def _watts(gpu: DeviceState) -> float:
 
 
 def _utilization(part: HeldPart) -> float | None:
-    """Returns the holder's utilisation, or the device's if no other holder shares it. None for a
-    client of MPS.
+    """Returns the holder's utilisation, or the device's if no other holder shares it.
+
+    None for a client of MPS.
     """
     if part.is_mps_client:
         return None
-    own = part.holder.usage.utilization_ratio if part.holder.usage else None
-    return device_utilization(part.device) if own is None and part.share == 1 else own
+    own = _own_utilization(part)
+    if own is None and part.share == 1:
+        return device_utilization(part.device)
+    return own
+
+
+def _own_utilization(part: HeldPart) -> float | None:
+    return None if part.holder.usage is None else part.holder.usage.utilization_ratio
 
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     device = instance or gpu
-    power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
-    temperature = None if instance is not None else gpu.temperature_celsius
-    figures = Figures(device_utilization(device), device_memory(device), power, temperature)
+    figures = Figures(device_utilization(device), device_memory(device))
+    if instance is None:
+        power = None if gpu.power_mw is None else gpu.power_mw / 1000
+        figures = figures._replace(power_watts=power, temperature_celsius=gpu.temperature_celsius)
     return None if figures == Figures() else figures
 
 
 def _differs(part: HeldPart) -> bool:
-    own = None if part.holder.usage is None else part.holder.usage.utilization_ratio
+    own = _own_utilization(part)
+    if own is None:
+        return False
     whole = device_utilization(part.device)
-    return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
+    return whole is None or abs(whole - own) > _OWN_DIFFERENCE
 
 
 def _describe_limit(state: ClusterState) -> Iterator[str]:
     gpus = sum(len(node.state.devices) for node in state.nodes)
     if gpus > MAX_GPUS:
         yield (
-            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which supports "
-            f"{MAX_GPUS:,}:"
-            " for larger clusters, use a Prometheus server (--prometheus)"
+            f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which supports"
+            f" {MAX_GPUS:,}: for larger clusters, use a Prometheus server (--prometheus)"
         )
 
 
@@ -215,30 +238,70 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     return recorder
 
 
-class RecordedUsage:
-    """Implements `UsageAnswers` with the history in SQLite, and provides `/api/v1/events` and
-    `/api/v1/summary`.
+class SqlitePast(Past):
+    """The past that a recorder stored."""
 
-    All methods raise SourceError if the history cannot be read.
-    """
+    has_events = True
 
     def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
+        """`read_state`: returns the current state."""
         self._recorder = recorder
         self._read_state = read_state
+        # Start of the minute -> utilisation by device.
+        self._points: dict[int, Mapping[str, float | None]] = {}
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         return await self._recorder.ask(
             lambda db, now: read_range_answer(db, query, now, self._read_state())
         )
 
+    async def find(self, query: GpuQuery) -> PublishedState:
+        def read(db: Connection, now: float) -> PublishedState:
+            at = now if query.at is None else query.at
+            return PublishedState(read_past(db, at, self._read_state()))
+
+        return await self._recorder.ask(read)
+
+    async def sparklines(self) -> JSON:
+        return await self._recorder.ask(self._read_sparklines)
+
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
+        return await self._recorder.ask(
+            lambda db, now: read_gpu(db, uuid, now - seconds, now, instance)
+        )
+
+    async def pod(
+        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
+    ) -> PodHistory | None:
+        def read(db: Connection, now: float) -> PodHistory | None:
+            gpus = read_pod(db, namespace, pod, now - seconds, now)
+            return make_pod_history(namespace, pod, gpus)
+
+        return await self._recorder.ask(read)
+
     async def events(self, query: EventQuery) -> EventsAnswer:
         return await self._recorder.ask(lambda db, now: read_events(db, query, now))
 
-    async def past(self, at: float) -> ClusterState:
-        return await self._recorder.ask(lambda db, _: read_past(db, at, self._read_state()))
-
     async def summary(self, namespace: str, pod: str) -> JobSummary | None:
-        """Returns None if there is no record of the pod."""
         return await self._recorder.ask(
             lambda db, now: read_summary(db, namespace, pod, now, self._read_state())
         )
+
+    def _read_sparklines(self, db: Connection, now: float) -> JSON:
+        """Builds the sparklines.
+
+        Caches points of past minutes, because every open page requests them repeatedly.
+        """
+        times = sparkline_times(now)
+        cached = self._points  # local, because another thread may replace self._points
+        points: dict[int, Mapping[str, float | None]] = {}
+        for at in times:
+            is_final = at in cached and at + times.step <= now - FINE
+            points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
+        self._points = points
+
+        names = set().union(*points.values())
+        lines = {}
+        for name in sorted(names):
+            lines[name] = [values.get(name) for values in points.values()]
+        return sparklines_json(times, lines)

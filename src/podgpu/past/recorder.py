@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
@@ -14,17 +14,6 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.past.book_clock import STABLE_SECONDS, BookClock
 from podgpu.past.schema import FINE
-from podgpu.past.sqlite import (
-    JSON,
-    GpuHistory,
-    PodHistory,
-    make_pod_history,
-    read_gpu,
-    read_pod,
-    read_utilization,
-    sparkline_times,
-    sparklines_json,
-)
 from podgpu.past.store import GpuSample, HistoryError, HistoryStore
 
 FILE_NAME = "history.db"
@@ -63,8 +52,6 @@ class HistoryRecorder:
         self._clock = clock or Clock()
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
-        # Start of the minute -> utilisation by device.
-        self._points: dict[int, Mapping[str, float | None]] = {}
         self._latest: Sequence[GpuSample] | None = None  # the last round, until it is written
         # What is to be done with earlier usage, because the clock jumped, before the next write.
         self._moves: list[Callable[[], None]] = []
@@ -203,7 +190,7 @@ class HistoryRecorder:
         if self._thread is None or not self._thread.is_alive():
             self._store.close()
 
-    # Answers
+    # Reading
 
     async def ask(self, read: Callable[[Connection, float], T]) -> T:
         """Calls `read` in a thread with a connection and the current Unix time.
@@ -219,37 +206,3 @@ class HistoryRecorder:
                 raise SourceError("history_unreadable", str(error)) from error
 
         return await asyncio.to_thread(ask)
-
-    async def sparklines(self) -> JSON:
-        return await self.ask(self._read_sparklines)
-
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        return await self.ask(lambda db, now: read_gpu(db, uuid, now - seconds, now, instance))
-
-    async def pod(
-        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
-    ) -> PodHistory | None:
-        return await self.ask(
-            lambda db, now: make_pod_history(
-                namespace, pod, read_pod(db, namespace, pod, now - seconds, now)
-            )
-        )
-
-    def _read_sparklines(self, db: Connection, now: float) -> JSON:
-        """Builds the sparklines.
-
-        Caches points of past minutes, because every open page requests them repeatedly.
-        """
-        times = sparkline_times(now)
-        cached = self._points  # local, because another thread may replace self._points
-        points: dict[int, Mapping[str, float | None]] = {}
-        for at in times:
-            is_final = at in cached and at + times.step <= now - FINE
-            points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
-        self._points = points
-
-        names = set().union(*points.values())
-        lines = {}
-        for name in sorted(names):
-            lines[name] = [values.get(name) for values in points.values()]
-        return sparklines_json(times, lines)

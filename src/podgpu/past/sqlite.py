@@ -10,7 +10,7 @@ import re
 import sqlite3
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,9 +20,11 @@ from podgpu.model import Workload
 from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER
 
 MAX_POINTS = 500
-_SPARKLINE_STEP, _SPARKLINE_POINTS = 60, 60
-FULL, NO_DATA = 200, 255
-"""A point of a sparkline is one byte: FULL means 100 %, and NO_DATA means that there is no data."""
+_SPARKLINE_STEP = 60  # seconds
+_SPARKLINE_POINTS = 60
+# A point of a sparkline is one byte: FULL means 100 %, and NO_DATA means that there is no data.
+FULL = 200
+NO_DATA = 255
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
@@ -42,8 +44,9 @@ class HolderSpan(Workload, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """A period in which a GPU had a condition, such as an XID. `until` is None while the condition
-    lasts.
+    """A period in which a GPU had a condition, such as an XID.
+
+    `until` is None while the condition lasts.
     """
 
     at: float
@@ -55,8 +58,9 @@ class Mark(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """History of a GPU or MIG instance. `series` maps a quantity, such as power_watts, to one mean
-    per time step.
+    """History of a GPU or MIG instance.
+
+    `series` maps a quantity, such as power_watts, to one mean per time step.
     """
 
     uuid: str
@@ -86,24 +90,6 @@ class PodHistory(msgspec.Struct, kw_only=True):
     marks: list[Mark]
 
 
-class HistorySource(Protocol):
-    """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be
-    read.
-    """
-
-    async def sparklines(self) -> JSON: ...
-
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        """Returns None if the GPU is unknown."""
-
-    async def pod(
-        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
-    ) -> PodHistory | None:
-        """Returns None if the pod held no GPU in the last `seconds`. A history in SQLite ignores
-        `cluster`.
-        """
-
-
 def parse_range(text: str) -> int:
     """Converts a duration such as `30m` or `7d` to seconds. Raises UsageError for other texts."""
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
@@ -130,8 +116,9 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
 
 
 def sparkline_times(now: float) -> range:
-    """Returns the Unix time of each point. A sparkline has 60 points and ends with the current
-    minute.
+    """Returns the Unix time of each point.
+
+    A sparkline has 60 points and ends with the current minute.
     """
     end = (int(now) // _SPARKLINE_STEP + 1) * _SPARKLINE_STEP
     return range(end - _SPARKLINE_POINTS * _SPARKLINE_STEP, end, _SPARKLINE_STEP)
@@ -145,49 +132,53 @@ def utilization_byte(ratio: float | None) -> int:
 
 
 def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
-    """Builds the JSON of sparklines. `lines` maps `UUID` or `UUID/INSTANCE` to ratios. Omits
-    devices without data.
+    """Builds the JSON of sparklines. Omits devices without data.
+
+    `lines` maps `UUID` or `UUID/INSTANCE` to ratios.
     """
-    known = {
-        name: bytes(map(utilization_byte, line))
-        for name, line in lines.items()
-        if any(v is not None for v in line)
-    }
-    devices = {name: b64encode(line).decode() for name, line in known.items()}
-    header = {
+    devices = {}
+    for name, line in lines.items():
+        if any(ratio is not None for ratio in line):
+            devices[name] = b64encode(bytes(map(utilization_byte, line))).decode()
+    return {
         "api": "podgpu/v1",
         "from": times.start,
         "step_seconds": times.step,
         "points": len(times),
+        "devices": devices,
     }
-    return {**header, "devices": devices}
 
 
 def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
-    return {
-        name: [None if value is None else round(value, _DIGITS[name]) for value in values]
-        for name, values in series.items()
-    }
+    rounded: dict[str, Values] = {}
+    for name, values in series.items():
+        digits = _DIGITS[name]
+        rounded[name] = [None if value is None else round(value, digits) for value in values]
+    return rounded
 
 
 def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of a pod's GPUs. Omits conditions from times when the pod did not hold
-    the GPU.
+    """Combines the histories of a pod's GPUs. None if there are none.
+
+    Omits conditions from times when the pod did not hold the GPU.
     """
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
         own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
-        names: dict[str, Any] = {
-            "uuid": gpu.uuid,
-            "instance": gpu.instance,
-            "node": gpu.node,
-            "index": gpu.index,
-        }
-        devices.append(DeviceHistory(**names, series=gpu.series, holders=own))
+        devices.append(
+            DeviceHistory(
+                uuid=gpu.uuid,
+                instance=gpu.instance,
+                node=gpu.node,
+                index=gpu.index,
+                series=gpu.series,
+                holders=own,
+            )
+        )
         for mark in gpu.marks:
             end = math.inf if mark.until is None else mark.until
-            if any(span.from_ < end and (span.to is None or mark.at < span.to) for span in own):
+            if any(span.from_ < end and mark.at < (span.to or math.inf) for span in own):
                 marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
     if not devices:
         return None
@@ -236,12 +227,21 @@ _MARKS = f"""
 SELECT started, ended, name, message FROM span
 WHERE gpu = :gpu AND kind <> '{HOLDER}' AND started < :end AND (ended IS NULL OR ended > :start)
 ORDER BY started"""
+_GPU = f"""
+SELECT uuid, instance, node, gpu_index, id, {GPU_ITSELF} FROM gpu
+WHERE uuid = ? AND instance = ?"""
 _GPUS_OF_POD = f"""
 SELECT DISTINCT uuid, instance, gpu.node, gpu_index, gpu.id, account.id
 FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
 WHERE namespace = ? AND pod = ? AND kind = '{HOLDER}'
     AND started < ? AND (ended IS NULL OR ended > ?)
 ORDER BY gpu.node, gpu_index, instance"""
+_OLDEST = """
+SELECT resolution FROM round WHERE time + resolution > ? AND time < ?
+ORDER BY time + resolution LIMIT 1"""
+# End of the last 5 minutes that are complete.
+_ROLLED_UP = f"""
+SELECT ifnull(max(time) + {COARSE}, 0) FROM round WHERE resolution = {COARSE}"""
 _SPARKLINES = f"""
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
@@ -252,30 +252,26 @@ def read_gpu(
     db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = ""
 ) -> GpuHistory | None:
     """Returns the history of a GPU in at most MAX_POINTS steps, or None if the GPU is unknown."""
-    sql = (
-        f"SELECT uuid, instance, node, gpu_index, id, {GPU_ITSELF} FROM gpu WHERE uuid = ? AND "
-        "instance = ?"
-    )
-    row = db.execute(sql, (uuid, instance)).fetchone()
+    row = db.execute(_GPU, (uuid, instance)).fetchone()
     return None if row is None else _read_history(db, row, _choose_window(db, start, end))
 
 
 def read_pod(
     db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float
 ) -> list[GpuHistory]:
-    """Returns the history of each GPU that a pod held. On a shared GPU, the values are those of the
-    pod alone.
+    """Returns the history of each GPU that a pod held.
+
+    On a shared GPU, the values are those of the pod alone.
     """
     window = _choose_window(db, start, end)
-    return [
-        _read_history(db, row, window)
-        for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()
-    ]
+    gpus = db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()
+    return [_read_history(db, row, window) for row in gpus]
 
 
 def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:
-    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. Reads 15 s samples, which are kept
-    for an hour.
+    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`.
+
+    Reads 15 s samples, which are kept for an hour.
     """
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
@@ -289,24 +285,21 @@ def ceil_time(time: float, step: int) -> int:
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
-    """Returns the SQL parameters for a time range: its start and end, the resolution to read, and
-    the step.
+    """Returns the SQL parameters for a time range.
+
+    These are its start and end, the resolution to read, and the step.
     """
-    sql = (
-        "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + "
-        "resolution LIMIT 1"
-    )
-    oldest = db.execute(sql, (start, end)).fetchone()
-    newest_coarse = db.execute(
-        "SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)
-    ).fetchone()[0]
+    oldest = db.execute(_OLDEST, (start, end)).fetchone()
     # A short range is read from 15 s samples, if they go back far enough.
-    resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
-    first, last = floor_time(start, resolution), ceil_time(end, resolution)
+    is_fine = end - start <= MAX_POINTS * FINE and oldest != (COARSE,)
+    resolution = FINE if is_fine else COARSE
+    first = floor_time(start, resolution)
+    last = ceil_time(end, resolution)
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
-    rolled_up = (
-        last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
-    )
+    if is_fine:
+        rolled_up = last
+    else:
+        [rolled_up] = db.execute(_ROLLED_UP).fetchone()
     return {
         "resolution": resolution,
         "fine": FINE,
@@ -319,13 +312,17 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
 
 def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, int]) -> GpuHistory:
     uuid, instance, node, index, gpu_id, account_id = row
-    start, end, step = window["start"], window["end"], window["step"]
-    steps = -(-(end - start) // step)
+    start = window["start"]
+    step = window["step"]
+    steps = -(-(window["end"] - start) // step)
     series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
     parameters = window | {"gpu": gpu_id, "account": account_id}
     for point, *means in db.execute(_FIGURES, parameters):
-        for name, mean in zip(series, means, strict=True):
-            series[name][point] = mean
+        for values, mean in zip(series.values(), means, strict=True):
+            values[point] = mean
+    holders = []
+    for held_from, held_to, *names in db.execute(_HOLDERS, parameters):
+        holders.append(HolderSpan(*names, from_=held_from, to=held_to))
     return GpuHistory(
         uuid=uuid,
         instance=instance,
@@ -335,9 +332,6 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
         to=start + step * steps,
         step_seconds=step,
         series=round_series(series),
-        holders=[
-            HolderSpan(*names, from_=start, to=end)
-            for start, end, *names in db.execute(_HOLDERS, parameters)
-        ],
+        holders=holders,
         marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
     )

@@ -19,9 +19,7 @@ from podgpu.web.page_routes import page_routes
 from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health, probe_routes
 
 if TYPE_CHECKING:
-    from podgpu.past.bill import UsageAnswers
-    from podgpu.past.sqlite import HistorySource
-    from podgpu.web.page_routes import Select
+    from podgpu.past.interface import Past
     from podgpu.web.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
@@ -32,12 +30,10 @@ _EXPORTER_SECONDS = 3.0
 def cluster_application(
     cluster: Cluster,
     protection: Protection | None = None,
-    history: HistorySource | None = None,
-    usage: UsageAnswers | None = None,
+    past: Past | None = None,
     lifecycle: bool = True,
-    select: Select | None = None,
 ) -> web.Application:
-    """`lifecycle` enables POST /-/forget. `select`: see `page_routes`."""
+    """`lifecycle` enables POST /-/forget."""
 
     async def metrics(request: web.Request) -> web.Response:
         return body_response(request, await cluster.metrics("metrics"), METRICS_HEADERS)
@@ -53,7 +49,7 @@ def cluster_application(
         forget_route(partial(forget_in_cluster, cluster), lifecycle),
     ]
     routes += cluster_probes(cluster)
-    routes += page_routes(lambda: cluster.published, complete_gpu, _LINKS, history, usage, select)
+    routes += page_routes(lambda: cluster.published, complete_gpu, _LINKS, past)
     return make_application(routes, protection)
 
 

@@ -32,8 +32,7 @@ from podgpu.web.responses import (
 )
 
 if TYPE_CHECKING:
-    from podgpu.past.bill import UsageAnswers
-    from podgpu.past.sqlite import HistorySource
+    from podgpu.past.interface import Past
     from podgpu.web.protection import Protection
 
 
@@ -41,9 +40,8 @@ def application(
     agent: Agent,
     protection: Protection | None = None,
     lifecycle: bool = True,
-    history: HistorySource | None = None,
+    past: Past | None = None,
     prices: ReadPrices = no_prices,
-    usage: UsageAnswers | None = None,
     scrapes: int = 16,
 ) -> web.Application:
     """Returns the application of an exporter.
@@ -67,7 +65,7 @@ def application(
         links.insert(1, "metric")
         routes.append(web.get("/metric", serve_text(agent, "gpu_manager", None)))
     routes += node_probes(agent)
-    routes += page_routes(node_page(agent, prices), complete_gpu, links, history, usage)
+    routes += page_routes(node_page(agent, prices), complete_gpu, links, past)
     return make_application(routes, protection)
 
 

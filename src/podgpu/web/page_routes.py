@@ -21,17 +21,15 @@ from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
-from podgpu.past.bill import Order, UsageAnswers, encode_range_csv, parse_range_query
+from podgpu.past.bill import Order, encode_range_csv, parse_range_query
 from podgpu.past.events import parse_events_query
-from podgpu.past.record import RecordedUsage
-from podgpu.past.sqlite import HistorySource, parse_range, parse_time
+from podgpu.past.interface import Past
+from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
-Select = Callable[[GpuQuery], Awaitable[PublishedState]]
-"""Reads the GPUs that match the query."""
 _HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
 _CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
 _ASSET_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
@@ -42,20 +40,18 @@ def page_routes(
     latest: Callable[[], PublishedState],
     complete_gpu: Complete,
     links: Sequence[str],
-    history: HistorySource | None = None,
-    usage: UsageAnswers | None = None,
-    select: Select | None = None,
+    past: Past | None = None,
 ) -> list[web.RouteDef]:
     """Returns the routes of the page and the API.
 
     Add them last: they answer all other `/api` paths with 404. `latest` is called in a thread.
     `links` are other paths of the server, shown at the bottom of the page. In a large cluster,
-    `latest` has only totals. Then `select` reads the GPUs that match a query.
+    `latest` has only totals. Then `past` finds the GPUs that match a query.
     """
     assets = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
 
     async def index(request: web.Request) -> web.Response:
-        has_events = usage is None or isinstance(usage, RecordedUsage)
+        has_events = past is None or past.has_events
         return await _response(request, partial(_read_index, links, has_events), _HTML_HEADERS)
 
     async def asset(request: web.Request) -> web.Response:
@@ -66,23 +62,14 @@ def page_routes(
         return await _response(request, file.read_bytes, headers)
 
     async def find(query: GpuQuery | None) -> PublishedState:
-        if query is not None and query.at is not None:
-            return await find_past(query, query.at)
-
-        published = await asyncio.to_thread(latest)
-        # If the state has all nodes, the page selects GPUs itself.
-        has_all_nodes = published.state.fleet is None
-        if query is None or select is None or has_all_nodes:
-            return published
-        return await select(query)
-
-    async def find_past(query: GpuQuery, at: float) -> PublishedState:
-        """Answers `at=`: from SQLite, which has all nodes, or with --prometheus from Prometheus."""
-        if isinstance(usage, RecordedUsage):
-            return PublishedState(await usage.past(at))
-        if select is None:
+        if query is None or query.at is None:
+            published = await asyncio.to_thread(latest)
+            # If the state has all nodes, the page selects GPUs itself.
+            if query is None or past is None or published.state.fleet is None:
+                return published
+        elif past is None:
             raise UsageError("this server has no history")
-        return await select(query)
+        return await past.find(query)
 
     async def view(request: web.Request) -> web.Response:
         parse_time(request.query, "at", time.time())  # rejects the future
@@ -114,10 +101,11 @@ def page_routes(
         _api_route("/api/v1/gpus/{uuid}", gpu),
         _api_route("/api/v1/pods/{namespace}/{pod}", pod),
     ]
-    if history is not None:
-        routes += _history_routes(history, latest)
-    if usage is not None:
-        routes += _usage_routes(usage)
+    if past is not None:
+        routes += _history_routes(past, latest)
+        routes += _range_routes(past)
+        if past.has_events:
+            routes += _event_routes(past)
     routes.append(web.get("/api/{rest:.*}", _unknown_path))
     return routes
 
@@ -173,19 +161,17 @@ def _api_route(path: str, handler: Handler) -> web.RouteDef:
 # History
 
 
-def _history_routes(
-    history: HistorySource, latest: Callable[[], PublishedState]
-) -> list[web.RouteDef]:
+def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[web.RouteDef]:
     async def sparklines(request: web.Request) -> web.StreamResponse:
         published = await asyncio.to_thread(latest)
         if published.state.fleet is not None:
             return json_error(404, "too many GPUs for sparklines")
-        return await _json_response(request, await history.sparklines())
+        return await _json_response(request, await past.sparklines())
 
     async def gpu(request: web.Request) -> web.StreamResponse:
         uuid = request.match_info["uuid"]
         instance = request.query.get("instance", "")
-        answer = await history.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
+        answer = await past.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
 
         name = uuid[:64]
         if instance:
@@ -195,7 +181,7 @@ def _history_routes(
     async def pod(request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
         seconds = parse_range(request.query.get("range", "1h"))
-        answer = await history.pod(namespace, name, seconds, request.query.get("cluster"))
+        answer = await past.pod(namespace, name, seconds, request.query.get("cluster"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
         return await _json_response(request, answer, missing)
 
@@ -206,12 +192,12 @@ def _history_routes(
     ]
 
 
-def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
+def _range_routes(past: Past) -> list[web.RouteDef]:
     def ordered_by(order: Order, file_name: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             parse_time(request.query, "from", time.time())  # rejects the future
             query = parse_range_query(request.query, order)
-            answer = await usage.range(query)
+            answer = await past.range(query)
             if not query.is_csv:
                 return await _json_response(request, answer)
 
@@ -222,22 +208,19 @@ def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
 
         return handle
 
-    routes = [
+    return [
         _api_route("/api/v1/range", ordered_by("cost", "podgpu-cost")),
         _api_route("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
     ]
-    if isinstance(usage, RecordedUsage):
-        routes += _job_routes(usage)
-    return routes
 
 
-def _job_routes(jobs: RecordedUsage) -> list[web.RouteDef]:
+def _event_routes(past: Past) -> list[web.RouteDef]:
     async def events(request: web.Request) -> web.StreamResponse:
-        return await _json_response(request, await jobs.events(parse_events_query(request.query)))
+        return await _json_response(request, await past.events(parse_events_query(request.query)))
 
     async def summary(request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
-        answer = await jobs.summary(namespace, name)
+        answer = await past.summary(namespace, name)
         missing = f"there is no record that pod {namespace}/{name} held a GPU"
         return await _json_response(request, answer, missing)
 
