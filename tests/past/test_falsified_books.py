@@ -13,9 +13,11 @@ import pytest
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.clock import Clock
 from podgpu.fleet.prices import Price, Prices
+from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.round import Cluster
 from podgpu.model import DeviceTotals
 from podgpu.past.bill import read_range
-from podgpu.past.record import make_records
+from podgpu.past.record import cluster_recorder, make_records
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryError, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
@@ -539,3 +541,26 @@ def test_a_file_is_converted_even_if_the_copy_has_no_room(
     store.close()
     assert not Path(f"{path}.schema4").exists()
     assert "is converted without a copy of the old file: no space left" in caplog.text
+
+
+def test_a_clock_that_jumps_does_not_apply_prices_of_another_year() -> None:
+    """The price rises next year. The clock is a year ahead in one round."""
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    later = Prices("EUR", {"*": Price(100.0)})
+    prices = Prices("EUR", {"*": Price(1.0)}, changes=[(START + 300.0 * DAY, later)])
+    cluster = Cluster(
+        lambda: pytest.fail("not started"), ViewSettings(), lambda: (prices, ()), clock
+    )
+    recorder = cluster_recorder(cluster)
+    for number in range(5):
+        seconds = 15.0 * number
+        jump = 365.0 * DAY if number == 2 else 0.0
+        reading = node("n1", gpu(0, holder()), read_at=seconds, exporter_id="a")
+        cluster._publish(ClusterReading((reading,)))
+        recorder.record()
+    with recorder._store.reader() as db:
+        [charge] = read_range(db, 0, FOREVER)[2]
+    recorder.stop()
+    assert charge.amounts.cost == pytest.approx(60 / HOUR)

@@ -112,6 +112,8 @@ class Cluster:
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
+        # Returns the Unix time for prices that change. A recorder replaces it by its own clock.
+        self.read_time: Callable[[], float] = self.clock.wall
         self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
@@ -144,7 +146,7 @@ class Cluster:
             self.settings,
             now,
             self.clock.wall(),
-            prices=prices,
+            prices=prices.at(self.read_time()),
             removed=removed,
             notes=(*notes, *self.other_warnings()),
             recorded=self.recorded_nodes,

@@ -128,7 +128,6 @@ def build_cluster_state(
     `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are
     lost. `recorded`: the node of each GPU in the history, by UUID.
     """
-    prices = prices.at(wall)
     offset = wall - now
     clock_change = 0.0
     before: dict[str, NodeEntry] = {}
@@ -206,7 +205,6 @@ def build_single_node_state(
     If not `fresh`, omits GPUs and shows the first note as an alert. With `previous`, the state has
     what the holders spent since then.
     """
-    prices = prices.at(wall)
     shown = state if fresh else replace(state, devices=())
     entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
     earlier = previous.nodes[0] if previous else None

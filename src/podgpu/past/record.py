@@ -232,6 +232,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     def warnings() -> list[str]:
         return [*recorder.warnings(), *_describe_limit(cluster.published.state)]
 
+    cluster.read_time = recorder.read_time
     cluster.recorded_nodes = recorder.list_nodes()
     cluster.readers.append(add)
     cluster.other_warnings = warnings

@@ -110,6 +110,10 @@ class HistoryRecorder:
             if self._path is not None and self._reopen_at == float("inf"):
                 self._report("")
 
+    def read_time(self) -> float:
+        """Returns the Unix time of the books, which does not jump with the machine's clock."""
+        return self._books.now
+
     def list_nodes(self) -> dict[str, str]:
         """Returns the node of each recorded GPU, by UUID. Empty if the history cannot be read."""
         try:

@@ -130,8 +130,9 @@ def build_state(
     prices: ReadPrices = no_prices,
     notes: Iterable[str] = (),
     previous: ClusterState | None = None,
+    now: float | None = None,
 ) -> ClusterState:
-    """Builds a cluster state that contains only this node."""
+    """Builds a cluster state that contains only this node. `now`: Unix time for prices."""
     published = agent.published
     tags, problems = prices()
     return build_single_node_state(
@@ -140,7 +141,7 @@ def build_state(
         agent.clock.monotonic(),
         agent.clock.wall(),
         fresh=agent.is_fresh(published),
-        prices=tags,
+        prices=tags.at(agent.clock.wall() if now is None else now),
         notes=(*notes, *problems),
         previous=previous,
     )
@@ -168,14 +169,13 @@ def node_recorder(
 
     Raises UsageError if `directory` is not a directory.
     """
-
     previous: ClusterState | None = None
 
     def read_gpus() -> list[GpuSample] | None:
         nonlocal previous
         if not agent.is_fresh(agent.published):
             return None
-        previous = build_state(agent, prices, previous=previous)
+        previous = build_state(agent, prices, previous=previous, now=recorder.read_time())
         return make_records(previous)
 
     recorder = HistoryRecorder(read_gpus, agent.clock, directory)

@@ -135,13 +135,14 @@ class PrometheusSelection:
 
         clock = self._cluster.clock
         is_past = at is not None
+        wall = clock.wall() if at is None else at
         built = build_cluster_state(
             reading,
             None,
             self._cluster.settings,
             clock.monotonic(),
-            clock.wall() if at is None else at,
-            prices=self._prices()[0],
+            wall,
+            prices=self._prices()[0].at(wall),
             notes=() if is_past else state.notes,
         )
         # Alerts say what to do now.
