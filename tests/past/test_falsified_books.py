@@ -503,10 +503,14 @@ def test_the_conversion_finds_the_users_of_jobs(path: Path) -> None:
     with open_schema_4(path) as db:
         for job in ("user ann", "17"):
             db.execute("INSERT INTO account (namespace, pod, job) VALUES ('', '', ?)", (job,))
+        columns = "allocated, idle, cost, idle_cost, measured, busy, busy_min, busy_max, energy"
+        db.execute(f"""
+            INSERT INTO usage SELECT resolution, time, 2, currency, {columns}, waited FROM usage""")
     db.close()
     store = HistoryStore(path)
     with store.reader() as db:
         users = dict(db.execute("SELECT job, user FROM account"))
+    assert sum_hours(store) == pytest.approx(2 * 48.5)
     store.close()
     assert users == {"": "", "user ann": "ann", "17": ""}
 
@@ -564,3 +568,39 @@ def test_a_clock_that_jumps_does_not_apply_prices_of_another_year() -> None:
         [charge] = read_range(db, 0, FOREVER)[2]
     recorder.stop()
     assert charge.amounts.cost == pytest.approx(60 / HOUR)
+
+
+def test_a_restart_with_a_clock_that_is_behind_goes_on_after_the_last_round(
+    tmp_path: Path,
+) -> None:
+    store = HistoryStore(tmp_path / "history.db")
+    record(store, START + DAY, held())
+    store.close()
+    recorder = HistoryRecorder(clock=Clock(lambda: 0.0, lambda: START), directory=str(tmp_path))
+    recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held()])])
+    recorder.record()
+    assert sum_hours(recorder._store, START + DAY) * HOUR == 30
+    [note] = recorder.warnings()
+    recorder.stop()
+    assert "jumped back by 86,400 s" in note
+    assert "stable for 10 minutes" in note
+
+
+def test_the_page_says_that_the_file_cannot_be_opened_until_it_can(tmp_path: Path) -> None:
+    seconds = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds)
+    other = HistoryStore(tmp_path / "history.db")
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    gpus = [GpuSample("GPU-0", "", "n1", 0, None, [held()])]
+    recorder.add(gpus)
+    recorder.record()
+    [note] = recorder.warnings()
+    assert "in use by another podgpu" in note
+    assert "history is kept in memory only, and is lost when podgpu ends" in note
+    other.close()
+    for time, notes in ((59.0, 1), (60.0, 0)):
+        seconds = time
+        recorder.add(gpus)
+        recorder.record()
+        assert len(recorder.warnings()) == notes
+    recorder.stop()

@@ -214,7 +214,6 @@ class HistoryStore:
         # Usage that is not written yet, also because writing failed.
         self._unwritten: dict[_UsageKey, Amounts] = {}
         self._unwritten_lock = threading.Lock()
-        self._step = -1  # start of the 5 minutes of the last round
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         with self._translate_errors("open"), ExitStack() as lock:
@@ -461,7 +460,7 @@ class HistoryStore:
         """
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = -1
-        self._step = -1
+        self._step = -1  # start of the 5 minutes of the last round
         self._new_accounts: Counter[str] = Counter()  # by node, in this hour
         newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
         self._last_round: int = self._fetch_value(newest, FINE)
