@@ -285,6 +285,8 @@ def test_the_past_of_an_a30_has_its_own_slices() -> None:
         past = SqlitePast(recorder, partial(build_state, exporter.agent, prices))
         start, end = clock.wall() - 20 * HOUR, clock.wall() - 10 * HOUR
         answer = asyncio.run(past.range(RangeQuery(start=start, end=end)))
+        recorder.stop()
+        exporter.recorder.stop()
         exporter.agent.stop()
     assert answer.totals.allocated_hours == pytest.approx(answer.totals.gpu_hours / 2)
     assert answer.totals.gpu_hours >= 10

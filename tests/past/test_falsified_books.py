@@ -310,7 +310,7 @@ def test_a_file_of_schema_4_is_converted_with_all_its_usage(
 
 
 def test_a_clock_that_is_accepted_while_the_disk_is_full_still_moves_its_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     seconds = 0.0
     jump = 0.0
@@ -324,15 +324,12 @@ def test_a_clock_that_is_accepted_while_the_disk_is_full_still_moves_its_rounds(
             recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held()])])
             recorder.record()
 
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk full")
-
     run(30)
     jump = 9.0 * DAY
     run(8)
-    with monkeypatch.context() as patch:
-        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
-        run(4)
+    recorder._store._db.execute("PRAGMA query_only = 1")  # writing fails
+    run(4)
+    recorder._store._db.execute("PRAGMA query_only = 0")
     run(15)
     store = recorder._store
     before = sum_hours(store, START, START + DAY)
@@ -363,20 +360,21 @@ def test_the_charges_of_the_round_that_accepts_the_clock_move_with_it(tmp_path: 
 
 
 def test_a_round_that_is_added_while_the_file_is_opened_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     seconds = 0.0
     clock = Clock(lambda: seconds, lambda: START + seconds)
     other = HistoryStore(tmp_path / "history.db")
     recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
     gpus = [GpuSample("GPU-0", "", "n1", 0, None, [held()])]
-    take_over = HistoryStore.take_over
+    memory = recorder._store
+    close = memory.close
 
-    def take_over_slowly(self: HistoryStore, memory: HistoryStore) -> None:
-        take_over(self, memory)
+    def close_slowly() -> None:
         recorder.add(gpus)  # by the thread of the cluster view
+        close()
 
-    monkeypatch.setattr(HistoryStore, "take_over", take_over_slowly)
+    memory.close = close_slowly  # type: ignore[method-assign]
     recorder.add(gpus)
     other.close()
     seconds = 60.0
@@ -400,20 +398,15 @@ def test_usage_that_was_kept_in_memory_keeps_its_hour(path: Path) -> None:
 
 
 def test_a_disk_that_is_full_for_days_does_not_fill_the_memory(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
 ) -> None:
-    monkeypatch.setattr("podgpu.past.store._MAX_UNWRITTEN", 50)
-    store = HistoryStore(path)
-
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
-        for number in range(3 * DAY // 300):
-            with pytest.raises(HistoryError):
-                record(store, START + 300 * number, held(300.0))
-            assert len(store._unwritten) <= 51
+    store = HistoryStore(path, max_unwritten=50)
+    store._db.execute("PRAGMA query_only = 1")  # writing fails
+    for number in range(3 * DAY // 300):
+        with pytest.raises(HistoryError):
+            record(store, START + 300 * number, held(300.0))
+        assert len(store._unwritten) <= 51
+    store._db.execute("PRAGMA query_only = 0")
     record(store, START + 3 * DAY)
     assert sum_hours(store, START, START + DAY) == pytest.approx(24)
     assert sum_hours(store, START, START + 3 * DAY) == pytest.approx(72)

@@ -333,16 +333,13 @@ def test_small_amounts_on_several_gpus_are_summed_before_they_are_rounded(
     assert row.amounts.waited_seconds == 0.002
 
 
-def test_ids_of_a_round_that_failed_are_not_used_again(
-    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HistoryStore, "_close_step", fail)
-        with pytest.raises(HistoryError, match="disk full"):
-            store.append(*make_round(START, Charge(LLM, amounts=USAGE), xid="XID 79"))
+def test_ids_of_a_round_that_failed_are_not_used_again(store: HistoryStore) -> None:
+    store._db.execute("""
+        CREATE TEMP TRIGGER fail BEFORE INSERT ON usage
+        BEGIN SELECT raise(ABORT, 'disk full'); END""")
+    with pytest.raises(HistoryError, match="disk full"):
+        store.append(*make_round(START, Charge(LLM, amounts=USAGE), xid="XID 79"))
+    store._db.execute("DROP TRIGGER fail")
     store.append(*make_round(START + 15, Charge(LLM, amounts=USAGE), xid="XID 79"))
     with store.reader() as db:
         [row] = usage_in(db)
@@ -351,28 +348,20 @@ def test_ids_of_a_round_that_failed_are_not_used_again(
     assert [mark.at for mark in history.marks] == [START + 15]
 
 
-def test_a_short_failure_keeps_the_5_minutes_of_the_usage(
-    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk full")
-
+def test_a_short_failure_keeps_the_5_minutes_of_the_usage(store: HistoryStore) -> None:
     at = START + 2 * COARSE
-    with monkeypatch.context() as patch:
-        patch.setattr(HistoryStore, "_restore_deleted_file", fail)
-        with pytest.raises(HistoryError):
-            store.append(*make_round(at, Charge(LLM, amounts=USAGE)))
+    store._db.execute("PRAGMA query_only = 1")  # writing fails
+    with pytest.raises(HistoryError):
+        store.append(*make_round(at, Charge(LLM, amounts=USAGE)))
+    store._db.execute("PRAGMA query_only = 0")
     store.append(*make_round(at + COARSE))
     with store.reader() as db:
         [row] = read_range(db, at, at + COARSE)[2]
     assert row.amounts.allocated_seconds == 15.0
 
 
-def test_a_file_that_is_locked_is_not_moved_aside(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_locked_is_not_moved_aside(path: Path) -> None:
     HistoryStore(path).close()
-    monkeypatch.setattr("podgpu.past.store._SETTINGS", ("busy_timeout = 1",))
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(HistoryError, match="locked"):

@@ -42,7 +42,7 @@ from podgpu.past.schema import (
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node share one account
 _LATEST = 60  # seconds; if a condition began earlier, only its message changed: the span starts now
-_MAX_UNWRITTEN = 200_000  # rows in memory (100 MB) while the file cannot be written
+MAX_UNWRITTEN = 200_000  # rows in memory (100 MB) while the file cannot be written
 _MIN_SHARE = 1000  # accounts that a node may have in a full file
 _MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
 
@@ -206,10 +206,18 @@ class HistoryStore:
     Call the methods that write from one thread. The other methods may be called from any thread.
     """
 
-    def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
+    _step: int  # start of the 5 minutes of the last round
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        max_bytes: int = MAX_BYTES,
+        max_unwritten: int = MAX_UNWRITTEN,
+    ) -> None:
         """Opens or creates the file. A damaged file is renamed to `*.damaged`."""
         self._path = path
         self._max_bytes = max_bytes
+        self._max_unwritten = max_unwritten
         self._retention = Retention() if path else IN_MEMORY
         # Usage that is not written yet, also because writing failed.
         self._unwritten: dict[_UsageKey, Amounts] = {}
@@ -262,7 +270,7 @@ class HistoryStore:
     def _shorten_unwritten(self) -> None:
         """If the disk is full for days, keeps usage per hour, then per day, to save memory."""
         for length in (HOUR, DAY):
-            if len(self._unwritten) > _MAX_UNWRITTEN:
+            if len(self._unwritten) > self._max_unwritten:
                 self._move_unwritten(0, length)
 
     def _move_unwritten(self, shift: int, length: int) -> None:
@@ -460,7 +468,7 @@ class HistoryStore:
         """
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = -1
-        self._step = -1  # start of the 5 minutes of the last round
+        self._step = -1
         self._new_accounts: Counter[str] = Counter()  # by node, in this hour
         newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
         self._last_round: int = self._fetch_value(newest, FINE)
