@@ -13,7 +13,6 @@ from podgpu.fleet.spent import MAX_WATTS
 from podgpu.model import NodeState, decode_node
 from podgpu.past.bill import read_range
 from podgpu.past.record import make_records
-from podgpu.past.sqlite import read_gpu
 from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 
@@ -35,22 +34,6 @@ def test_unusual_but_possible_numbers_are_accepted() -> None:
     assert device.utilization_ratio == 1.01
     [device] = decode(temperature_celsius=61.5).devices
     assert device.temperature_celsius == 61.5
-
-
-def test_an_integer_of_more_than_64_bits_does_not_stop_the_history() -> None:
-    """Two holders that each report 2^63 - 1 bytes."""
-    store = HistoryStore()
-    figures = Figures(0.5, 2**64, 300.0, 10**30)
-    charge = Charge(UsageAccount("evil", "pod"), "main", Amounts(15.0), Figures(0.5, 2**64))
-    honest = GpuSample("GPU-1", "", "n1", 0, Figures(0.25), [Charge(POD, amounts=Amounts(15.0))])
-    store.append(START, [GpuSample("GPU-0", "", "evil", 0, figures, [charge]), honest])
-    with store.reader() as db:
-        hours = {one.account.pod: one.amounts for one in read_range(db, START, START + 3600)[2]}
-        history = read_gpu(db, "GPU-1", START, START + 15)
-    store.close()
-    assert hours["train"].allocated_seconds == 15.0
-    assert history is not None
-    assert history.series["utilization_ratio"] == [0.25]
 
 
 def test_estimates_from_impossible_ratios_and_power_are_limited() -> None:

@@ -150,7 +150,8 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         assert oldest[HOUR] == end - 8 * DAY
         assert oldest[COARSE] == end - 4 * HOUR  # whole hours, at least 3
         samples = dict(db.execute("SELECT resolution, min(time) FROM sample GROUP BY resolution"))
-        assert samples == {COARSE: end - 8 * DAY - COARSE, 15: end - 480 * COARSE}
+        # Rows are deleted every quarter of an hour.
+        assert samples == {COARSE: end - 8 * DAY - 3 * COARSE, 15: end - 482 * COARSE}
         assert db.execute("SELECT pod FROM account").fetchall() == [("llm-0",)]
 
 
@@ -161,12 +162,12 @@ def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
         GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders)
         for n in range(50)
     ]
-    for at in range(START, START + 6 * DAY, COARSE):
+    for at in range(START, START + 3 * DAY, COARSE):
         store.append(at, gpus)
     with store.reader() as db:
         [row] = usage_in(db)
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
-    assert row.amounts.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
+    assert row.amounts.allocated_seconds == 15.0 * 50 * 3 * DAY / COARSE
     store.close()
     assert path.stat().st_size < 800_000
 

@@ -68,7 +68,6 @@ CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
     id INTEGER PRIMARY KEY,
     uuid TEXT, instance TEXT,    -- instance is empty for a whole GPU
     node TEXT, gpu_index INTEGER,
-    last_seen INTEGER,           -- start of the hour
     UNIQUE (uuid, instance)
 );
 CREATE TABLE account (           -- a pod or job; usage is charged to it
@@ -76,7 +75,6 @@ CREATE TABLE account (           -- a pod or job; usage is charged to it
     namespace TEXT, pod TEXT,
     job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
     owner_kind TEXT, owner_name TEXT,
-    last_seen INTEGER,           -- start of the hour
     labels TEXT NOT NULL DEFAULT '',  -- JSON object
     methods TEXT NOT NULL DEFAULT '', -- how use was measured: words
     user TEXT NOT NULL DEFAULT '',    -- if the workload is neither a pod nor a job
