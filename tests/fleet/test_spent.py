@@ -99,7 +99,7 @@ def test_a_new_holder_is_charged_from_its_first_second() -> None:
         wait_ns=NS,
         energy_mj=9_000,
     )
-    expected = HeldTime(4.0, 0.5, 3.0, 2.0, 4.0, 1.0, 1.0, 9.0)
+    expected = HeldTime(8.0, 0.5, 3.0, 2.0, 4.0, 1.0, 1.0, 9.0)
     assert spent(one.read(30, OLD, new)) == expected
 
 
@@ -117,14 +117,13 @@ def test_a_new_holder_is_not_charged_for_more_than_the_time_between_the_readings
         (holder(), {}),  # it has no counters
         (holder(busy_ns=0), {}),  # its exporter does not count held time
         (holder(allocated_ns=24 * NS), {}),  # it was missing in one reading
-        (holder(allocated_ns=NS), {"exporter_id": "b"}),  # the exporter is new, too
-        (holder(allocated_ns=NS), {"exporter_id": ""}),
+        (holder(allocated_ns=NS), {"exporter_id": "b", "target": "http://b"}),  # another exporter
         (holder(allocated_ns=NS), {"uuid": "GPU-9"}),  # the GPU is new, too
     ],
 )
 def test_the_time_of_a_new_holder_is_unknown(new: Holder, more: dict[str, Any]) -> None:
     one = Node()
-    one.read(15, OLD, **{"exporter_id": "a"} | {k: v for k, v in more.items() if v == ""})
+    one.read(15, OLD)
     assert spent(one.read(30, OLD, new, **more)) is None
 
 
@@ -229,3 +228,43 @@ def test_a_device_that_is_new_has_no_rest() -> None:
     one = Node()
     one.read(15)
     assert one.read(30, uuid="GPU-9").rest == {}
+
+
+def test_the_counted_time_of_a_share_is_not_multiplied_by_it_again() -> None:
+    """The exporter counts share × time."""
+    one = Node()
+    half = [holder(name, share=0.5, allocated_ns=10 * NS) for name in ("a", "b")]
+    one.read(15, *half)
+    later = [holder(name, share=0.5, allocated_ns=910 * NS) for name in ("a", "b")]
+    entry = one.read(15 + 1800, *later)
+    for name in ("a", "b"):
+        assert spent(entry, name) == HeldTime(1800.0, 0.5)
+    new = holder("c", share=0.25, allocated_ns=2 * NS)
+    entry = one.read(15 + 1815, later[0], new)
+    assert spent(entry, "c") == HeldTime(8.0, 0.25)
+
+
+def test_counters_that_stood_still_may_catch_up() -> None:
+    one = Node()
+    for second in (15, 30, 45, 60, 75):
+        one.read(second, holder(busy_ns=NS, energy_mj=1000), power_limit_mw=350_000)
+    later = holder(busy_ns=61 * NS, energy_mj=22_500_000)
+    entry = one.read(90, later, power_limit_mw=350_000)
+    time = spent(entry)
+    assert time is not None
+    assert (time.busy, time.joules) == (60.0, 22_499.0)
+    assert entry.rejected == {}
+
+
+def test_a_pod_that_started_with_its_exporter_is_charged_from_its_first_second() -> None:
+    one = Node()
+    one.read(15, OLD, exporter_id="a")
+    new = holder("new", allocated_ns=10 * NS, busy_ns=4 * NS)
+    entry = one.read(55, OLD, new, exporter_id="b")
+    assert spent(entry, "new") == HeldTime(20.0, 0.5, busy=4.0)
+
+
+def test_the_rest_of_a_gap_is_unknown_if_the_mig_layout_changed() -> None:
+    one = Node()
+    one.read(15, instances=(mig(1, holder()),))
+    assert one.read(1815).rest == {}

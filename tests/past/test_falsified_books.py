@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.model import DeviceTotals
-from podgpu.past.bill import read_range
+from podgpu.past.bill import read_range, read_usage_start
 from podgpu.past.record import cluster_recorder, make_records
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite import read_gpu
 from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryError, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 
@@ -370,14 +373,18 @@ def test_a_round_that_is_added_while_the_file_is_opened_is_not_lost(
     memory = recorder._store
     close = memory.close
 
+    thread = threading.Thread(target=recorder.add, args=(gpus,))  # that of the cluster view
+
     def close_slowly() -> None:
-        recorder.add(gpus)  # by the thread of the cluster view
+        thread.start()
         close()
 
     memory.close = close_slowly  # type: ignore[method-assign]
     recorder.add(gpus)
     other.close()
     seconds = 60.0
+    recorder.record()
+    thread.join()
     recorder.record()
     assert sum_hours(recorder._store) * HOUR == 30
     recorder.stop()
@@ -597,3 +604,121 @@ def test_the_page_says_that_the_file_cannot_be_opened_until_it_can(tmp_path: Pat
         recorder.record()
         assert len(recorder.warnings()) == notes
     recorder.stop()
+
+
+class Books:
+    """A recorder with a clock that may be wrong, and a round every 15 s with one pod."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seconds = 0.0
+        self.error = 0.0
+        self.clock = Clock(lambda: self.seconds, lambda: START + self.seconds + self.error)
+        self.open()
+
+    def open(self) -> None:
+        self.recorder = HistoryRecorder(clock=self.clock, directory=str(self.folder))
+
+    def run(self, minutes: float) -> None:
+        for _ in range(round(4 * minutes)):
+            self.seconds += 15.0
+            self.recorder.add([GpuSample("GPU-0", "", "n1", 0, Figures(0.5), [held()])])
+            self.recorder.record()
+
+    def fail_writes(self, is_failing: bool) -> None:
+        self.recorder._store._db.execute(f"PRAGMA query_only = {int(is_failing)}")
+
+    def minutes_of_day(self, day: int) -> float:
+        start = START + day * DAY
+        return sum_hours(self.recorder._store, start, start + DAY) * 60
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    books = Books(tmp_path)
+    yield books
+    books.recorder.stop()
+
+
+def test_a_wrong_clock_at_boot_does_not_move_later_runs(books: Books) -> None:
+    books.recorder.stop()
+    books.error = 5.0 * DAY
+    books.open()
+    books.run(1)
+    books.error = 0.0
+    books.run(12)
+    for _ in range(2):
+        books.recorder.stop()
+        books.open()
+        books.run(5)
+    assert books.recorder.warnings() == ()
+    assert books.minutes_of_day(0) == pytest.approx(23)
+    with books.recorder._store.reader() as db:
+        history = read_gpu(db, "GPU-0", START, START + HOUR)
+    assert history is not None
+    assert [span.pod for span in history.holders] == ["train"]
+
+
+def test_charges_from_before_a_jump_stay_if_the_disk_is_full(books: Books) -> None:
+    books.run(20)
+    books.fail_writes(True)
+    books.run(5)
+    books.error = 3.0 * DAY
+    books.run(12)
+    books.fail_writes(False)
+    books.run(2)
+    assert books.minutes_of_day(0) == pytest.approx(25, abs=0.26)
+    assert books.minutes_of_day(3) == pytest.approx(14, abs=0.26)
+
+
+def test_charges_from_after_a_jump_move_if_the_disk_was_full_at_the_jump(books: Books) -> None:
+    books.run(20)
+    books.fail_writes(True)
+    books.error = 3.0 * DAY
+    books.run(5)
+    books.fail_writes(False)
+    books.run(10)
+    assert books.minutes_of_day(0) == pytest.approx(20, abs=0.26)
+    assert books.minutes_of_day(3) == pytest.approx(15, abs=0.26)
+
+
+def test_usage_from_memory_stays_if_the_clock_jumps_before_the_file_opens(tmp_path: Path) -> None:
+    other = HistoryStore(tmp_path / "history.db")
+    books = Books(tmp_path)
+    books.run(120)
+    books.error = 3.0 * DAY
+    books.run(5)
+    other.close()
+    books.run(20)
+    assert books.minutes_of_day(0) == pytest.approx(120, abs=0.26)
+    assert books.minutes_of_day(3) == pytest.approx(25, abs=0.26)
+    books.recorder.stop()
+
+
+def test_a_file_that_is_deleted_while_the_clock_is_doubted_keeps_the_doubt(books: Books) -> None:
+    books.run(20)
+    books.error = 3.0 * DAY
+    books.run(5)
+    (books.folder / "history.db").unlink()
+    books.run(10)
+    assert books.minutes_of_day(0) == pytest.approx(20, abs=0.26)
+    assert books.minutes_of_day(3) == pytest.approx(15, abs=0.26)
+
+
+def test_a_stop_writes_the_last_round(books: Books) -> None:
+    books.run(1)
+    books.recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held(14.0)])])
+    books.recorder.stop()
+    books.open()
+    assert books.minutes_of_day(0) * 60 == pytest.approx(74)
+
+
+def test_the_start_of_usage_is_known_if_no_round_is_left(path: Path) -> None:
+    store = HistoryStore(path)
+    record(store, START, held(HOUR))
+    record(store, START + 900)
+    store._db.execute("DELETE FROM round")
+    store._db.commit()
+    with store.reader() as db:
+        assert read_usage_start(db) == START
+    store.close()

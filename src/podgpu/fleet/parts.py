@@ -58,6 +58,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     window: HeldTime | None = None
     # What the holder did since the last round, by our clock. This is charged.
     spent: HeldTime | None = None
+    counted_at: float = 0.0  # monotonic time of the reading in which its counters last changed
 
     @property
     def cost_per_hour(self) -> float | None:

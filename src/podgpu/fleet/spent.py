@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podgpu.charge import HeldTime
-from podgpu.fleet.parts import divide_gpu, key_of
+from podgpu.fleet.parts import HeldPart, divide_gpu, key_of
 from podgpu.fleet.readings import NodeEntry
 from podgpu.model import (
     MJ,
@@ -31,7 +31,7 @@ _MARGIN = 1.2  # clocks and power limits are not exact
 MAX_WATTS = 5000.0  # of one GPU; no GPU needs as much
 _NO_USAGE = HolderUsage()
 _NOTHING_USED = HolderUsage(
-    busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
+    allocated_ns=0, busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
 )
 Rejected = Mapping[str, int]  # name of a counter -> number of impossible increases
 
@@ -52,31 +52,24 @@ class Spending:
     seconds: float | None = None  # between the readings; None if they cannot be compared
 
     def __post_init__(self) -> None:
-        self._before: dict[tuple[str, WorkloadKey], Holder] = {}
+        self._before: dict[tuple[str, WorkloadKey], HeldPart] = {}
         self._totals: dict[str, DeviceState] = {}
+        self._most_seconds = 0.0  # that an increase may cover
         if self.earlier is None:
             return
         self.rejected.update(self.earlier.rejected)
+        self._before = {(part.device_key, part.holder.key): part for part in self.earlier.held}
+        self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
         seconds = self.node.reading.read_at - self.earlier.reading.read_at
         exporter = self.node.state.exporter_id
-        self._has_restarted = exporter != self.earlier.state.exporter_id
-        self._has_counted = bool(exporter) and not self._has_restarted
-        self._is_gap = seconds > self.longest_gap
-        if seconds <= 0 or seconds > max(self.longest_gap, _LONGEST_COUNTED_GAP):
-            return
-        if self._is_gap and not self._has_counted:
-            return
-
-        self.seconds = seconds
-        # Counters that stood still for some time may catch up at once.
-        covered = self.node.reading.read_at - self.earlier.counted_at
-        self._most_seconds = _MARGIN * covered + _LATE_SECONDS
-        self._before = {
-            (part.device_key, part.holder.key): part.holder for part in self.earlier.held
-        }
-        self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
         is_same_target = self.node.reading.target == self.earlier.reading.target
-        self._is_comparable = self._has_counted or is_same_target
+        self._has_restarted = exporter != self.earlier.state.exporter_id
+        has_counted = bool(exporter) and not self._has_restarted
+        self._is_comparable = has_counted or is_same_target
+        self._is_gap = seconds > self.longest_gap
+        longest = max(self.longest_gap, _LONGEST_COUNTED_GAP if has_counted else 0.0)
+        if 0 < seconds <= longest:
+            self.seconds = seconds
 
     def measure(
         self, gpu: DeviceState, device_key: str, holder: Holder, share: float
@@ -86,22 +79,39 @@ class Spending:
             return None
         usage = holder.usage or _NO_USAGE
         before = self._before.get((device_key, holder.key))
+        self._most_seconds = _most(self.seconds)
+        last = _NOTHING_USED
         if before is not None:
-            last = before.usage or _NO_USAGE
-            held: float | None = self.seconds
-            if self._is_gap:
-                held = self._seconds_of("allocated time", last.allocated_ns, usage.allocated_ns)
-            if held is None:
-                return None
-            return self._compare(last, usage, gpu, min(held, self.seconds), share)
+            # Counters that stood still for some time may catch up at once.
+            self._most_seconds = _most(self.node.reading.read_at - before.counted_at)
+            last = before.holder.usage or _NO_USAGE
+        if before is not None and not self._is_gap:
+            return self._compare(last, usage, gpu, self.seconds, share)
 
-        # The holder is new. Its exporter counts its time from the first second on.
-        if usage.allocated_ns is None or gpu.uuid not in self._totals or not self._has_counted:
+        # The exporter counts the time of a holder from its first second on, multiplied by its
+        # share. A new holder on an unknown GPU may have been there before.
+        if gpu.uuid not in self._totals:
             return None
-        allocated = usage.allocated_ns / NS
-        if allocated > self._most_seconds:
-            return None  # it held the GPU before, and was missing in one reading
-        return self._compare(_NOTHING_USED, usage, gpu, min(allocated, self.seconds), share)
+        counted = self._increase_of_time(last.allocated_ns, usage.allocated_ns)
+        if counted is None:
+            return None
+        held = counted / (holder.share_ratio or share)
+        return self._compare(last, usage, gpu, min(held, self.seconds), share)
+
+    def _increase_of_time(self, before: int | None, now: int | None) -> float | None:
+        """Returns the seconds. None if they are not counted, or if the holder is not really new."""
+        if before is None or now is None or not self._is_comparable:
+            return None
+        start = 0 if self._has_restarted or now < before else before
+        seconds = (now - start) / NS
+        return seconds if seconds <= self._most_seconds else None
+
+    def find_counted_at(self, device_key: str, holder: Holder) -> float:
+        """Returns the monotonic time of the reading in which the holder's counters last changed."""
+        before = self._before.get((device_key, holder.key))
+        if before is not None and _counters_of(before.holder) == _counters_of(holder):
+            return before.counted_at
+        return self.node.reading.read_at
 
     def _compare(
         self, last: HolderUsage, usage: HolderUsage, gpu: DeviceState, held: float, share: float
@@ -129,7 +139,11 @@ class Spending:
         """Maps each device that both readings have to its energy that no holder used."""
         if self.seconds is None or self.earlier is None:
             return {}
+        # Energy is read with the GPU's usage, which may stand still for some time.
+        self._most_seconds = _most(max(self.seconds, self.longest_gap))
         known = _list_holders(self.earlier)
+        if self._is_gap and known.keys() != _list_holders(self.node).keys():
+            return {}  # the MIG layout changed
         rest: dict[str, float | None] = {}
         for gpu in self.node.state.devices:
             for instance, _ in divide_gpu(gpu):
@@ -164,6 +178,16 @@ class Spending:
             self.rejected[name] += 1
             return None
         return increase
+
+
+def _most(seconds: float) -> float:
+    """Returns the longest time that an increase within `seconds` may cover."""
+    return _MARGIN * seconds + _LATE_SECONDS
+
+
+def _counters_of(holder: Holder) -> tuple[int | None, ...]:
+    usage = holder.usage or _NO_USAGE
+    return usage.busy_ns, usage.idle_ns, usage.energy_mj
 
 
 def _list_holders(node: NodeEntry) -> dict[str, set[WorkloadKey]]:

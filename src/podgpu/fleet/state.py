@@ -335,7 +335,11 @@ def _hold(
                     times = HolderTimes(measure_use(device, holder), since)
                 else:
                     times = idle.find(gpu, instance, holder, share)
-                spent = None if spending is None else spending.measure(gpu, key, holder, share)
+                spent = None
+                counted_at = 0.0
+                if spending is not None:
+                    spent = spending.measure(gpu, key, holder, share)
+                    counted_at = spending.find_counted_at(key, holder)
                 yield HeldPart(
                     gpu,
                     instance,
@@ -350,6 +354,7 @@ def _hold(
                     measured_idle=times.measured_idle,
                     window=times.window,
                     spent=spent,
+                    counted_at=counted_at,
                 )
 
 

@@ -24,7 +24,7 @@ from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by_key
-from podgpu.past.schema import AMOUNT_COLUMNS, COARSE, DAY, HOUR, OPEN
+from podgpu.past.schema import AMOUNT_COLUMNS, COARSE, DAY, HOUR, OPEN, UNSETTLED
 from podgpu.past.sqlite import ceil_time, floor_time, parse_range, parse_time
 
 Order = Literal["cost", "wasted"]
@@ -499,6 +499,7 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     last_day = max(floor_time(last_hour, DAY), first_day)
     windows = [
         (OPEN, first, last),
+        (UNSETTLED, first, last),
         (COARSE, first, first_hour),
         (HOUR, first_hour, first_day),
         (DAY, first_day, last_day),
@@ -527,6 +528,7 @@ def read_usage_start(db: Connection) -> int | None:
     first_day, first_round = db.execute(_USAGE_START).fetchone()
     start: int | None = first_day
     # A round of the first day tells the start more exactly.
-    if first_day is None or first_round < first_day + DAY:
+    is_exact = first_round is not None and (first_day is None or first_round < first_day + DAY)
+    if is_exact:
         start = first_round
     return start

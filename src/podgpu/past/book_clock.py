@@ -13,29 +13,33 @@ _SAME_CLOCK = 2.0  # seconds; smaller differences are corrections of a running c
 class BookTime(NamedTuple):
     time: float  # Unix time
     is_settled: bool = True  # False while the wall clock may be wrong
-    has_jumped: bool = False  # the wall clock has just begun to disagree
-    shift: float = 0.0  # the clock was accepted: rounds since the jump were this much earlier
+    # Set once when the time becomes settled: unsettled rounds belong this many seconds later.
+    settles: float | None = None
 
 
 class BookClock:
     """Converts monotonic time to Unix time.
 
-    If the wall clock jumps, the time goes on as before the jump. If the new wall clock stays
-    stable for ten minutes, it is accepted, and the rounds since the jump are moved to it. So a
-    clock that is wrong for a shorter time changes nothing.
+    If the wall clock jumps, the time goes on as before the jump, but is not settled. If the wall
+    clock returns, nothing has happened. If it stays stable for ten minutes, it is accepted, and the
+    rounds since the jump are moved to it. The first ten minutes are not settled either.
     """
 
     def __init__(self, clock: Clock, last_round: float = 0.0) -> None:
         """`last_round`: Unix time of the newest record. Time does not start before it."""
         self._clock = clock
-        now = clock.monotonic()
-        self._offset = max(clock.wall(), last_round) - now
+        self._offset = max(clock.wall(), last_round) - clock.monotonic()
+        self._has_settled = False  # True if `_offset` is trusted
         self._jumped_offset: float | None = None  # of the wall clock, while it is not accepted
-        self._unsettled_since = now
+        self._unsettled_since = clock.monotonic()
 
     @property
     def now(self) -> float:
         return self._clock.monotonic() + self._offset
+
+    @property
+    def is_settled(self) -> bool:
+        return self._has_settled and self._jumped_offset is None
 
     @property
     def jump(self) -> float:
@@ -46,26 +50,33 @@ class BookClock:
         """Compares the clocks. Call it once per round."""
         now = self._clock.monotonic()
         offset = self._clock.wall() - now
-        is_stable = now - self._unsettled_since >= STABLE_SECONDS
         if abs(offset - self._offset) < _SAME_CLOCK:
-            if self._jumped_offset is not None:
-                self._jumped_offset = None
-                self._unsettled_since = now - STABLE_SECONDS
-                is_stable = True
-            self._offset = offset
-            return BookTime(now + offset, is_stable)
+            return self._agree(now, offset)
 
-        if self._jumped_offset is None or abs(offset - self._jumped_offset) >= _SAME_CLOCK:
-            had_jumped = self._jumped_offset is not None
+        is_new = self._jumped_offset is None or abs(offset - self._jumped_offset) >= _SAME_CLOCK
+        if is_new:
             self._jumped_offset = offset
             self._unsettled_since = now
-            # Before the first jump, the time was settled only if it had been stable.
-            return BookTime(now + self._offset, False, has_jumped=is_stable and not had_jumped)
+        if is_new or now - self._unsettled_since < STABLE_SECONDS:
+            return BookTime(now + self._offset, is_settled=False)
+        return self._settle(now, offset)
 
-        if not is_stable:
-            return BookTime(now + self._offset, False)
+    def _agree(self, now: float, offset: float) -> BookTime:
+        if self.is_settled:
+            self._offset = offset
+            return BookTime(now + offset)
+        if self._has_settled:  # the clock has returned
+            return self._settle(now, self._offset)
+        if self._jumped_offset is not None:
+            self._jumped_offset = None
+            self._unsettled_since = now
+        if now - self._unsettled_since < STABLE_SECONDS:
+            return BookTime(now + self._offset, is_settled=False)
+        return self._settle(now, self._offset)
 
+    def _settle(self, now: float, offset: float) -> BookTime:
         shift = offset - self._offset
         self._offset = offset
+        self._has_settled = True
         self._jumped_offset = None
-        return BookTime(now + offset, shift=shift)
+        return BookTime(now + offset, settles=shift)

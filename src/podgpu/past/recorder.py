@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.past.book_clock import STABLE_SECONDS, BookClock
+from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
 from podgpu.past.schema import FINE
 from podgpu.past.store import GpuSample, HistoryError, HistoryStore
 
@@ -53,8 +53,11 @@ class HistoryRecorder:
         self._path = Path(directory) / FILE_NAME if directory else None
         self._problem = ""
         self._latest: Sequence[GpuSample] | None = None  # the last round, until it is written
-        # What is to be done with earlier usage, because the clock jumped, before the next write.
-        self._moves: list[Callable[[], None]] = []
+        # Shifts of usage in the file that became settled while it could not be written.
+        self._shifts: list[float] = []
+        # Guards the clock, the choice of the store and the time of charges, so that no charge is
+        # made with the former clock or in the former store. Short: no file is read or written.
+        self._lock = threading.Lock()
         self._store = HistoryStore()
         self._books = BookClock(self._clock)
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
@@ -65,8 +68,9 @@ class HistoryRecorder:
 
     def add(self, gpus: Sequence[GpuSample]) -> None:
         """Adds a round. Its charges are added up until the next `record`."""
-        self._store.charge(self._books.now, gpus)
-        self._latest = gpus
+        with self._lock:
+            self._store.charge(self._books.now, gpus, self._books.is_settled)
+            self._latest = gpus
 
     def record(self) -> bool:
         """Stores the last round. Returns False if there is none yet."""
@@ -75,27 +79,23 @@ class HistoryRecorder:
             gpus = self._read_gpus()
             if gpus is not None:
                 self.add(gpus)
-        latest = self._latest
-        self._latest = None
-        if latest is not None:
-            self._write(latest)
-        return latest is not None
+        with self._lock:
+            latest = self._latest
+            self._latest = None
+            if latest is None:
+                return False
+            moment = self._books.read()
+            if moment.settles is not None:
+                self._store.settle_unwritten(moment.settles)
+                self._shifts.append(moment.settles)
+        self._try(lambda: self._write(moment, latest))
+        return True
 
-    def _write(self, gpus: Sequence[GpuSample]) -> None:
-        moment = self._books.read()
-        if moment.has_jumped:
-            self._moves.append(lambda: self._store.carry())
-        elif moment.shift:
-            self._store.move_unwritten(moment.shift)
-            self._moves.append(lambda: self._store.move(moment.shift))
-
-        def write() -> None:
-            while self._moves:
-                self._moves[0]()
-                del self._moves[0]
-            self._store.write(moment.time, gpus, moment.is_settled)
-
-        self._try(write)
+    def _write(self, moment: BookTime, gpus: Sequence[GpuSample]) -> None:
+        while self._shifts:
+            self._store.settle(self._shifts[0], moment.time)
+            del self._shifts[0]
+        self._store.write(moment.time, gpus, moment.is_settled)
 
     def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Stores a round of the Unix time `now`, such as a past one of the demo."""
@@ -146,10 +146,9 @@ class HistoryRecorder:
             self._report(f"{error}; history is kept in memory only, and is lost when podgpu ends")
             return
         self._reopen_at = float("inf")
-        memory = self._store
-        # First, so that a round that another thread adds meanwhile is not lost.
-        self._store = store
-        store.take_over(memory)
+        with self._lock:
+            store.take_over(self._store)
+            self._store = store
         self._report("")
         old = []
         for pattern in _OLD_FILES:
@@ -192,6 +191,8 @@ class HistoryRecorder:
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
         if self._thread is None or not self._thread.is_alive():
+            if self._latest is not None:
+                self.record()
             self._store.close()
 
     # Reading

@@ -12,7 +12,10 @@ FINE = 15  # resolutions in seconds
 COARSE = 300
 HOUR = 3600
 DAY = 86_400  # days are UTC days
-OPEN = 1  # instead of a resolution: usage of 5 minutes that is not yet added to the coarser rows
+# Instead of a resolution: usage of 5 minutes that is not yet added to the coarser rows, and usage
+# whose time may still move, because the clock jumped.
+OPEN = 1
+UNSETTLED = 2
 GPU_ITSELF = 0  # the `account` of rows about the GPU itself
 HOLDER = "holder"  # kinds of spans
 CONDITION = "condition"
@@ -34,7 +37,7 @@ AMOUNT_COLUMNS = (
 )
 _USAGE_TABLE = f"""
 CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
-    resolution INTEGER,          -- {OPEN}, {COARSE}, {HOUR} or {DAY}
+    resolution INTEGER,          -- {OPEN}, {UNSETTLED}, {COARSE}, {HOUR} or {DAY}
     time INTEGER,
     account INTEGER,
     currency TEXT,               -- empty if the GPU has no price

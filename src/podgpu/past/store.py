@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import sqlite3
 import threading
@@ -36,6 +37,7 @@ from podgpu.past.schema import (
     OPEN,
     SCHEMA,
     SCHEMA_VERSION,
+    UNSETTLED,
     migrate,
 )
 
@@ -100,15 +102,18 @@ _ADD_AMOUNTS = "ON CONFLICT DO UPDATE SET " + ", ".join(
 )
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join("?" for _ in AMOUNT_COLUMNS)}) {_ADD_AMOUNTS}"""
-_OPEN_START = "(time + :shift) / :resolution * :resolution"
+_SUMS = ", ".join(f"sum({name})" for name in AMOUNT_COLUMNS)
 _CARRY_USAGE = f"""
-INSERT INTO usage SELECT :resolution, {_OPEN_START} AS start, account, currency,
-    {", ".join(f"sum({name})" for name in AMOUNT_COLUMNS)}
-FROM usage WHERE resolution = {OPEN} AND time <> :current GROUP BY start, account, currency
-{_ADD_AMOUNTS}"""
+INSERT INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
+    {_SUMS} FROM usage WHERE resolution = {OPEN} AND time <> :current
+GROUP BY start, account, currency {_ADD_AMOUNTS}"""
 _CARRY_PERIODS = f"""
-INSERT OR IGNORE INTO period SELECT DISTINCT :resolution, {_OPEN_START}
+INSERT OR IGNORE INTO period SELECT DISTINCT :resolution, time / :resolution * :resolution
 FROM usage WHERE resolution = {OPEN} AND time <> :current"""
+_SETTLE_USAGE = f"""
+INSERT INTO usage SELECT {OPEN}, (time + ?) / {COARSE} * {COARSE} AS start, account, currency,
+    {_SUMS} FROM usage WHERE resolution = {UNSETTLED}
+GROUP BY start, account, currency {_ADD_AMOUNTS}"""
 _FIGURE_MEANS = (
     "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
 )
@@ -185,7 +190,8 @@ class GpuSample(NamedTuple):
 
 # Plain tuples: with 8,000 GPUs, named ones cost 40 ms per round.
 _Span = tuple[int, int, str, str, str]  # GPU, account, kind, name and message of an open span
-_UsageKey = tuple[int, UsageAccount, str, str]  # start of the 5 minutes, account, currency, node
+# OPEN or UNSETTLED, start of the 5 minutes, account, currency, node.
+_UsageKey = tuple[int, int, UsageAccount, str, str]
 
 
 @dataclass
@@ -230,24 +236,33 @@ class HistoryStore:
                 lock.enter_context(_lock_file(path))
             self._open_or_replace()
             self._lock = lock.pop_all()
+        try:
+            self.settle(0.0, math.inf)  # usage of the last process
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def last_round(self) -> int:
         """Unix time of the newest round, or 0."""
         return self._last_round
 
-    def append(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
+    def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Charges and writes a round."""
         self.charge(now, gpus)
-        self.write(now, gpus, is_settled)
+        self.write(now, gpus)
 
-    def charge(self, now: float, gpus: Sequence[GpuSample]) -> None:
-        """Adds up the charges of a round in memory, until `write` stores them."""
+    def charge(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
+        """Adds up the charges of a round in memory, until `write` stores them.
+
+        If the time is not settled, it may still be changed by `settle`.
+        """
         start = _floor(now, COARSE)
+        kind = OPEN if is_settled else UNSETTLED
         with self._unwritten_lock:
             for gpu in gpus:
                 for charge in gpu.charges:
-                    key = (start, charge.account, charge.currency, gpu.node)
+                    key = (kind, start, charge.account, charge.currency, gpu.node)
                     _add_up(self._unwritten, key, charge.amounts)
 
     def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
@@ -271,16 +286,14 @@ class HistoryStore:
     def _shorten_unwritten(self) -> None:
         """If the disk is full for days, keeps usage per hour, then per day, to save memory."""
         for length in (HOUR, DAY):
-            if len(self._unwritten) > self._max_unwritten:
-                self._move_unwritten(0, length)
-
-    def _move_unwritten(self, shift: int, length: int) -> None:
-        with self._unwritten_lock:
-            moved: dict[_UsageKey, Amounts] = {}
-            for (start, account, currency, node), amounts in self._unwritten.items():
-                key = (_floor(start + shift, length), account, currency, node)
-                _add_up(moved, key, amounts)
-            self._unwritten = moved
+            if len(self._unwritten) <= self._max_unwritten:
+                return
+            shorter: dict[_UsageKey, Amounts] = {}
+            with self._unwritten_lock:
+                for (kind, start, account, currency, node), amounts in self._unwritten.items():
+                    key = (kind, _floor(start, length), account, currency, node)
+                    _add_up(shorter, key, amounts)
+                self._unwritten = shorter
 
     def write(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
         """Stores the state of all GPUs at the Unix time `now`, and all charges so far.
@@ -297,23 +310,34 @@ class HistoryStore:
                 self._step = _floor(now, COARSE)
                 self._close_step(now)
 
-    def carry(self) -> None:
-        """Adds all usage so far to the rows of its time. Call it when the clock jumps."""
-        with self._take_unwritten() as usage, self._transaction():
-            self._write_usage(usage)
-            self._carry_usage(0, current=None)
+    def settle_unwritten(self, shift: float) -> None:
+        """Moves unsettled charges that are not written yet by `shift` seconds.
 
-    def move_unwritten(self, shift: float) -> None:
-        """Adds `shift` seconds to the time of charges that are not written yet.
-
-        Call it when a new clock is accepted, and `move` as soon as the file can be written.
+        Call it when the time becomes settled, and `settle` as soon as the file can be written.
         """
-        self._move_unwritten(round(shift), COARSE)
+        settled: dict[_UsageKey, Amounts] = {}
+        with self._unwritten_lock:
+            for (kind, start, account, currency, node), amounts in self._unwritten.items():
+                moved = _floor(start + shift, COARSE) if kind == UNSETTLED else start
+                _add_up(settled, (OPEN, moved, account, currency, node), amounts)
+            self._unwritten = settled
 
-    def move(self, shift: float) -> None:
-        """Adds the open usage in the file to the rows of its time plus `shift` seconds."""
+    def settle(self, shift: float, now: float) -> None:
+        """Moves unsettled usage in the file by `shift` seconds.
+
+        Samples after `now` have a wrong time, so they are deleted. Spans are moved.
+        """
         with self._transaction():
-            self._carry_usage(round(shift), current=None)
+            self._db.execute(_SETTLE_USAGE, (round(shift),))
+            self._db.execute(f"DELETE FROM usage WHERE resolution = {UNSETTLED}")
+            for table in ("round", "sample"):
+                for resolution in (FINE, COARSE):
+                    sql = f"DELETE FROM {table} WHERE resolution = ? AND time > ?"
+                    self._db.execute(sql, (resolution, now))
+            for column in ("started", "ended"):
+                sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ?"
+                self._db.execute(sql, (round(shift), now))
+            self._last_round = self._fetch_last_round()
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
@@ -339,13 +363,15 @@ class HistoryStore:
                 "namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods"
             )
             sql = f"""
-            SELECT time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
+            SELECT resolution, time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
             FROM usage JOIN account ON account.id = account
-            WHERE resolution = {OPEN} OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
+            WHERE resolution IN ({OPEN}, {UNSETTLED})
+                OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
             rows = db.execute(sql).fetchall()
         usage = []
-        for start, currency, node, *row in rows:
-            key = (start, UsageAccount(*row[:10]), currency, node)
+        for resolution, start, currency, node, *row in rows:
+            kind = UNSETTLED if resolution == UNSETTLED else OPEN
+            key = (kind, start, UsageAccount(*row[:10]), currency, node)
             usage.append((key, Amounts(*row[10:])))
         with other._unwritten_lock:
             usage += other._unwritten.items()
@@ -421,8 +447,6 @@ class HistoryStore:
             migrate(self._db, self._path)
         self._inode = None if self._path is None else self._path.stat().st_ino
         self._reset_caches()
-        with self._db:
-            self._carry_usage(0, current=None)  # of the last process
 
     def _replace_file(self, error: Exception) -> None:
         # Must precede the renaming, because closing deletes the write-ahead log by its name.
@@ -471,9 +495,12 @@ class HistoryStore:
         self._ids_hour = -1
         self._step = -1
         self._new_accounts: Counter[str] = Counter()  # by node, in this hour
-        newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
-        self._last_round: int = self._fetch_value(newest, FINE)
+        self._last_round = self._fetch_last_round()
         self._read_open_spans()
+
+    def _fetch_last_round(self) -> int:
+        newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
+        return int(self._fetch_value(newest, FINE))
 
     def _read_open_spans(self) -> None:
         spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
@@ -590,10 +617,10 @@ class HistoryStore:
     # Usage
 
     def _write_usage(self, usage: Mapping[_UsageKey, Amounts]) -> None:
-        accounts = [self._find_account(account, node) for _, account, _, node in usage]
+        accounts = [self._find_account(account, node) for _, _, account, _, node in usage]
         rows = (
-            (OPEN, start, account_id, currency, *amounts)
-            for account_id, ((start, _, currency, _), amounts) in zip(
+            (kind, start, account_id, currency, *amounts)
+            for account_id, ((kind, start, _, currency, _), amounts) in zip(
                 accounts, usage.items(), strict=True
             )
         )
@@ -602,18 +629,18 @@ class HistoryStore:
     def _close_step(self, now: float) -> None:
         self._make_means(self._step)
         if self._step % _CARRY_SECONDS == 0:
-            self._carry_usage(0, current=self._step)
+            self._carry_usage()
             self._expire(now)
             self._enforce_size_limit()
 
-    def _carry_usage(self, shift: int, current: int | None) -> None:
+    def _carry_usage(self) -> None:
         """Adds open usage to the coarser rows, except that of the current 5 minutes."""
-        parameters = {"shift": shift, "current": -1 if current is None else current}
         for resolution in (COARSE, HOUR, DAY):
-            self._db.execute(_CARRY_USAGE, parameters | {"resolution": resolution})
-            self._db.execute(_CARRY_PERIODS, parameters | {"resolution": resolution})
+            parameters = {"resolution": resolution, "current": self._step}
+            self._db.execute(_CARRY_USAGE, parameters)
+            self._db.execute(_CARRY_PERIODS, parameters)
         sql = f"DELETE FROM usage WHERE resolution = {OPEN} AND time <> ?"
-        self._db.execute(sql, (parameters["current"],))
+        self._db.execute(sql, (self._step,))
 
     # Samples
 
