@@ -144,6 +144,8 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     silent: NodeReading | None = (
         None  # last reading of the podgpu that reported the holders and no longer answers
     )
+    # The GPUs (UUID -> node) that it took over while their own nodes did not answer.
+    taken: Mapping[str, str] = {}
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
     held: tuple[HeldPart, ...] = ()
     counted_at: float = 0.0  # monotonic time of the reading in which the counters last changed

@@ -132,7 +132,6 @@ class Agent:
         self._released_until = float("-inf")
         self._reading = threading.Lock()
         self._publishing = threading.Lock()
-        self._stopping = False
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
@@ -252,7 +251,7 @@ class Agent:
 
     def _publish(self) -> None:
         # After `stop`, all calls fail, and these failures must not be published.
-        if self._stopping:
+        if self._stopped.is_set():
             return
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
@@ -323,9 +322,9 @@ class Agent:
             on_fatal()
 
     def _telemetry_loop(self) -> None:
-        while not self._stopping:
+        while not self._stopped.is_set():
             self.read_telemetry(only_due=True)
-            while not self._stopping:
+            while not self._stopped.is_set():
                 wait = self._schedule.next_at - self.clock.monotonic()
                 if wait <= 0:
                     break
@@ -334,10 +333,10 @@ class Agent:
 
     def _allocation_loop(self) -> None:
         due = self.clock.monotonic() + self.settings.allocation_interval
-        while not self._stopping:
+        while not self._stopped.is_set():
             self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
             due = self.clock.monotonic() + self.settings.allocation_interval
-            if not self._stopping:
+            if not self._stopped.is_set():
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
@@ -347,7 +346,7 @@ class Agent:
         """
         interval = self.settings.usage_interval
         due = self.clock.monotonic() + _AFTER_TELEMETRY
-        while not self._stopping:
+        while not self._stopped.is_set():
             self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
@@ -422,7 +421,6 @@ class Agent:
 
         If the driver hangs, waits only until the deadline.
         """
-        self._stopping = True
         self._stopped.set()
         self._wake.set()
         self._allocate_now.set()
