@@ -40,6 +40,11 @@ Bytes = Annotated[int, Meta(ge=0, le=2**46)]  # 64 TiB
 Millijoules = Annotated[int, Meta(ge=0, le=2**55)]  # 10 kW for 100 years
 Milliwatts = Annotated[int, Meta(ge=0, le=10_000_000)]
 Celsius = Annotated[int, Meta(ge=-100, le=200)] | Annotated[float, Meta(ge=-100, le=200)]
+UpTo64 = Annotated[tuple[T, ...], Meta(max_length=64)]
+UpTo256 = Annotated[tuple[T, ...], Meta(max_length=256)]
+UpTo1024 = Annotated[tuple[T, ...], Meta(max_length=1024)]
+UpTo4096 = Annotated[tuple[T, ...], Meta(max_length=4096)]
+CountsByName = Annotated[dict[Name, Amount], Meta(max_length=256)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[
@@ -71,8 +76,8 @@ class Device:
 
     index: int | None
     uuid: str
-    pci_bus_id: str
-    model: str
+    pci_bus_id: str = ""
+    model: str = ""
     minor: int | None = None
     mig_enabled: bool = False
     gi_id: int | None = None
@@ -232,7 +237,7 @@ class HolderUsage(Document, frozen=True):
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
     # workloads that ran meanwhile, largest ratio first
-    waits_for: Annotated[tuple[WaitPart, ...], Meta(max_length=4096)] = ()
+    waits_for: UpTo4096[WaitPart] = ()
     energy_mj: Millijoules | None = None
     power_ratio: Ratio | None = (
         None  # the workload's share of the device's energy in the last usage window
@@ -254,6 +259,7 @@ class RunningProcess(Document, frozen=True):
 
 # `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
 RESERVATION = "reservation"
+_NO_USAGE = HolderUsage()
 
 
 class Holder(Workload, frozen=True):
@@ -266,9 +272,13 @@ class Holder(Workload, frozen=True):
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
     labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
-    running: Annotated[
-        tuple[RunningProcess, ...], Meta(max_length=4096)
-    ] = ()  # only on a node without Kubernetes
+    # only on a node without Kubernetes
+    running: UpTo4096[RunningProcess] = ()
+
+    @property
+    def known_usage(self) -> HolderUsage:
+        """The usage. Empty if it cannot be measured."""
+        return self.usage or _NO_USAGE
 
 
 class NamespaceUsage(Document, frozen=True):
@@ -317,6 +327,9 @@ class DeviceTotals(Document, frozen=True):
     )
 
 
+_NO_TOTALS = DeviceTotals()
+
+
 class GpuOrInstance(Document, frozen=True):
     """Fields that `DeviceState` (a GPU) and `MigInstance` have in common."""
 
@@ -327,23 +340,26 @@ class GpuOrInstance(Document, frozen=True):
     usage: DeviceTotals | None = (
         None  # measured at `usage_at`, while other values are from `taken_at`
     )
-    holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
+    holders: UpTo4096[Holder] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
-    details: Annotated[
-        tuple[tuple[Name, LabelTexts, int | float], ...], Meta(max_length=1024)
-    ] = ()  # field, labels, value
-    unsupported: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
-    xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
+    details: UpTo1024[tuple[Name, LabelTexts, int | float]] = ()  # field, labels, value
+    unsupported: UpTo1024[Name] = ()
+    xids: UpTo256[XidCount] = ()
     last_xid: Amount | None = None
     # event -> number in the window, number since the start
     clock_events: Annotated[dict[Name, tuple[Amount, Amount]], Meta(max_length=256)] = {}
+
+    @property
+    def known_usage(self) -> DeviceTotals:
+        """The total usage. Empty if it cannot be measured."""
+        return self.usage or _NO_TOTALS
 
 
 class MigInstance(GpuOrInstance, frozen=True, kw_only=True):
     id: Count
     profile: Name = ""
     # UUIDs of its compute instances, as the kubelet reports them
-    uuids: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    uuids: UpTo64[Name] = ()
 
 
 class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
@@ -361,15 +377,11 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     temperature_celsius: Celsius | None = None
     # reason -> total time, counted by the driver
     throttled_ns: Annotated[dict[Name, Amount], Meta(max_length=64)] = {}
-    conditions: Annotated[
-        tuple[Condition, ...], Meta(max_length=64)
-    ] = ()  # a GPU that is `lost` has no values
+    conditions: UpTo64[Condition] = ()  # a GPU that is `lost` has no values
     # conditions that were checked and are absent
-    healthy: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
-    last_holders: Annotated[
-        tuple[Workload, ...], Meta(max_length=4096)
-    ] = ()  # set only for a lost GPU
-    instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
+    healthy: UpTo256[Name] = ()
+    last_holders: UpTo4096[Workload] = ()  # set only for a lost GPU
+    instances: UpTo64[MigInstance] = ()
 
 
 class SourceStatus(Document, frozen=True):
@@ -382,9 +394,9 @@ class SourceStatus(Document, frozen=True):
     message: Text = ""
     device: Name = ""  # UUID of the GPU, if the source is a single GPU
     # number of failures since the start, by reason
-    errors: Annotated[dict[Name, Amount], Meta(max_length=256)] = {}
+    errors: CountsByName = {}
     # current number of unmapped assignments, by reason
-    unmapped: Annotated[dict[Name, Amount], Meta(max_length=256)] = {}
+    unmapped: CountsByName = {}
 
 
 class EntityState(Document, frozen=True):
@@ -428,13 +440,11 @@ class NodeState(Document, frozen=True, kw_only=True):
     gpus_expected: Count | None = None  # number of GPUs on the PCI bus
     gpus_visible: Count | None = None
     gpus_lost: Count | None = None
-    devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
+    devices: UpTo1024[DeviceState] = ()
     namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
-    sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
-    entities: Annotated[
-        tuple[EntityState, ...], Meta(max_length=4096)
-    ] = ()  # NVSwitches, NVLinks, CPUs, cores
-    vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
+    sources: UpTo1024[SourceStatus] = ()
+    entities: UpTo4096[EntityState] = ()  # NVSwitches, NVLinks, CPUs, cores
+    vcuda: UpTo4096[VcudaRequest] = ()
     # namespace/pod -> labels of --kubernetes-enable-pod-labels
     pod_labels: Annotated[dict[Text, LabelTexts], Meta(max_length=8192)] = {}
     # DCGM field -> number of values rejected since the exporter's start; after decoding, also

@@ -17,7 +17,7 @@ from podgpu.fleet.parts import HeldPart, is_shown
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.metrics.adapter import PodName
 from podgpu.metrics.fields import meaning, nearest_names
-from podgpu.model import DeviceState, NodeState, WorkloadOwner, group_by_key
+from podgpu.model import DeviceState, NodeState, WorkloadKey, WorkloadOwner, group_by_key
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
@@ -162,6 +162,10 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     def gpus(self) -> Iterator[DeviceState]:
         """Yields the GPUs for which `is_shown` is True."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
+
+    def held_by_holder(self) -> dict[tuple[str, WorkloadKey], HeldPart]:
+        """The parts by device and holder."""
+        return {(part.device_key, part.holder.key): part for part in self.held}
 
     def held_by_device(self) -> dict[str, list[HeldPart]]:
         return group_by_key((part.device_key, part) for part in self.held)

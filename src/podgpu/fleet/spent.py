@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podgpu.charge import HeldTime
-from podgpu.fleet.parts import divide_gpu, key_of
+from podgpu.fleet.parts import HeldPart, divide_gpu, key_of
 from podgpu.fleet.readings import NodeEntry
 from podgpu.model import (
     MJ,
@@ -29,7 +29,6 @@ _LONGEST_COUNTED_GAP = 3600.0  # seconds; a longer time is unknown, so nobody is
 _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
 _MARGIN = 1.2  # clocks and power limits are not exact
 MAX_WATTS = 5000.0  # of one GPU; no GPU needs as much
-_NO_USAGE = HolderUsage()
 _NOTHING_USED = HolderUsage(
     busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
 )
@@ -52,7 +51,7 @@ class Spending:
     seconds: float | None = None  # between the readings; None if they cannot be compared
 
     def __post_init__(self) -> None:
-        self._before: dict[tuple[str, WorkloadKey], Holder] = {}
+        self._before: dict[tuple[str, WorkloadKey], HeldPart] = {}
         self._totals: dict[str, DeviceState] = {}
         if self.earlier is None:
             return
@@ -71,9 +70,7 @@ class Spending:
         # Counters that stood still for some time may catch up at once.
         covered = self.node.reading.read_at - self.earlier.counted_at
         self._most_seconds = _MARGIN * covered + _LATE_SECONDS
-        self._before = {
-            (part.device_key, part.holder.key): part.holder for part in self.earlier.held
-        }
+        self._before = self.earlier.held_by_holder()
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
         is_same_target = self.node.reading.target == self.earlier.reading.target
         self._is_comparable = self._has_counted or is_same_target
@@ -84,10 +81,10 @@ class Spending:
         """Returns what the holder did since the last reading. None if this is unknown."""
         if self.seconds is None:
             return None
-        usage = holder.usage or _NO_USAGE
+        usage = holder.known_usage
         before = self._before.get((device_key, holder.key))
         if before is not None:
-            last = before.usage or _NO_USAGE
+            last = before.holder.known_usage
             held: float | None = self.seconds
             if self._is_gap:
                 held = self._seconds_of("allocated time", last.allocated_ns, usage.allocated_ns)
@@ -178,7 +175,7 @@ def _list_holders(node: NodeEntry) -> dict[str, set[WorkloadKey]]:
 def _are_counted(before: set[WorkloadKey], device: GpuOrInstance) -> bool:
     """Returns True if the holders are those of before, and the exporter counts their time."""
     for holder in device.holders:
-        if holder.usage is None or holder.usage.allocated_ns is None:
+        if holder.known_usage.allocated_ns is None:
             return False
     return before == {holder.key for holder in device.holders}
 

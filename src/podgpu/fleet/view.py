@@ -50,10 +50,8 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
-    DeviceTotals,
     GpuOrInstance,
     Holder,
-    HolderUsage,
     MigInstance,
     NodeState,
     RunningProcess,
@@ -69,8 +67,6 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NO_USAGE = HolderUsage()
-_NO_TOTALS = DeviceTotals()
 
 
 class _JsonStruct(msgspec.Struct, omit_defaults=True):
@@ -247,14 +243,12 @@ class GpuResponse(GpuDetails, kw_only=True):
 def make_view(state: ClusterState) -> View:
     prices = state.prices
     is_cluster = state.scope == "cluster"
-    notes = [alert.text for alert in state.alerts]
-    notes += state.notes
     return View(
         scope=state.scope,
         taken_at=state.taken_at,
         interval_seconds=state.settings.interval,
         simulated=state.simulated,
-        notes=list(dict.fromkeys(notes)),
+        notes=list(dict.fromkeys(state.messages)),
         alerts=list(state.alerts),
         used_utilization_ratio=state.used_ratio,
         used_field=state.settings.used_field if is_cluster else "",
@@ -426,7 +420,7 @@ def _device_fields(
     gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
 ) -> dict[str, Any]:
     device: GpuOrInstance = instance or gpu
-    usage = device.usage or _NO_TOTALS
+    usage = device.known_usage
     return {
         "utilization_ratio": _rounded(device_utilization(device)),
         "memory_used_bytes": device_memory(device),
@@ -441,7 +435,7 @@ def _device_fields(
 
 def _make_holder(part: HeldPart) -> HolderView:
     holder = part.holder
-    usage = holder.usage or _NO_USAGE
+    usage = holder.known_usage
     power = part.gpu.power_mw
     watts = None
     if power is not None and usage.power_ratio is not None:
@@ -582,7 +576,7 @@ def make_details(
         fields=_make_fields(values, source, links_up),
         xids=_make_xids(gpu),
         sources=_make_sources(state, gpu),
-        method=gpu.usage.method if gpu.usage else "",
+        method=gpu.known_usage.method,
     )
 
 

@@ -62,7 +62,6 @@ WORKLOAD_LABELS = (
 TARGET_LABELS = ("job", "instance")
 # distinguish the two Prometheus servers of an HA pair
 REPLICA_LABELS = ("prometheus_replica", "replica")
-MAX_LINES = 250_000  # ten times as many as a node with 16 GPUs and 112 MIG instances exports
 _MAX_AMOUNT = 2**63 - 1024  # largest float below 2**63, the limit of `Amount`
 DCGM_BLANK = 0x7FFFFFF0  # the smallest of DCGM's codes for "no value"
 _DIVIDED_FIELDS = {POWER, TOTAL_ENERGY}  # podgpu splits power and energy among virtual GPUs
@@ -474,7 +473,7 @@ def _find_node_label(samples: list[ParsedSample], node_labels: Sequence[str]) ->
 
 def samples_in(text: str) -> Iterator[ParsedSample]:
     """Returns the samples in metrics text. Raises BadExposition if the text is malformed."""
-    families = parse_text(text, MAX_LINES)
+    families = parse_text(text)
     return chain.from_iterable(family.samples for family in families)
 
 

@@ -23,7 +23,7 @@ from podgpu.metrics.labels import (
     visible_devices,
 )
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
-from podgpu.model import MIB, NS, HolderUsage, MigInstance, NodeState, VcudaRequest, WorkloadKey
+from podgpu.model import MIB, NS, MigInstance, NodeState, VcudaRequest, WorkloadKey
 
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
@@ -264,7 +264,7 @@ def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer
                 continue
             container = containers[holder.key]
             if gpu.index is not None and not device.hidden:
-                usage = holder.usage or HolderUsage()
+                usage = holder.known_usage
                 ratio = _multiply(usage.utilization_ratio, fraction)
                 container.percents[gpu.index].append(_multiply(ratio, 100))
                 container.used_bytes[gpu.index].append(usage.memory_used_bytes)

@@ -257,7 +257,7 @@ def account_of(
         owner_kind=owner.kind,
         owner_name=owner.name,
         labels=json.dumps(labels, sort_keys=True) if labels else "",
-        methods=part.device.usage.method if part.device.usage else "",
+        methods=part.device.known_usage.method,
         user="" if holder.job or holder.container_id else holder.user,
     )
 

@@ -223,11 +223,6 @@ class HistoryStore:
             self._open_or_replace()
             self._lock = lock.pop_all()
 
-    @property
-    def last_round(self) -> int:
-        """Unix time of the newest round, or 0."""
-        return self._last_round
-
     def append(self, now: float, gpus: Sequence[GpuSample], is_settled: bool = True) -> None:
         """Charges and writes a round."""
         self.charge(now, gpus)
@@ -464,7 +459,8 @@ class HistoryStore:
         self._step = -1
         self._new_accounts: Counter[str] = Counter()  # by node, in this hour
         newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
-        self._last_round: int = self._fetch_value(newest, FINE)
+        # Unix time of the newest round, or 0.
+        self.last_round: int = self._fetch_value(newest, FINE)
         self._read_open_spans()
 
     def _read_open_spans(self) -> None:
@@ -494,11 +490,11 @@ class HistoryStore:
 
         # Generators, because lists of rows cost a fifth of the CPU time in the garbage collector.
         samples = (
-            (FINE, time, gpu_id, GPU_ITSELF, *_as_floats(gpu.figures))
+            (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
             for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
             if gpu.figures is not None
         )
-        own = ((FINE, time, *key, *_as_floats(figures)) for key, figures in rows.own.items())
+        own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._insert_samples(chain(samples, own))
         self._update_spans(rows)
@@ -531,7 +527,7 @@ class HistoryStore:
                 kind = IDLE
             span = (gpu_id, account_id, kind, condition.name, condition.message)
             since = condition.since
-            is_new = since is not None and self._last_round - _LATEST < since <= now + 1
+            is_new = since is not None and self.last_round - _LATEST < since <= now + 1
             rows.spans[span] = round(since) if since is not None and is_new else rows.time
 
     def _find_gpu(self, gpu: GpuSample) -> int:
@@ -571,13 +567,13 @@ class HistoryStore:
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.
-        is_gap = rows.time - self._last_round > COARSE
-        ended = self._last_round + FINE if is_gap else rows.time
+        is_gap = rows.time - self.last_round > COARSE
+        ended = self.last_round + FINE if is_gap else rows.time
         self._db.executemany(
             _END_SPAN, [(ended, *span) for span in self._open_spans - rows.spans.keys()]
         )
         self._open_spans = set(rows.spans)
-        self._last_round = rows.time
+        self.last_round = rows.time
 
     # Usage
 
@@ -743,11 +739,6 @@ def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -
         total[key] = earlier.plus(amounts)
     elif any(amounts):
         total[key] = amounts
-
-
-def _as_floats(figures: Figures) -> list[float | None]:
-    """Sums of a hostile exporter's numbers may be integers of more than 64 bits."""
-    return [None if value is None else float(value) for value in figures]
 
 
 def _find_free_name(name: str) -> str:

@@ -206,7 +206,7 @@ class TelemetryCollector:
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
         for uuid in sorted(uuids):
             if uuid.lower() not in known:
-                self._absent[uuid] = (Device(None, uuid, "", ""),)
+                self._absent[uuid] = (Device(None, uuid),)
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
         """Returns `result` without the GPU, if the GPU disappeared or is `lost`.

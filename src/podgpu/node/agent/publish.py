@@ -253,7 +253,7 @@ def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, 
     devices: dict[str, Device] = {}
     for key in keys:
         uuid, gi_id = split_key(key)
-        gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
+        gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid))
         if gi_id is not None:
             devices[key] = known.get(key) or replace(gpu, gi_id=gi_id)
     return devices
@@ -263,9 +263,10 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> list[Condition]:
     users = []
     times = []
     for holder in holders:
-        if holder.usage is not None and holder.usage.unallocated_since is not None:
+        since = holder.known_usage.unallocated_since
+        if since is not None:
             users.append(holder.text)
-            times.append(holder.usage.unallocated_since)
+            times.append(since)
     if not users:
         return []
     return [Condition(UNALLOCATED, min(times), few_of(users, 2)[:256])]

@@ -177,7 +177,7 @@ def add_owners(
     owned: dict[str, list[OwnedUsage]] = {}
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
-        gpu = known.get(uuid) or Device(None, uuid, "", "")
+        gpu = known.get(uuid) or Device(None, uuid)
         own = owned.setdefault(uuid, [])
         is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
         # a MIG instance that no longer exists
