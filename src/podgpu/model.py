@@ -51,9 +51,10 @@ Fields = Annotated[
     dict[Name, int | float | Text], Meta(max_length=1024)
 ]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
-PodLabels = Mapping[
-    tuple[str, str], tuple[tuple[str, str], ...]
-]  # (namespace, pod) -> selected labels
+FieldValues = Mapping[int, Value]  # by field id
+PodName = tuple[str, str]  # namespace and name
+Pairs = tuple[tuple[str, str], ...]  # names and values, such as those of labels
+PodLabels = Mapping[PodName, Pairs]  # the selected labels
 Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
 Lack = Literal[
     "no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"
@@ -160,6 +161,10 @@ class Workload(Document, frozen=True):
         if self.uid or self.container_id:
             return "uid", self.uid, self.container or self.container_id
         return ("user", self.user) if self.user else ()
+
+    @property
+    def pod_name(self) -> PodName:
+        return self.namespace, self.pod
 
     @property
     def is_reservation(self) -> bool:
@@ -588,9 +593,7 @@ class Inventory:
 class GpuReading:
     """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
 
-    values: Mapping[
-        Device, Mapping[int, Value]
-    ]  # by device and field id; the GPU comes before its instances
+    values: Mapping[Device, FieldValues]  # the GPU comes before its instances
     details: tuple[
         Detail, ...
     ] = ()  # fields of the GPU that have several values, such as health checks
@@ -604,9 +607,8 @@ class GpuReading:
     entities: tuple[
         EntityState, ...
     ] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
-    slow_values: Mapping[int, Value] = field(
-        default_factory=dict
-    )  # additional fields for the GPU's page, by id
+    # additional fields for the GPU's page
+    slow_values: FieldValues = field(default_factory=dict)
     reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
     links_up: int | None = (
         None  # number of NVLinks that are up; None if the GPU has none or does not report them
@@ -629,9 +631,7 @@ class Assignment:
     source: str
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # fraction of the device, if known
-    attributes: tuple[
-        tuple[str, str], ...
-    ] = ()  # additional labels for the device's series, such as dra_claim_name
+    attributes: Pairs = ()  # additional labels for the device's series, such as dra_claim_name
     is_shared: bool = (
         False  # if True, an unknown share is not assumed to be 1, even for a sole holder
     )

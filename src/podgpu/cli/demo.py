@@ -39,7 +39,13 @@ from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, Workload, WorkloadOwner
+from podgpu.model import (
+    Pairs,
+    PodLabels,
+    PodName,
+    Workload,
+    WorkloadOwner,
+)
 from podgpu.node.agent.agent import Agent, Settings
 from podgpu.node.holders.identity import IdentityReader
 from podgpu.node.holders.kubelet import KubeletAllocation
@@ -282,7 +288,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
 
 
 def _label_pods(node: DemoNode) -> PodLabels:
-    labels: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+    labels: dict[PodName, Pairs] = {}
     for tenant in node.tenants:
         if tenant.pod:
             labels[tenant.namespace, tenant.pod] = (("team", team_of(tenant.namespace)),)
@@ -296,8 +302,8 @@ def team_of(namespace: str) -> str:
     return _TEAMS.get(namespace, "data-science")
 
 
-def find_owners(nodes: Sequence[DemoNode]) -> dict[tuple[str, str], WorkloadOwner]:
-    owners: dict[tuple[str, str], WorkloadOwner] = {}
+def find_owners(nodes: Sequence[DemoNode]) -> dict[PodName, WorkloadOwner]:
+    owners: dict[PodName, WorkloadOwner] = {}
     for node in nodes:
         for tenant in node.tenants:
             owner = _owner_of(tenant.pod)

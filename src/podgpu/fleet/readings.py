@@ -15,9 +15,15 @@ import msgspec
 from podgpu.errors import UsageError
 from podgpu.fleet.parts import HeldPart, is_shown
 from podgpu.fleet.prices import NO_PRICES, Prices
-from podgpu.metrics.adapter import PodName
 from podgpu.metrics.fields import meaning, nearest_names
-from podgpu.model import DeviceState, NodeState, WorkloadKey, WorkloadOwner, group_by_key
+from podgpu.model import (
+    DeviceState,
+    NodeState,
+    PodName,
+    WorkloadKey,
+    WorkloadOwner,
+    group_by_key,
+)
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))

@@ -352,7 +352,7 @@ def _hold(
                     share,
                     use="unknown" if is_unknown else times.use,
                     last_idle_since=times.idle_since,
-                    owner=owners.get((holder.namespace, holder.pod)),
+                    owner=owners.get(holder.pod_name),
                     price=price,
                     cluster=node.reading.cluster,
                     measured_idle=times.measured_idle,

@@ -50,6 +50,7 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
+    FieldValues,
     GpuOrInstance,
     Holder,
     MigInstance,
@@ -558,7 +559,7 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 
 
 def make_details(
-    state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None
+    state: NodeState, uuid: str, more: FieldValues, links_up: int | None
 ) -> GpuDetails:
     """Builds the details of a GPU.
 

@@ -30,7 +30,15 @@ from podgpu.metrics.fields import (
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.values import device_figures, gpu_figures, is_within_unit
-from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, convert_node, device_key
+from podgpu.model import (
+    RESERVATION,
+    NodeState,
+    PodName,
+    Workload,
+    WorkloadKey,
+    convert_node,
+    device_key,
+)
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
@@ -70,7 +78,6 @@ _CONDITION_FIELDS = {
 }
 
 LabelMap = Mapping[str, str]
-PodName = tuple[str, str]  # namespace, name
 
 
 # Rules that determine where a sample is stored in `NodeState`

@@ -24,7 +24,6 @@ from podgpu.metrics.fields import (
     fields,
 )
 from podgpu.metrics.labels import (
-    LabelPairs,
     Policy,
     assigned_holders,
     dcgm_labels,
@@ -45,6 +44,7 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     NodeState,
+    Pairs,
     Value,
 )
 
@@ -148,7 +148,7 @@ class _Renderer:
         labels = make_labels((*names.items(), *self._policy.host, *texts))
         self._add_values(labels, entity.fields)
 
-    def _held_labels(self, names: dict[str, str], texts: LabelPairs, holder: Holder) -> Labels:
+    def _held_labels(self, names: dict[str, str], texts: Pairs, holder: Holder) -> Labels:
         attributes = [*holder_pairs(holder, self._policy), *holder.labels.items()]
         if self._policy.virtual_gpus and holder.replica:
             attributes.append(("vgpu", holder.replica))
@@ -180,7 +180,7 @@ class _Renderer:
                     samples.append(Sample(with_attributes(labels, *more), count))
 
 
-def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> LabelPairs:
+def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> Pairs:
     """Returns the labels of counters of type label.
 
     If a MIG instance has no value, its GPU's value is used.
@@ -196,7 +196,7 @@ def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Value
 
 def _count_events(
     field_id: int, device: GpuOrInstance, policy: Policy
-) -> Iterator[tuple[int, LabelPairs]]:
+) -> Iterator[tuple[int, Pairs]]:
     """Yields value and additional labels of each sample of an event field.
 
     The value of XID_FIELD is the newest XID.

@@ -32,7 +32,6 @@ from podgpu.metrics.adapter import (
     MODEL_LABELS,
     UUID_LABELS,
     WORKLOAD_LABELS,
-    PodName,
     first_label,
     read_gpu_id,
     read_workload,
@@ -41,7 +40,12 @@ from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
 from podgpu.metrics.promql import by, select
-from podgpu.model import Workload, WorkloadOwner, group_by_key
+from podgpu.model import (
+    PodName,
+    Workload,
+    WorkloadOwner,
+    group_by_key,
+)
 from podgpu.past.bill import (
     RangeAnswer,
     RangeQuery,
@@ -353,7 +357,7 @@ class _RangeReader:
             for sample in await self._ask(f"label {label}", query, end):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
-                    key = sample.labels.get(cluster, ""), (pod.namespace, pod.pod)
+                    key = sample.labels.get(cluster, ""), pod.pod_name
                     values[key] = json.dumps({name: sample.labels[label]})
         return values
 

@@ -21,7 +21,6 @@ from podgpu.metrics.adapter import (
     UUID_LABELS,
     WORKLOAD_LABELS,
     LabelMap,
-    PodName,
     first_label,
     read_workload,
 )
@@ -29,7 +28,12 @@ from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
 from podgpu.metrics.promql import by, field_query, one_of, quote, select
 from podgpu.metrics.values import MAX_RATIO
-from podgpu.model import MIB, Workload, parts_of
+from podgpu.model import (
+    MIB,
+    PodName,
+    Workload,
+    parts_of,
+)
 from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill
@@ -353,7 +357,7 @@ class _DeviceLines:
         held: set[int] = set()
         shared: set[int] = set()
         for holder, steps in self.holders.items():
-            if (holder.namespace, holder.pod) == pod:
+            if holder.pod_name == pod:
                 own.append(holder)
                 held |= steps
             else:

@@ -165,7 +165,7 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
-        own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
+        own = [span for span in gpu.holders if span.pod_name == (namespace, pod)]
         devices.append(
             DeviceHistory(
                 uuid=gpu.uuid,

@@ -92,9 +92,7 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
         if node.stale:
             continue
         for _, parts in groupby(node.held, key=attrgetter("device_key")):
-            by_pod = group_by_key(
-                ((part.holder.namespace, part.holder.pod), part) for part in parts
-            )
+            by_pod = group_by_key((part.holder.pod_name, part) for part in parts)
             is_alone = len(by_pod) == 1
             for pod, own in by_pod.items():
                 # Jobs and reservations have no pod name.

@@ -14,7 +14,13 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
+from podgpu.model import (
+    Allocation,
+    FieldValues,
+    PodLabels,
+    RunningProcess,
+    SourceStatus,
+)
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
 from podgpu.node.agent.health import HealthWatch
@@ -123,7 +129,7 @@ class Agent:
         )
         self._telemetry_result = TelemetryResult()
         # by UUID; shown even after a GPU was lost
-        self._serials: dict[str, Mapping[int, Value]] = {}
+        self._serials: dict[str, FieldValues] = {}
         self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
@@ -372,7 +378,7 @@ class Agent:
         self._publish()
         return True
 
-    def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
+    def details(self, uuid: str) -> tuple[FieldValues, int | None]:
         """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
         reading = self._telemetry_result.readings.get(uuid)
         if reading is None:

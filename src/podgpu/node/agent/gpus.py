@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, EntityState, GpuReading, Inventory, SourceStatus, Value
+from podgpu.model import (
+    Device,
+    EntityState,
+    FieldValues,
+    GpuReading,
+    Inventory,
+    SourceStatus,
+    Value,
+)
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.source import FieldGroup, HostEngine, Telemetry
 from podgpu.workers import ErrorCounts, Workers
@@ -42,7 +50,7 @@ class TelemetryResult:
     at: float | None = None  # Unix time of the last successful reading
 
     @property
-    def values(self) -> dict[str, Mapping[int, Value]]:
+    def values(self) -> dict[str, FieldValues]:
         """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}
         values_of = {}

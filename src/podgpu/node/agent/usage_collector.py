@@ -315,10 +315,10 @@ def _find_unallocated(
     if not is_known or not (allocated or allocation.offered):
         return set()
 
-    unclear = {(request.namespace, request.pod) for request in allocation.vcuda}
+    unclear = {request.pod_name for request in allocation.vcuda}
     reserved = set()
     for entry in allocation.unmapped:
-        unclear.add((entry.holder.namespace, entry.holder.pod))
+        unclear.add(entry.holder.pod_name)
         if entry.reason == "reserved":
             reserved.add(entry.device_id)
 
@@ -331,7 +331,7 @@ def _find_unallocated(
             for owner in {process.owner for process in owned.processes or ()}:
                 if not isinstance(owner, Workload) or not owner.pod:
                     continue
-                if (owner.namespace, owner.pod) not in unclear:
+                if owner.pod_name not in unclear:
                     unallocated.add((key, owner.key))
     return unallocated - allocated
 

@@ -31,7 +31,15 @@ from podgpu.metrics.adapter import node_from_samples, read_device_key
 from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.metrics.values import Blank, converted, value_printed
-from podgpu.model import Device, DeviceState, ErrorEvent, GpuReading, Inventory, Value
+from podgpu.model import (
+    Device,
+    DeviceState,
+    ErrorEvent,
+    FieldValues,
+    GpuReading,
+    Inventory,
+    Value,
+)
 from podgpu.node.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, Telemetry
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds
@@ -239,7 +247,7 @@ class ExporterTelemetry:
                 f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
             )
 
-        readings: dict[Device, Mapping[int, Value]] = {}
+        readings: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []
