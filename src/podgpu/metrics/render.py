@@ -165,8 +165,9 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
         names = device_names(gpu, device, policy)
         pairs = []
         for holder in device.holders:
-            if holder.usage is not None and holder.pod:
-                pairs += [(holder, runner) for runner in holder.usage.waits_for if runner.pod]
+            if holder.pod:
+                runners = holder.known_usage.waits_for
+                pairs += [(holder, runner) for runner in runners if runner.pod]
         pairs.sort(key=lambda pair: -pair[1].ratio)
         for holder, runner in pairs[:MAX_WAIT_PAIRS]:
             if 100 * runner.ratio >= policy.wait_pairs:

@@ -24,8 +24,8 @@ from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by_key
-from podgpu.past.schema import AMOUNT_COLUMNS, COARSE, DAY, HOUR, OPEN
-from podgpu.past.sqlite import ceil_time, floor_time, parse_range, parse_time
+from podgpu.past.schema import AMOUNT_COLUMNS, COARSE, DAY, HOUR, OPEN, ceil_time, floor_time
+from podgpu.past.sqlite import parse_range, parse_time
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"

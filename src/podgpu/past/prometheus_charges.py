@@ -94,10 +94,6 @@ class _HolderKey(NamedTuple):
     workload: Workload
     owner: WorkloadOwner | None = None
 
-    @property
-    def pod(self) -> PodName:
-        return self.workload.namespace, self.workload.pod
-
 
 async def read_bill(
     server: PrometheusServer, query: RangeQuery, prices: Prices, state: ClusterState
@@ -293,18 +289,18 @@ class _RangeReader:
         accounts = {}
         for key in keys:
             workload = key.workload
-            pod = key.cluster, key.pod
+            pod = key.cluster, workload.pod_name
             ids = (workload.job, workload.uid, workload.container_id)
             if workload.pod:
                 ids = ("", "", "")
             owner = key.owner or owners.get(pod)
             if owner is None and not self.rule:
                 # Recording rules know only owners from kube-state-metrics.
-                owner = self.state.owners.get(key.pod)
+                owner = self.state.owners.get(workload.pod_name)
             owner = owner or WorkloadOwner("", "")
             used = " ".join(sorted(methods_of.get(key if self.rule else key[:3], ())))
             accounts[key] = UsageAccount(
-                *key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), used
+                *workload.pod_name, *ids, owner.kind, owner.name, labels.get(pod, ""), used
             )
         return accounts
 
@@ -315,7 +311,9 @@ class _RangeReader:
         if self.query.by not in ("pod", "owner"):
             return {}
         owners: dict[tuple[str, PodName], WorkloadOwner] = {}
-        pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
+        pods = group_by_key(
+            (key.cluster, key.workload.pod_name) for key in keys if key.workload.pod
+        )
         for cluster, names in pods.items():
             label = self.server.cluster_label
             reader = PodOwners(self.client, self.server.match, label, cluster)

@@ -36,6 +36,7 @@ from podgpu.past.schema import (
     OPEN,
     SCHEMA,
     SCHEMA_VERSION,
+    floor_time,
     migrate,
 )
 
@@ -230,7 +231,7 @@ class HistoryStore:
 
     def charge(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Adds up the charges of a round in memory, until `write` stores them."""
-        start = _floor(now, COARSE)
+        start = floor_time(now, COARSE)
         with self._unwritten_lock:
             for gpu in gpus:
                 for charge in gpu.charges:
@@ -265,7 +266,7 @@ class HistoryStore:
         with self._unwritten_lock:
             moved: dict[_UsageKey, Amounts] = {}
             for (start, account, currency, node), amounts in self._unwritten.items():
-                key = (_floor(start + shift, length), account, currency, node)
+                key = (floor_time(start + shift, length), account, currency, node)
                 _add_up(moved, key, amounts)
             self._unwritten = moved
 
@@ -278,10 +279,10 @@ class HistoryStore:
         then lost, but its usage is kept in memory and written with the next round.
         """
         with self._take_unwritten() as usage, self._transaction():
-            self._write_round(_floor(now, FINE), now, gpus)
+            self._write_round(floor_time(now, FINE), now, gpus)
             self._write_usage(usage)
-            if is_settled and self._step != _floor(now, COARSE):
-                self._step = _floor(now, COARSE)
+            if is_settled and self._step != floor_time(now, COARSE):
+                self._step = floor_time(now, COARSE)
                 self._close_step(now)
 
     def carry(self) -> None:
@@ -474,7 +475,7 @@ class HistoryStore:
     # Rows of a round
 
     def _write_round(self, time: int, now: float, gpus: Sequence[GpuSample]) -> None:
-        hour = _floor(time, HOUR)
+        hour = floor_time(time, HOUR)
         if self._ids_hour != hour:
             # Cached ids are cleared every hour, so that the upserts update last_seen.
             self._ids_hour = hour
@@ -649,7 +650,7 @@ class HistoryStore:
     def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:
         if table == "usage":
             # The rows of an hour, or of a day, are deleted together.
-            since = _floor(since, _COARSER.get(resolution, resolution))
+            since = floor_time(since, _COARSER.get(resolution, resolution))
             self._db.execute(_KEEP_SINCE, (resolution, since))
         for name in (table, times):
             sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
@@ -727,10 +728,6 @@ class HistoryStore:
         self._db.execute("DROP TABLE excess")
         self._ids.clear()
         self._read_open_spans()
-
-
-def _floor(time: float, step: int) -> int:
-    return int(time) // step * step
 
 
 def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:
