@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 K = TypeVar("K")
+N = TypeVar("N", int, float)
 T = TypeVar("T")
 W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
@@ -124,6 +125,13 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def add_known(one: N | None, other: N | None) -> N | None:
+    """Returns the sum of the values that are not None. None if both are."""
+    if one is None:
+        return other
+    return one if other is None else one + other
 
 
 # The document

@@ -54,7 +54,7 @@ from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
 from podgpu.past.store import ConditionRecord, GpuSample
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -396,9 +396,9 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
     usage after `at`.
     """
-    last_day = int(now - DAY) // COARSE * COARSE
-    last_hour = int(now - HOUR) // COARSE * COARSE
-    first = last_day // DAY * DAY - 29 * DAY
+    last_day = floor_time(now - DAY, COARSE)
+    last_hour = floor_time(now - HOUR, COARSE)
+    first = floor_time(last_day, DAY) - 29 * DAY
     times = [(at, min(6 * HOUR, last_day - at)) for at in range(first, last_day, 6 * HOUR)]
     times += [(at, COARSE) for at in range(last_day, last_hour, COARSE)]
     times += [(at, FINE) for at in range(last_hour, int(now) - FINE, FINE)]

@@ -155,10 +155,13 @@ class NamespaceView(_JsonStruct, kw_only=True):
     wasted_per_hour: float | None = None
 
 
-class View(_JsonStruct, kw_only=True):
+class _Answer(_JsonStruct, kw_only=True):
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+
+
+class View(_Answer, kw_only=True):
     """`/api/v1/view`."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     version: str = msgspec.field(default_factory=lambda: __version__)
     scope: str
     taken_at: float | None = None
@@ -181,10 +184,9 @@ class View(_JsonStruct, kw_only=True):
     nodes: list[NodeView]
 
 
-class PodResponse(_JsonStruct, kw_only=True):
+class PodResponse(_Answer, kw_only=True):
     """`/api/v1/pods/NAMESPACE/POD`."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
     simulated: bool = False
     namespace: str
@@ -219,10 +221,9 @@ class SourceView(_JsonStruct, kw_only=True):
     message: str = ""
 
 
-class GpuDetails(_JsonStruct, kw_only=True):
+class GpuDetails(_Answer, kw_only=True):
     """Details that only the GPU's exporter can provide."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     fields: list[FieldView] | None = None
     xids: list[XidView] | None = None
     sources: list[SourceView] = []

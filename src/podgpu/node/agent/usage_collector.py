@@ -328,7 +328,7 @@ def _find_unallocated(
             key = owned.device.key
             if key in reserved:
                 continue
-            for owner in {process.owner for process in owned.processes or ()}:
+            for owner in owned.owners:
                 if not isinstance(owner, Workload) or not owner.pod:
                     continue
                 if owner.pod_name not in unclear:
