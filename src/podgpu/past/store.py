@@ -491,11 +491,11 @@ class HistoryStore:
 
         # Generators, because lists of rows cost a fifth of the CPU time in the garbage collector.
         samples = (
-            (FINE, time, gpu_id, GPU_ITSELF, *gpu.figures)
+            (FINE, time, gpu_id, GPU_ITSELF, *_as_floats(gpu.figures))
             for gpu_id, gpu in zip(gpu_ids, gpus, strict=True)
             if gpu.figures is not None
         )
-        own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
+        own = ((FINE, time, *key, *_as_floats(figures)) for key, figures in rows.own.items())
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._insert_samples(chain(samples, own))
         self._update_spans(rows)
@@ -736,6 +736,11 @@ def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -
         total[key] = earlier.plus(amounts)
     elif any(amounts):
         total[key] = amounts
+
+
+def _as_floats(figures: Figures) -> list[float | None]:
+    """Sums of a hostile exporter's numbers may be integers of more than 64 bits."""
+    return [None if value is None else float(value) for value in figures]
 
 
 def _find_free_name(name: str) -> str:
