@@ -10,6 +10,8 @@ from __future__ import annotations
 from operator import add
 from typing import NamedTuple
 
+from podgpu.model import add_known
+
 _HOUR = 3600
 
 
@@ -26,13 +28,7 @@ class Figures(NamedTuple):
 
         Unknown values stay unknown only if both are.
         """
-        return Figures(*map(_add_known, self, other))
-
-
-def _add_known(one: float | None, other: float | None) -> float | None:
-    if one is None:
-        return other
-    return one if other is None else one + other
+        return Figures(*map(add_known, self, other))
 
 
 class Amounts(NamedTuple):

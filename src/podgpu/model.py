@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 K = TypeVar("K")
+N = TypeVar("N", int, float)
 T = TypeVar("T")
 W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
@@ -40,15 +41,21 @@ Bytes = Annotated[int, Meta(ge=0, le=2**46)]  # 64 TiB
 Millijoules = Annotated[int, Meta(ge=0, le=2**55)]  # 10 kW for 100 years
 Milliwatts = Annotated[int, Meta(ge=0, le=10_000_000)]
 Celsius = Annotated[int, Meta(ge=-100, le=200)] | Annotated[float, Meta(ge=-100, le=200)]
+UpTo64 = Annotated[tuple[T, ...], Meta(max_length=64)]
+UpTo256 = Annotated[tuple[T, ...], Meta(max_length=256)]
+UpTo1024 = Annotated[tuple[T, ...], Meta(max_length=1024)]
+UpTo4096 = Annotated[tuple[T, ...], Meta(max_length=4096)]
+CountsByName = Annotated[dict[Name, Amount], Meta(max_length=256)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[
     dict[Name, int | float | Text], Meta(max_length=1024)
 ]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
-PodLabels = Mapping[
-    tuple[str, str], tuple[tuple[str, str], ...]
-]  # (namespace, pod) -> selected labels
+FieldValues = Mapping[int, Value]  # by field id
+PodName = tuple[str, str]  # namespace and name
+Pairs = tuple[tuple[str, str], ...]  # names and values, such as those of labels
+PodLabels = Mapping[PodName, Pairs]  # the selected labels
 Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
 Lack = Literal[
     "no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"
@@ -71,8 +78,8 @@ class Device:
 
     index: int | None
     uuid: str
-    pci_bus_id: str
-    model: str
+    pci_bus_id: str = ""
+    model: str = ""
     minor: int | None = None
     mig_enabled: bool = False
     gi_id: int | None = None
@@ -120,6 +127,13 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     return groups
 
 
+def add_known(one: N | None, other: N | None) -> N | None:
+    """Returns the sum of the values that are not None. None if both are."""
+    if one is None:
+        return other
+    return one if other is None else one + other
+
+
 # The document
 
 
@@ -155,6 +169,10 @@ class Workload(Document, frozen=True):
         if self.uid or self.container_id:
             return "uid", self.uid, self.container or self.container_id
         return ("user", self.user) if self.user else ()
+
+    @property
+    def pod_name(self) -> PodName:
+        return self.namespace, self.pod
 
     @property
     def is_reservation(self) -> bool:
@@ -232,7 +250,7 @@ class HolderUsage(Document, frozen=True):
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
     # workloads that ran meanwhile, largest ratio first
-    waits_for: Annotated[tuple[WaitPart, ...], Meta(max_length=4096)] = ()
+    waits_for: UpTo4096[WaitPart] = ()
     energy_mj: Millijoules | None = None
     power_ratio: Ratio | None = (
         None  # the workload's share of the device's energy in the last usage window
@@ -254,6 +272,7 @@ class RunningProcess(Document, frozen=True):
 
 # `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
 RESERVATION = "reservation"
+_NO_USAGE = HolderUsage()
 
 
 class Holder(Workload, frozen=True):
@@ -266,9 +285,13 @@ class Holder(Workload, frozen=True):
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
     labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
-    running: Annotated[
-        tuple[RunningProcess, ...], Meta(max_length=4096)
-    ] = ()  # only on a node without Kubernetes
+    # only on a node without Kubernetes
+    running: UpTo4096[RunningProcess] = ()
+
+    @property
+    def known_usage(self) -> HolderUsage:
+        """The usage. Empty if it cannot be measured."""
+        return self.usage or _NO_USAGE
 
 
 class NamespaceUsage(Document, frozen=True):
@@ -317,6 +340,9 @@ class DeviceTotals(Document, frozen=True):
     )
 
 
+_NO_TOTALS = DeviceTotals()
+
+
 class GpuOrInstance(Document, frozen=True):
     """Fields that `DeviceState` (a GPU) and `MigInstance` have in common."""
 
@@ -327,23 +353,26 @@ class GpuOrInstance(Document, frozen=True):
     usage: DeviceTotals | None = (
         None  # measured at `usage_at`, while other values are from `taken_at`
     )
-    holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
+    holders: UpTo4096[Holder] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
-    details: Annotated[
-        tuple[tuple[Name, LabelTexts, int | float], ...], Meta(max_length=1024)
-    ] = ()  # field, labels, value
-    unsupported: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
-    xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
+    details: UpTo1024[tuple[Name, LabelTexts, int | float]] = ()  # field, labels, value
+    unsupported: UpTo1024[Name] = ()
+    xids: UpTo256[XidCount] = ()
     last_xid: Amount | None = None
     # event -> number in the window, number since the start
     clock_events: Annotated[dict[Name, tuple[Amount, Amount]], Meta(max_length=256)] = {}
+
+    @property
+    def known_usage(self) -> DeviceTotals:
+        """The total usage. Empty if it cannot be measured."""
+        return self.usage or _NO_TOTALS
 
 
 class MigInstance(GpuOrInstance, frozen=True, kw_only=True):
     id: Count
     profile: Name = ""
     # UUIDs of its compute instances, as the kubelet reports them
-    uuids: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    uuids: UpTo64[Name] = ()
 
 
 class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
@@ -361,15 +390,11 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     temperature_celsius: Celsius | None = None
     # reason -> total time, counted by the driver
     throttled_ns: Annotated[dict[Name, Amount], Meta(max_length=64)] = {}
-    conditions: Annotated[
-        tuple[Condition, ...], Meta(max_length=64)
-    ] = ()  # a GPU that is `lost` has no values
+    conditions: UpTo64[Condition] = ()  # a GPU that is `lost` has no values
     # conditions that were checked and are absent
-    healthy: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
-    last_holders: Annotated[
-        tuple[Workload, ...], Meta(max_length=4096)
-    ] = ()  # set only for a lost GPU
-    instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
+    healthy: UpTo256[Name] = ()
+    last_holders: UpTo4096[Workload] = ()  # set only for a lost GPU
+    instances: UpTo64[MigInstance] = ()
 
 
 class SourceStatus(Document, frozen=True):
@@ -382,9 +407,9 @@ class SourceStatus(Document, frozen=True):
     message: Text = ""
     device: Name = ""  # UUID of the GPU, if the source is a single GPU
     # number of failures since the start, by reason
-    errors: Annotated[dict[Name, Amount], Meta(max_length=256)] = {}
+    errors: CountsByName = {}
     # current number of unmapped assignments, by reason
-    unmapped: Annotated[dict[Name, Amount], Meta(max_length=256)] = {}
+    unmapped: CountsByName = {}
 
 
 class EntityState(Document, frozen=True):
@@ -428,13 +453,11 @@ class NodeState(Document, frozen=True, kw_only=True):
     gpus_expected: Count | None = None  # number of GPUs on the PCI bus
     gpus_visible: Count | None = None
     gpus_lost: Count | None = None
-    devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
+    devices: UpTo1024[DeviceState] = ()
     namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
-    sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
-    entities: Annotated[
-        tuple[EntityState, ...], Meta(max_length=4096)
-    ] = ()  # NVSwitches, NVLinks, CPUs, cores
-    vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
+    sources: UpTo1024[SourceStatus] = ()
+    entities: UpTo4096[EntityState] = ()  # NVSwitches, NVLinks, CPUs, cores
+    vcuda: UpTo4096[VcudaRequest] = ()
     # namespace/pod -> labels of --kubernetes-enable-pod-labels
     pod_labels: Annotated[dict[Text, LabelTexts], Meta(max_length=8192)] = {}
     # DCGM field -> number of values rejected since the exporter's start; after decoding, also
@@ -578,9 +601,7 @@ class Inventory:
 class GpuReading:
     """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
 
-    values: Mapping[
-        Device, Mapping[int, Value]
-    ]  # by device and field id; the GPU comes before its instances
+    values: Mapping[Device, FieldValues]  # the GPU comes before its instances
     details: tuple[
         Detail, ...
     ] = ()  # fields of the GPU that have several values, such as health checks
@@ -594,9 +615,8 @@ class GpuReading:
     entities: tuple[
         EntityState, ...
     ] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
-    slow_values: Mapping[int, Value] = field(
-        default_factory=dict
-    )  # additional fields for the GPU's page, by id
+    # additional fields for the GPU's page
+    slow_values: FieldValues = field(default_factory=dict)
     reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
     links_up: int | None = (
         None  # number of NVLinks that are up; None if the GPU has none or does not report them
@@ -619,9 +639,7 @@ class Assignment:
     source: str
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # fraction of the device, if known
-    attributes: tuple[
-        tuple[str, str], ...
-    ] = ()  # additional labels for the device's series, such as dra_claim_name
+    attributes: Pairs = ()  # additional labels for the device's series, such as dra_claim_name
     is_shared: bool = (
         False  # if True, an unknown share is not assumed to be 1, even for a sole holder
     )

@@ -45,19 +45,6 @@ class Pem:
 NO_PEM = Pem()
 
 
-class ContextCache(Generic[T]):
-    """Caches a TLS context until the certificates or keys in it change."""
-
-    def __init__(self, make: Callable[[T], ssl.SSLContext]) -> None:
-        self._make = make
-        self._cached: tuple[T, ssl.SSLContext] | None = None
-
-    def get(self, material: T) -> ssl.SSLContext:
-        if self._cached is None or self._cached[0] != material:
-            self._cached = material, self._make(material)
-        return self._cached[1]
-
-
 class LastValid(Generic[T]):
     """Reads a value at every access.
 

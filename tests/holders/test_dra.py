@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import Pairs
 from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
-from podgpu.model import Allocation, Device, Unmapped, Workload
+from podgpu.model import (
+    Allocation,
+    Device,
+    Pairs,
+    Unmapped,
+    Workload,
+)
 from podgpu.node.holders.dra import (
     NVIDIA_DRIVER,
     ClaimReader,

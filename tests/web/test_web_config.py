@@ -53,7 +53,10 @@ rate_limit: {{interval: 1m30s, burst: 20}}
         "HTTP, like exporter-toolkit"
     )
     assert whole.tls.verify_mode is ssl.CERT_REQUIRED
-    assert whole.tls.client_allowed_sans == ["prometheus.test", "10.0.0.7"]
+    assert whole.tls.client_allowed_sans == (
+        "prometheus.test",
+        "10.0.0.7",
+    )
     assert whole.tls.versions == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
     assert whole.tls.ciphers == ["ECDHE-RSA-AES128-GCM-SHA256"]
     assert whole.headers == {

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import click
 from aiohttp import web
 
 from podgpu.cli.cluster import choose_collector, make_settings
-from podgpu.cli.options import make_command
+from podgpu.cli.options import Options, make_command
 from podgpu.errors import UsageError
 from podgpu.fleet.readings import ViewSettings, check_window
 from podgpu.fleet.round import Cluster
@@ -77,9 +77,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
-def _make_server(
-    options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack
-) -> AutoscaleServer:
+def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> AutoscaleServer:
     make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
     keda_address = options["keda_address"]
     api_address = options["api_address"]
@@ -115,7 +113,7 @@ def _make_server(
     return AutoscaleServer(store, cluster, scaler, api, updater)
 
 
-def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
+def _make_keda_tls(options: Options, address: Address) -> Any:
     """Returns the TLS credentials, or None for plain gRPC.
 
     Plain gRPC is allowed only on a loopback address.
@@ -132,7 +130,7 @@ def _make_keda_tls(options: Mapping[str, Any], address: Address) -> Any:
     return None
 
 
-def _check_api_certificate(options: Mapping[str, Any]) -> None:
+def _check_api_certificate(options: Options) -> None:
     files = [options["api_cert_file"], options["api_key_file"]]
     service = options["api_service"]
     if options["api_address"] is None:

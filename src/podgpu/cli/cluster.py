@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set, make_command, naming_option
+from podgpu.cli.options import Options, is_set, make_command, naming_option
 from podgpu.errors import UsageError
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
@@ -92,7 +91,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
 
 
-def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> ViewSettings:
+def make_settings(ctx: click.Context, options: Options, **more: Any) -> ViewSettings:
     """Builds the settings of the cluster view.
 
     Raises UsageError if options contradict each other.
@@ -113,7 +112,7 @@ def make_settings(ctx: click.Context, options: dict[str, Any], **more: Any) -> V
     return settings
 
 
-def _check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
+def _check_backend(ctx: click.Context, options: Options) -> None:
     """Raises UsageError if not exactly one backend is chosen, or if a flag belongs to another one.
 
     Environment variables of other backends are ignored, because they may be meant for another
@@ -146,7 +145,7 @@ def _flag_of(parameter: str) -> str:
 
 
 def choose_collector(
-    options: Mapping[str, Any],
+    options: Options,
     settings: ViewSettings,
     stack: ExitStack,
     prices: ReadPrices = no_prices,
@@ -221,7 +220,7 @@ def choose_collector(
     return discover_and_make
 
 
-def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
+def _prometheus_server(options: Options) -> PrometheusServer:
     tenant = options["prometheus_tenant"]
     headers = {"X-Scope-OrgID": tenant} if tenant else {}
     return PrometheusServer(
@@ -233,7 +232,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     )
 
 
-def _uses_api(options: Mapping[str, Any]) -> bool:
+def _uses_api(options: Options) -> bool:
     """Returns True if an API server is configured.
 
     Ignores ~/.kube/config, which may belong to another cluster.

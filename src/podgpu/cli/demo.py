@@ -39,7 +39,13 @@ from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
-from podgpu.model import PodLabels, Workload, WorkloadOwner
+from podgpu.model import (
+    Pairs,
+    PodLabels,
+    PodName,
+    Workload,
+    WorkloadOwner,
+)
 from podgpu.node.agent.agent import Agent, Settings
 from podgpu.node.holders.identity import IdentityReader
 from podgpu.node.holders.kubelet import KubeletAllocation
@@ -48,7 +54,7 @@ from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
 from podgpu.past.store import ConditionRecord, GpuSample
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -282,7 +288,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
 
 
 def _label_pods(node: DemoNode) -> PodLabels:
-    labels: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+    labels: dict[PodName, Pairs] = {}
     for tenant in node.tenants:
         if tenant.pod:
             labels[tenant.namespace, tenant.pod] = (("team", team_of(tenant.namespace)),)
@@ -296,8 +302,8 @@ def team_of(namespace: str) -> str:
     return _TEAMS.get(namespace, "data-science")
 
 
-def find_owners(nodes: Sequence[DemoNode]) -> dict[tuple[str, str], WorkloadOwner]:
-    owners: dict[tuple[str, str], WorkloadOwner] = {}
+def find_owners(nodes: Sequence[DemoNode]) -> dict[PodName, WorkloadOwner]:
+    owners: dict[PodName, WorkloadOwner] = {}
     for node in nodes:
         for tenant in node.tenants:
             owner = _owner_of(tenant.pod)
@@ -390,9 +396,9 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
     usage after `at`.
     """
-    last_day = int(now - DAY) // COARSE * COARSE
-    last_hour = int(now - HOUR) // COARSE * COARSE
-    first = last_day // DAY * DAY - 29 * DAY
+    last_day = floor_time(now - DAY, COARSE)
+    last_hour = floor_time(now - HOUR, COARSE)
+    first = floor_time(last_day, DAY) - 29 * DAY
     times = [(at, min(6 * HOUR, last_day - at)) for at in range(first, last_day, 6 * HOUR)]
     times += [(at, COARSE) for at in range(last_day, last_hour, COARSE)]
     times += [(at, FINE) for at in range(last_hour, int(now) - FINE, FINE)]

@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from podgpu.cli.exporter import list_ignored_options, resolve_options
-from podgpu.cli.options import is_set, make_command
+from podgpu.cli.options import Options, is_set, make_command
 from podgpu.cli.sources import (
-    Options,
     choose_counters,
     make_allocations,
     make_identities,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from podgpu.cli.options import make_command
+from podgpu.cli.options import Options, make_command
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
@@ -61,7 +61,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     return 0
 
 
-def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
+def _check(files: tuple[str, ...], options: Options) -> None:
     if bool(files) == bool(options["expr"]):
         raise UsageError("migrate: give either files (- for standard input) or --expr QUERY")
     if options["in_place"] and (options["expr"] or _STDIN in files):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,7 @@ GROUPS = {
     "paths": "Paths",
     "no effect": "Options of dcgm-exporter that are accepted without effect",
 }
+Options = Mapping[str, Any]  # by parameter
 _HIDING_SHARED = ("doctor", "top", "trace")
 """Commands whose --help does not show the options that they share with the exporter."""
 FROM_FILE = "podgpu.from_file"

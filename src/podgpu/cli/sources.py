@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from podgpu.cli.options import Options
 from podgpu.clock import Clock
 from podgpu.errors import UsageError
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("podgpu")
 DEFAULT_SPEC = "8xH100"
-Options = Mapping[str, Any]
 
 
 def node_name(default: str = "") -> str:

@@ -11,8 +11,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, naming_option
-from podgpu.cli.sources import Options, make_finder, make_holders, node_name, open_telemetry
+from podgpu.cli.options import EXPORTER_OPTIONS, Options, is_set, make_command, naming_option
+from podgpu.cli.sources import make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
 from podgpu.errors import UsageError, one_line
 from podgpu.metrics.counters import CounterSpec
@@ -66,7 +66,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         return show_live(feed, Screen(feed.source.name, options["sort"], options["filter"]))
 
 
-def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
+def _reject_local_options(ctx: click.Context, options: Options) -> None:
     """Raises UsageError if --url or --cluster is combined with flags of the local driver.
 
     Environment variables of such flags are ignored, because they may be meant for the exporter.

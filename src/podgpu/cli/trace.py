@@ -25,8 +25,8 @@ import click
 import msgspec
 
 from podgpu import __version__
-from podgpu.cli.options import make_command
-from podgpu.cli.sources import Options, make_identities, open_telemetry, simulated_driver
+from podgpu.cli.options import Options, make_command
+from podgpu.cli.sources import make_identities, open_telemetry, simulated_driver
 from podgpu.cli.terminal import quiet_logs, stop_on_signal
 from podgpu.errors import SourceError, StartError, UsageError, few_of
 from podgpu.files import AtomicFile

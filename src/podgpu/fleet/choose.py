@@ -51,12 +51,6 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
-class ChosenNode(NodeEntry, frozen=True, gc=False):
-    """A node with the owners of GPUs that it took over while their own nodes did not answer."""
-
-    owners: Mapping[str, str] = {}  # UUID -> node
-
-
 class RecordedCondition(Condition, frozen=True):
     """A condition of a past time. The history has its text."""
 
@@ -134,7 +128,7 @@ class _Chooser:
             owner = self.owners.get(gpu.uuid, reading.name)
             if owner != reading.name:
                 taken[gpu.uuid] = owner
-        return ChosenNode(
+        return NodeEntry(
             reading,
             state,
             age_seconds=max(0.0, age),
@@ -142,7 +136,7 @@ class _Chooser:
             gone=age > self.settings.stale_after,
             notes=tuple(notes),
             silent=self._find_silent(state),
-            owners=taken,
+            taken=taken,
         )
 
     @cached_property
@@ -150,9 +144,8 @@ class _Chooser:
         """The node of each GPU in the last round or record, or the node from which it took it."""
         owners = dict(self.recorded)
         for name, node in self.before.items():
-            taken = node.owners if isinstance(node, ChosenNode) else {}
             for uuid in _present_gpus(node.state):
-                owners[uuid] = taken.get(uuid, name)
+                owners[uuid] = node.taken.get(uuid, name)
         return owners
 
     def _is_kept(self, reading: NodeReading) -> bool:

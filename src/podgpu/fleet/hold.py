@@ -34,12 +34,11 @@ from podgpu.model import (
 _SAME_READING = 1e-6
 _SAME_COUNTERS = 0.5  # seconds; if less time has passed, the counters are from the same reading
 _SAME_IDLE_TIME = 1.0  # seconds; a smaller change of the reported idle time is measurement error
-_NO_USAGE = HolderUsage()
 
 
 def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     """Returns whether the holder uses the GPU or MIG instance, according to one reading."""
-    usage = holder.usage or _NO_USAGE
+    usage = holder.known_usage
     if usage.idle_since is not None:
         return "idle"
     whole = device.utilization_ratio
@@ -95,7 +94,7 @@ class IdleTimes:
         if then is None:
             return
 
-        self._before = {(part.device_key, part.holder.key): part for part in then.held}
+        self._before = then.held_by_holder()
         self._last_read_at = then.reading.read_at
         self._is_restarted = then.state.exporter_id != self.node.state.exporter_id
         if then.stale or self._is_restarted:
@@ -111,7 +110,7 @@ class IdleTimes:
     def find(
         self, gpu: DeviceState, instance: MigInstance | None, holder: Holder, share: float
     ) -> HolderTimes:
-        usage = holder.usage or _NO_USAGE
+        usage = holder.known_usage
         use = measure_use(instance or gpu, holder)
         device = key_of(gpu, instance)
         part = self._before.get((device, holder.key))
@@ -146,7 +145,7 @@ class IdleTimes:
         last_since = None if part is None else self._last_start(part)
         if part is None or last_since is None:
             return since
-        last = part.holder.usage or _NO_USAGE
+        last = part.holder.known_usage
         goes_on = self._is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
         return min(since, last_since) if goes_on else since
 
@@ -155,7 +154,7 @@ class IdleTimes:
         last_since = self._last_start(part)
         if self.node.reading.read_at <= self._last_read_at + _SAME_READING:
             return last_since
-        last = part.holder.usage or _NO_USAGE
+        last = part.holder.known_usage
         if use != "idle" or _growth(last.busy_ns, usage.busy_ns, NS):
             return None
         return self._last_read_at + self.offset if last_since is None else last_since
@@ -172,7 +171,7 @@ class IdleTimes:
             return None
         if seconds < _SAME_COUNTERS:
             return part.window
-        last = part.holder.usage or _NO_USAGE
+        last = part.holder.known_usage
         busy = None
         idle = None
         # While the usage is not measured, constant counters mean nothing.

@@ -193,19 +193,17 @@ def divide_device(holders: Sequence[Holder]) -> list[float]:
 def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
     """Returns True if the driver reports only the use of the MPS server, not the holder's own."""
     is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
-    return is_unmeasured and device.usage is not None and device.usage.method == "mps"
+    return is_unmeasured and device.known_usage.method == "mps"
 
 
 def device_utilization(device: GpuOrInstance) -> float | None:
-    window = None if device.usage is None else device.usage.utilization_ratio
-    own = [holder.usage.utilization_ratio for holder in device.holders if holder.usage]
-    return _whole(device.utilization_ratio, window, own)
+    own = [holder.known_usage.utilization_ratio for holder in device.holders]
+    return _whole(device.utilization_ratio, device.known_usage.utilization_ratio, own)
 
 
 def device_memory(device: GpuOrInstance) -> int | None:
-    window = None if device.usage is None else device.usage.memory_used_bytes
-    own = [holder.usage.memory_used_bytes for holder in device.holders if holder.usage]
-    return _whole(device.memory_used_bytes, window, own)
+    own = [holder.known_usage.memory_used_bytes for holder in device.holders]
+    return _whole(device.memory_used_bytes, device.known_usage.memory_used_bytes, own)
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:

@@ -15,9 +15,15 @@ import msgspec
 from podgpu.errors import UsageError
 from podgpu.fleet.parts import HeldPart, is_shown
 from podgpu.fleet.prices import NO_PRICES, Prices
-from podgpu.metrics.adapter import PodName
 from podgpu.metrics.fields import meaning, nearest_names
-from podgpu.model import DeviceState, NodeState, WorkloadOwner, group_by_key
+from podgpu.model import (
+    DeviceState,
+    NodeState,
+    PodName,
+    WorkloadKey,
+    WorkloadOwner,
+    group_by_key,
+)
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
@@ -144,6 +150,8 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     silent: NodeReading | None = (
         None  # last reading of the podgpu that reported the holders and no longer answers
     )
+    # The GPUs (UUID -> node) that it took over while their own nodes did not answer.
+    taken: Mapping[str, str] = {}
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
     held: tuple[HeldPart, ...] = ()
     counted_at: float = 0.0  # monotonic time of the reading in which the counters last changed
@@ -160,6 +168,10 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     def gpus(self) -> Iterator[DeviceState]:
         """Yields the GPUs for which `is_shown` is True."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
+
+    def held_by_holder(self) -> dict[tuple[str, WorkloadKey], HeldPart]:
+        """The parts by device and holder."""
+        return {(part.device_key, part.holder.key): part for part in self.held}
 
     def held_by_device(self) -> dict[str, list[HeldPart]]:
         return group_by_key((part.device_key, part) for part in self.held)

@@ -28,7 +28,14 @@ from podgpu.metrics.encode import (
     make_families,
 )
 from podgpu.metrics.labels import holder_names
-from podgpu.model import DeviceState, GpuOrInstance, MigInstance, group_by_key
+from podgpu.model import (
+    DeviceState,
+    GpuOrInstance,
+    MigInstance,
+    Pairs,
+    PodName,
+    group_by_key,
+)
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 # `gpu_id`: the GPU, even of a MIG instance
@@ -116,9 +123,9 @@ def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
     rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
-            pods: set[tuple[str, str]] = set()
+            pods: set[PodName] = set()
             for device in (gpu, *gpu.instances):
-                pods |= {(h.namespace, h.pod) for h in holders_of(gpu, device) if h.pod}
+                pods |= {h.pod_name for h in holders_of(gpu, device) if h.pod}
             for namespace, pod in sorted(pods):
                 rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
     return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
@@ -178,7 +185,7 @@ def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
 
 
 def _idle_samples(state: ClusterState) -> list[Sample]:
-    idle_since: dict[tuple[tuple[str, str], ...], float] = {}
+    idle_since: dict[Pairs, float] = {}
     for node in _fresh(state):
         for part in node.held:
             since = wasteful_since(part, state.taken_at, state.settings.idle_after)

@@ -29,7 +29,6 @@ _LONGEST_COUNTED_GAP = 3600.0  # seconds; a longer time is unknown, so nobody is
 _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the document
 _MARGIN = 1.2  # clocks and power limits are not exact
 MAX_WATTS = 5000.0  # of one GPU; no GPU needs as much
-_NO_USAGE = HolderUsage()
 _NOTHING_USED = HolderUsage(
     allocated_ns=0, busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
 )
@@ -58,7 +57,7 @@ class Spending:
         if self.earlier is None:
             return
         self.rejected.update(self.earlier.rejected)
-        self._before = {(part.device_key, part.holder.key): part for part in self.earlier.held}
+        self._before = self.earlier.held_by_holder()
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
         seconds = self.node.reading.read_at - self.earlier.reading.read_at
         exporter = self.node.state.exporter_id
@@ -77,14 +76,14 @@ class Spending:
         """Returns what the holder did since the last reading. None if this is unknown."""
         if self.seconds is None:
             return None
-        usage = holder.usage or _NO_USAGE
+        usage = holder.known_usage
         before = self._before.get((device_key, holder.key))
         self._most_seconds = _most(self.seconds)
         last = _NOTHING_USED
         if before is not None:
             # Counters that stood still for some time may catch up at once.
             self._most_seconds = _most(self.node.reading.read_at - before.counted_at)
-            last = before.holder.usage or _NO_USAGE
+            last = before.holder.known_usage
         if before is not None and not self._is_gap:
             return self._compare(last, usage, gpu, self.seconds, share)
 
@@ -186,7 +185,7 @@ def _most(seconds: float) -> float:
 
 
 def _counters_of(holder: Holder) -> tuple[int | None, ...]:
-    usage = holder.usage or _NO_USAGE
+    usage = holder.known_usage
     return usage.busy_ns, usage.idle_ns, usage.energy_mj
 
 
@@ -202,7 +201,7 @@ def _list_holders(node: NodeEntry) -> dict[str, set[WorkloadKey]]:
 def _are_counted(before: set[WorkloadKey], device: GpuOrInstance) -> bool:
     """Returns True if the holders are those of before, and the exporter counts their time."""
     for holder in device.holders:
-        if holder.usage is None or holder.usage.allocated_ns is None:
+        if holder.known_usage.allocated_ns is None:
             return False
     return before == {holder.key for holder in device.holders}
 

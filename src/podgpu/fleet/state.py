@@ -45,10 +45,10 @@ from podgpu.fleet.readings import (
 )
 from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
 from podgpu.metrics.conditions import NODE_GONE
+from podgpu.metrics.values import MAX_RATIO
 from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
-_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 
@@ -105,6 +105,13 @@ class ClusterState:
         """Mean of --used-field over the GPUs in use, from 0 to 1. None if there is no data."""
         used = self.used.get(CLUSTER)
         return None if used is None else used.mean / self.settings.full
+
+    @property
+    def messages(self) -> list[str]:
+        """The texts of alerts and notes."""
+        texts = [alert.text for alert in self.alerts]
+        texts += self.notes
+        return texts
 
     @property
     def simulated(self) -> bool:
@@ -331,8 +338,7 @@ def _hold(
             price = device_price(node.prices, gpu, instance, device_size)
             for holder, share in zip(holders, divide_device(holders), strict=True):
                 if idle is None:
-                    since = holder.usage.idle_since if holder.usage else None
-                    times = HolderTimes(measure_use(device, holder), since)
+                    times = HolderTimes(measure_use(device, holder), holder.known_usage.idle_since)
                 else:
                     times = idle.find(gpu, instance, holder, share)
                 spent = None
@@ -348,7 +354,7 @@ def _hold(
                     share,
                     use="unknown" if is_unknown else times.use,
                     last_idle_since=times.idle_since,
-                    owner=owners.get((holder.namespace, holder.pod)),
+                    owner=owners.get(holder.pod_name),
                     price=price,
                     cluster=node.reading.cluster,
                     measured_idle=times.measured_idle,
@@ -416,8 +422,13 @@ def measured_devices(
 
 def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
     """Returns the device's value of --used-field. None if it is unknown or impossible."""
-    value = device.fields.get(settings.used_field_name) if device.fields else None
-    if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO:
+    return read_field(device, settings.used_field_name, settings.full)
+
+
+def read_field(device: GpuOrInstance, name: str, full: float = 1.0) -> float | None:
+    """Returns the value of a field that is `full` on a fully busy device."""
+    value = device.fields.get(name) if device.fields else None
+    if isinstance(value, int | float) and 0 <= value <= full * MAX_RATIO:
         return value
     return None
 

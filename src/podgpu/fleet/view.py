@@ -50,10 +50,9 @@ from podgpu.model import (
     NS,
     Condition,
     DeviceState,
-    DeviceTotals,
+    FieldValues,
     GpuOrInstance,
     Holder,
-    HolderUsage,
     MigInstance,
     NodeState,
     RunningProcess,
@@ -69,8 +68,6 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NO_USAGE = HolderUsage()
-_NO_TOTALS = DeviceTotals()
 
 
 class _JsonStruct(msgspec.Struct, omit_defaults=True):
@@ -158,10 +155,13 @@ class NamespaceView(_JsonStruct, kw_only=True):
     wasted_per_hour: float | None = None
 
 
-class View(_JsonStruct, kw_only=True):
+class _Answer(_JsonStruct, kw_only=True):
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+
+
+class View(_Answer, kw_only=True):
     """`/api/v1/view`."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     version: str = msgspec.field(default_factory=lambda: __version__)
     scope: str
     taken_at: float | None = None
@@ -184,10 +184,9 @@ class View(_JsonStruct, kw_only=True):
     nodes: list[NodeView]
 
 
-class PodResponse(_JsonStruct, kw_only=True):
+class PodResponse(_Answer, kw_only=True):
     """`/api/v1/pods/NAMESPACE/POD`."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
     simulated: bool = False
     namespace: str
@@ -222,10 +221,9 @@ class SourceView(_JsonStruct, kw_only=True):
     message: str = ""
 
 
-class GpuDetails(_JsonStruct, kw_only=True):
+class GpuDetails(_Answer, kw_only=True):
     """Details that only the GPU's exporter can provide."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     fields: list[FieldView] | None = None
     xids: list[XidView] | None = None
     sources: list[SourceView] = []
@@ -247,14 +245,12 @@ class GpuResponse(GpuDetails, kw_only=True):
 def make_view(state: ClusterState) -> View:
     prices = state.prices
     is_cluster = state.scope == "cluster"
-    notes = [alert.text for alert in state.alerts]
-    notes += state.notes
     return View(
         scope=state.scope,
         taken_at=state.taken_at,
         interval_seconds=state.settings.interval,
         simulated=state.simulated,
-        notes=list(dict.fromkeys(notes)),
+        notes=list(dict.fromkeys(state.messages)),
         alerts=list(state.alerts),
         used_utilization_ratio=state.used_ratio,
         used_field=state.settings.used_field if is_cluster else "",
@@ -426,7 +422,7 @@ def _device_fields(
     gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
 ) -> dict[str, Any]:
     device: GpuOrInstance = instance or gpu
-    usage = device.usage or _NO_TOTALS
+    usage = device.known_usage
     return {
         "utilization_ratio": _rounded(device_utilization(device)),
         "memory_used_bytes": device_memory(device),
@@ -441,7 +437,7 @@ def _device_fields(
 
 def _make_holder(part: HeldPart) -> HolderView:
     holder = part.holder
-    usage = holder.usage or _NO_USAGE
+    usage = holder.known_usage
     power = part.gpu.power_mw
     watts = None
     if power is not None and usage.power_ratio is not None:
@@ -564,7 +560,7 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 
 
 def make_details(
-    state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None
+    state: NodeState, uuid: str, more: FieldValues, links_up: int | None
 ) -> GpuDetails:
     """Builds the details of a GPU.
 
@@ -582,7 +578,7 @@ def make_details(
         fields=_make_fields(values, source, links_up),
         xids=_make_xids(gpu),
         sources=_make_sources(state, gpu),
-        method=gpu.usage.method if gpu.usage else "",
+        method=gpu.known_usage.method,
     )
 
 

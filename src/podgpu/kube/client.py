@@ -19,6 +19,7 @@ from contextlib import (
     suppress,
 )
 from datetime import datetime
+from functools import lru_cache
 from subprocess import DEVNULL, PIPE
 from typing import Annotated, Any, Self
 
@@ -33,7 +34,7 @@ from podgpu.files import read_bounded
 from podgpu.http_client import explain_errors, open_session, read_body
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.objects import KubeObject
-from podgpu.tls import ContextCache, load_pair, make_client_context
+from podgpu.tls import load_pair, make_client_context
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 32 * 1024 * 1024  # enough for a page of 500 large pods
@@ -235,7 +236,7 @@ class Credentials:
         self._clock = clock
         self._current: tuple[str, ssl.SSLContext | None] | None = None
         self._renewed_at = self._renew_at = 0.0
-        self._contexts = ContextCache(self._make_context)
+        self._cached_context = lru_cache(maxsize=1)(self._make_context)
         self._lock = asyncio.Lock()
 
     async def current(self) -> tuple[str, ssl.SSLContext | None]:
@@ -299,10 +300,9 @@ class Credentials:
                 key = config.key.read()
         except SourceError as error:
             raise SourceError("tls", f"{config.origin}: {error}") from error
-        return self._contexts.get((ca, certificate, key))
+        return self._cached_context(ca, certificate, key)
 
-    def _make_context(self, material: tuple[bytes | None, bytes, bytes]) -> ssl.SSLContext:
-        ca, certificate, key = material
+    def _make_context(self, ca: bytes | None, certificate: bytes, key: bytes) -> ssl.SSLContext:
         config = self._config
         context = make_client_context(ca, config.ca.name or config.origin, config.verify)
         if certificate:

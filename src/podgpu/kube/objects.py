@@ -14,10 +14,14 @@ from fractions import Fraction
 from sys import intern
 from typing import Any
 
-from podgpu.model import Workload, WorkloadOwner
+from podgpu.model import (
+    Pairs,
+    PodName,
+    Workload,
+    WorkloadOwner,
+)
 
 KubeObject = dict[str, Any]  # a JSON object of the API
-Pairs = tuple[tuple[str, str], ...]
 
 
 def read_map(body: KubeObject, key: str) -> KubeObject:
@@ -176,7 +180,7 @@ def _read_containers(
         )
 
 
-def parse_owner(body: KubeObject) -> tuple[tuple[str, str], WorkloadOwner] | None:
+def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:
     """Returns (namespace, name) of a Pod and the owner of the Pod.
 
     Returns None if there is no owner.

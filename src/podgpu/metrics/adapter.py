@@ -30,7 +30,15 @@ from podgpu.metrics.fields import (
 from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.values import device_figures, gpu_figures, is_within_unit
-from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, convert_node, device_key
+from podgpu.model import (
+    RESERVATION,
+    NodeState,
+    PodName,
+    Workload,
+    WorkloadKey,
+    convert_node,
+    device_key,
+)
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
@@ -62,7 +70,6 @@ WORKLOAD_LABELS = (
 TARGET_LABELS = ("job", "instance")
 # distinguish the two Prometheus servers of an HA pair
 REPLICA_LABELS = ("prometheus_replica", "replica")
-MAX_LINES = 250_000  # ten times as many as a node with 16 GPUs and 112 MIG instances exports
 _MAX_AMOUNT = 2**63 - 1024  # largest float below 2**63, the limit of `Amount`
 DCGM_BLANK = 0x7FFFFFF0  # the smallest of DCGM's codes for "no value"
 _DIVIDED_FIELDS = {POWER, TOTAL_ENERGY}  # podgpu splits power and energy among virtual GPUs
@@ -71,7 +78,6 @@ _CONDITION_FIELDS = {
 }
 
 LabelMap = Mapping[str, str]
-PodName = tuple[str, str]  # namespace, name
 
 
 # Rules that determine where a sample is stored in `NodeState`
@@ -474,7 +480,7 @@ def _find_node_label(samples: list[ParsedSample], node_labels: Sequence[str]) ->
 
 def samples_in(text: str) -> Iterator[ParsedSample]:
     """Returns the samples in metrics text. Raises BadExposition if the text is malformed."""
-    families = parse_text(text, MAX_LINES)
+    families = parse_text(text)
     return chain.from_iterable(family.samples for family in families)
 
 

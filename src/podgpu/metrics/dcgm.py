@@ -24,7 +24,6 @@ from podgpu.metrics.fields import (
     fields,
 )
 from podgpu.metrics.labels import (
-    LabelPairs,
     Policy,
     assigned_holders,
     dcgm_labels,
@@ -45,6 +44,7 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     NodeState,
+    Pairs,
     Value,
 )
 
@@ -131,9 +131,9 @@ class _Renderer:
         self._add_values(labels, {name: all_values[name] for name in all_values.keys() & of_device})
         self._add_details(labels, device)
         for holder in holders:
-            own_values = {**repeated, **_attributed_values(values, holder.usage)}
+            own_values = {**repeated, **_attributed_values(values, holder.known_usage)}
             if is_shared:
-                own_values = _holder_activity(own_values, values, holder.usage)
+                own_values = _holder_activity(own_values, values, holder.known_usage)
             labels = self._held_labels(names, texts, holder)
             self._add_values(labels, own_values)
             self._add_events(labels, device)
@@ -148,7 +148,7 @@ class _Renderer:
         labels = make_labels((*names.items(), *self._policy.host, *texts))
         self._add_values(labels, entity.fields)
 
-    def _held_labels(self, names: dict[str, str], texts: LabelPairs, holder: Holder) -> Labels:
+    def _held_labels(self, names: dict[str, str], texts: Pairs, holder: Holder) -> Labels:
         attributes = [*holder_pairs(holder, self._policy), *holder.labels.items()]
         if self._policy.virtual_gpus and holder.replica:
             attributes.append(("vgpu", holder.replica))
@@ -180,7 +180,7 @@ class _Renderer:
                     samples.append(Sample(with_attributes(labels, *more), count))
 
 
-def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> LabelPairs:
+def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> Pairs:
     """Returns the labels of counters of type label.
 
     If a MIG instance has no value, its GPU's value is used.
@@ -196,7 +196,7 @@ def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Value
 
 def _count_events(
     field_id: int, device: GpuOrInstance, policy: Policy
-) -> Iterator[tuple[int, LabelPairs]]:
+) -> Iterator[tuple[int, Pairs]]:
     """Yields value and additional labels of each sample of an event field.
 
     The value of XID_FIELD is the newest XID.
@@ -230,19 +230,18 @@ def _count_events(
 # Virtual GPUs
 
 
-def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
+def _attributed_values(device: Values, usage: HolderUsage) -> dict[str, Value]:
     """Returns the holder's values for `ATTRIBUTED`, and the device's values for other fields.
 
     Unknown values are omitted. dcgm-exporter instead repeats the device's values for every holder.
     """
     values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
-    if usage is not None:
-        own = _own_values(device, usage)
-        values |= {name: value for name, value in own.items() if name in device}
+    own = _own_values(device, usage)
+    values |= {name: value for name, value in own.items() if name in device}
     return values
 
 
-def _holder_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
+def _holder_activity(values: Values, device: Values, usage: HolderUsage) -> dict[str, Value]:
     """Removes the activity fields of a shared device, except two that OpenCost needs.
 
     GR_ENGINE_ACTIVE gets the holder's own value. DEC_UTIL, by which OpenCost finds the device, is
@@ -253,7 +252,7 @@ def _holder_activity(values: Values, device: Values, usage: HolderUsage | None) 
         is_idle_decoder = name in _DECODER_FIELDS and value == 0
         if name not in _ACTIVITY or name in ATTRIBUTED or is_idle_decoder:
             kept[name] = value
-    if ENGINE in device and usage is not None and usage.utilization_ratio is not None:
+    if ENGINE in device and usage.utilization_ratio is not None:
         kept[ENGINE] = usage.utilization_ratio
     return kept
 

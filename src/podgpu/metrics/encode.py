@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from podgpu import __version__
 from podgpu.metrics.fields import table_rows
+from podgpu.model import Pairs
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
@@ -28,7 +29,7 @@ class Labels:
     __slots__ = ("pairs", "text")
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        self.pairs: tuple[tuple[str, str], ...] = tuple(pairs)
+        self.pairs: Pairs = tuple(pairs)
         inner = ",".join(f'{name}="{_escape_label(value)}"' for name, value in self.pairs)
         self.text = "{" + inner + "}" if inner else ""
 

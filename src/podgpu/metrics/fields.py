@@ -23,7 +23,10 @@ from functools import cache, lru_cache
 from sys import intern
 from typing import Literal, NamedTuple
 
-from podgpu.model import Value
+from podgpu.model import (
+    FieldValues,
+    Value,
+)
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
@@ -181,7 +184,7 @@ def fields() -> Mapping[int, Field]:
     return by_id
 
 
-def by_name(values: Mapping[int, Value]) -> dict[str, Value]:
+def by_name(values: FieldValues) -> dict[str, Value]:
     """Replaces field ids by field names."""
     return {fields()[number].name: value for number, value in values.items()}
 

@@ -13,9 +13,16 @@ from functools import cached_property, lru_cache
 
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Labels
-from podgpu.model import DeviceState, GpuOrInstance, Holder, MigInstance, NodeState, Workload
+from podgpu.model import (
+    DeviceState,
+    GpuOrInstance,
+    Holder,
+    MigInstance,
+    NodeState,
+    Pairs,
+    Workload,
+)
 
-LabelPairs = tuple[tuple[str, str], ...]
 POD_LABELS = ("namespace", "pod", "container")
 # pod labels of dcgm-exporter 1.x, used with `-o`
 OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
@@ -85,7 +92,7 @@ class Policy:
         return frozenset(counter.field.id for counter in self.counters)
 
     @cached_property
-    def host(self) -> LabelPairs:
+    def host(self) -> Pairs:
         if not self.hostname:
             return ()
         return tuple((label, self.hostname) for label in self.hostname_labels)
@@ -163,7 +170,7 @@ def dcgm_labels(
     names: Mapping[str, str],
     policy: Policy,
     attributes: Iterable[tuple[str, str]] = (),
-    label_values: LabelPairs = (),
+    label_values: Pairs = (),
     pod_labels: Mapping[str, str] | None = None,
 ) -> Labels:
     """Builds the labels of a DCGM series in dcgm-exporter's order.

@@ -23,7 +23,7 @@ from podgpu.metrics.labels import (
     visible_devices,
 )
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
-from podgpu.model import MIB, NS, HolderUsage, MigInstance, NodeState, VcudaRequest, WorkloadKey
+from podgpu.model import MIB, NS, MigInstance, NodeState, VcudaRequest, WorkloadKey
 
 MAX_WAIT_PAIRS = 20  # per device
 _CORES_OF_A_CARD = 100
@@ -165,8 +165,9 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
         names = device_names(gpu, device, policy)
         pairs = []
         for holder in device.holders:
-            if holder.usage is not None and holder.pod:
-                pairs += [(holder, runner) for runner in holder.usage.waits_for if runner.pod]
+            if holder.pod:
+                runners = holder.known_usage.waits_for
+                pairs += [(holder, runner) for runner in runners if runner.pod]
         pairs.sort(key=lambda pair: -pair[1].ratio)
         for holder, runner in pairs[:MAX_WAIT_PAIRS]:
             if 100 * runner.ratio >= policy.wait_pairs:
@@ -264,7 +265,7 @@ def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer
                 continue
             container = containers[holder.key]
             if gpu.index is not None and not device.hidden:
-                usage = holder.usage or HolderUsage()
+                usage = holder.known_usage
                 ratio = _multiply(usage.utilization_ratio, fraction)
                 container.percents[gpu.index].append(_multiply(ratio, 100))
                 container.used_bytes[gpu.index].append(usage.memory_used_bytes)

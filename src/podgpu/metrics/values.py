@@ -44,7 +44,7 @@ BRANDS = (
 _FABRIC_COMPLETED = 3
 _VGPU_FEATURE = 1
 _MAX_TEMPERATURE = 200
-_MAX_RATIO = 1.01  # a ratio can exceed 1, because GPM rounds, or its counter is read slightly late
+MAX_RATIO = 1.01  # a ratio can exceed 1, because GPM rounds, or its counter is read slightly late
 _CLOSE = 1e-6  # a number this close to a whole number is rounded to it
 
 
@@ -139,7 +139,7 @@ _LIMITS = {
     "%": (0.0, 100.0),
     "% (0-100)": (0.0, 100.0),
     "C": (-math.inf, _MAX_TEMPERATURE),
-    "ratio 0-1": (0.0, _MAX_RATIO),
+    "ratio 0-1": (0.0, MAX_RATIO),
 }
 """Unit -> least and largest possible value."""
 _TOO_MUCH_FOR_64_BITS = 2.0**63
@@ -204,7 +204,7 @@ def within_unit(field: Field, number: int | float) -> int | float:
     """
     if not is_within_unit(field, number):
         raise Blank(f"{number} {field.unit}")
-    is_ratio = _LIMITS.get(field.unit) == (0.0, _MAX_RATIO)
+    is_ratio = _LIMITS.get(field.unit) == (0.0, MAX_RATIO)
     return min(number, 1.0) if is_ratio else number
 
 
@@ -261,7 +261,7 @@ def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)
 
     ratio = values[UTIL] / 100 if UTIL in values else values.get(ENGINE)
-    if ratio is not None and not 0 <= ratio <= _MAX_RATIO:
+    if ratio is not None and not 0 <= ratio <= MAX_RATIO:
         ratio = None
     return {
         "utilization_ratio": ratio,

@@ -24,8 +24,17 @@ from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by_key
-from podgpu.past.schema import AMOUNT_COLUMNS, COARSE, DAY, HOUR, OPEN, UNSETTLED
-from podgpu.past.sqlite import ceil_time, floor_time, parse_range, parse_time
+from podgpu.past.schema import (
+    AMOUNT_COLUMNS,
+    COARSE,
+    DAY,
+    HOUR,
+    OPEN,
+    UNSETTLED,
+    ceil_time,
+    floor_time,
+)
+from podgpu.past.sqlite import parse_range, parse_time
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -257,7 +266,7 @@ def account_of(
         owner_kind=owner.kind,
         owner_name=owner.name,
         labels=json.dumps(labels, sort_keys=True) if labels else "",
-        methods=part.device.usage.method if part.device.usage else "",
+        methods=part.device.known_usage.method,
         user="" if holder.job or holder.container_id else holder.user,
     )
 

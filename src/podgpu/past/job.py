@@ -199,7 +199,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
 
 
 def _is_of(holder: Workload, summary: JobSummary) -> bool:
-    return (holder.namespace, holder.pod) == (summary.namespace, summary.pod)
+    return holder.pod_name == (summary.namespace, summary.pod)
 
 
 def _mean_field(devices: Iterable[GpuOrInstance], field: str) -> float | None:

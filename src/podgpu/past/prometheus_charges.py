@@ -32,7 +32,6 @@ from podgpu.metrics.adapter import (
     MODEL_LABELS,
     UUID_LABELS,
     WORKLOAD_LABELS,
-    PodName,
     first_label,
     read_gpu_id,
     read_workload,
@@ -41,7 +40,12 @@ from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
 from podgpu.metrics.promql import by, select
-from podgpu.model import Workload, WorkloadOwner, group_by_key
+from podgpu.model import (
+    PodName,
+    Workload,
+    WorkloadOwner,
+    group_by_key,
+)
 from podgpu.past.bill import (
     RangeAnswer,
     RangeQuery,
@@ -89,10 +93,6 @@ class _HolderKey(NamedTuple):
     instance: str
     workload: Workload
     owner: WorkloadOwner | None = None
-
-    @property
-    def pod(self) -> PodName:
-        return self.workload.namespace, self.workload.pod
 
 
 async def read_bill(
@@ -289,18 +289,18 @@ class _RangeReader:
         accounts = {}
         for key in keys:
             workload = key.workload
-            pod = key.cluster, key.pod
+            pod = key.cluster, workload.pod_name
             ids = (workload.job, workload.uid, workload.container_id)
             if workload.pod:
                 ids = ("", "", "")
             owner = key.owner or owners.get(pod)
             if owner is None and not self.rule:
                 # Recording rules know only owners from kube-state-metrics.
-                owner = self.state.owners.get(key.pod)
+                owner = self.state.owners.get(workload.pod_name)
             owner = owner or WorkloadOwner("", "")
             used = " ".join(sorted(methods_of.get(key if self.rule else key[:3], ())))
             accounts[key] = UsageAccount(
-                *key.pod, *ids, owner.kind, owner.name, labels.get(pod, ""), used
+                *workload.pod_name, *ids, owner.kind, owner.name, labels.get(pod, ""), used
             )
         return accounts
 
@@ -311,7 +311,9 @@ class _RangeReader:
         if self.query.by not in ("pod", "owner"):
             return {}
         owners: dict[tuple[str, PodName], WorkloadOwner] = {}
-        pods = group_by_key((key.cluster, key.pod) for key in keys if key.workload.pod)
+        pods = group_by_key(
+            (key.cluster, key.workload.pod_name) for key in keys if key.workload.pod
+        )
         for cluster, names in pods.items():
             label = self.server.cluster_label
             reader = PodOwners(self.client, self.server.match, label, cluster)
@@ -353,7 +355,7 @@ class _RangeReader:
             for sample in await self._ask(f"label {label}", query, end):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
-                    key = sample.labels.get(cluster, ""), (pod.namespace, pod.pod)
+                    key = sample.labels.get(cluster, ""), pod.pod_name
                     values[key] = json.dumps({name: sample.labels[label]})
         return values
 

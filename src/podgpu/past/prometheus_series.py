@@ -21,14 +21,19 @@ from podgpu.metrics.adapter import (
     UUID_LABELS,
     WORKLOAD_LABELS,
     LabelMap,
-    PodName,
     first_label,
     read_workload,
 )
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
 from podgpu.metrics.promql import by, field_query, one_of, quote, select
-from podgpu.model import MIB, Workload, parts_of
+from podgpu.metrics.values import MAX_RATIO
+from podgpu.model import (
+    MIB,
+    PodName,
+    Workload,
+    parts_of,
+)
 from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill
@@ -52,7 +57,6 @@ _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,
 _MAX_GAP_SECONDS = 300
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
-_MAX_RATIO = 1.01  # a ratio can exceed 1 if its counter is read slightly late
 _HOLDER_SERIES = {
     "utilization_ratio": "podgpu_container_gpu_utilization_ratio",
     "memory_used_bytes": "podgpu_container_gpu_memory_used_bytes",
@@ -88,7 +92,7 @@ class Window(NamedTuple):
         for number, value in self.find_steps(points).items():
             if figure != "utilization_ratio":
                 values[number] = value
-            elif 0 <= value <= _MAX_RATIO:
+            elif 0 <= value <= MAX_RATIO:
                 values[number] = min(value, 1.0)
         return values
 
@@ -353,7 +357,7 @@ class _DeviceLines:
         held: set[int] = set()
         shared: set[int] = set()
         for holder, steps in self.holders.items():
-            if (holder.namespace, holder.pod) == pod:
+            if holder.pod_name == pod:
                 own.append(holder)
                 held |= steps
             else:

@@ -134,8 +134,7 @@ def _charge_holders(
 def _complete(spent: HeldTime, part: HeldPart, at: float) -> HeldTime:
     """Estimates what the exporter does not count. `at`: Unix time of the reading."""
     busy = spent.busy
-    usage = part.holder.usage
-    if usage is None or usage.busy_ns is None:
+    if part.holder.known_usage.busy_ns is None:
         ratio = _utilization(part)
         busy = None if ratio is None else min(1.0, ratio) * spent.held
     idle = spent.idle
@@ -181,14 +180,10 @@ def _utilization(part: HeldPart) -> float | None:
     """
     if part.is_mps_client:
         return None
-    own = _own_utilization(part)
+    own = part.holder.known_usage.utilization_ratio
     if own is None and part.share == 1:
         return device_utilization(part.device)
     return own
-
-
-def _own_utilization(part: HeldPart) -> float | None:
-    return None if part.holder.usage is None else part.holder.usage.utilization_ratio
 
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
@@ -201,7 +196,7 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
 
 
 def _differs(part: HeldPart) -> bool:
-    own = _own_utilization(part)
+    own = part.holder.known_usage.utilization_ratio
     if own is None:
         return False
     whole = device_utilization(part.device)

@@ -150,6 +150,14 @@ PRAGMA user_version = {SCHEMA_VERSION};
 )
 
 
+def floor_time(time: float, step: int) -> int:
+    return int(time // step) * step
+
+
+def ceil_time(time: float, step: int) -> int:
+    return -int(-time // step) * step
+
+
 def migrate(db: sqlite3.Connection, path: Path | None) -> None:
     """Converts a file of schema 4 in one transaction. Keeps a copy, because 0.3 reads only that."""
     if path is not None:

@@ -17,7 +17,7 @@ import msgspec
 from podgpu.charge import Figures
 from podgpu.errors import UsageError
 from podgpu.model import Workload
-from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER
+from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
 
 MAX_POINTS = 500
 _SPARKLINE_STEP = 60  # seconds
@@ -165,7 +165,7 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
     devices: list[DeviceHistory] = []
     marks: list[Mark] = []
     for gpu in gpus:
-        own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
+        own = [span for span in gpu.holders if span.pod_name == (namespace, pod)]
         devices.append(
             DeviceHistory(
                 uuid=gpu.uuid,
@@ -274,14 +274,6 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
     Reads 15 s samples, which are kept for an hour.
     """
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
-
-
-def floor_time(time: float, step: int) -> int:
-    return int(time // step) * step
-
-
-def ceil_time(time: float, step: int) -> int:
-    return -int(-time // step) * step
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:

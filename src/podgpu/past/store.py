@@ -38,6 +38,7 @@ from podgpu.past.schema import (
     SCHEMA,
     SCHEMA_VERSION,
     UNSETTLED,
+    floor_time,
     migrate,
 )
 
@@ -242,11 +243,6 @@ class HistoryStore:
             self.close()
             raise
 
-    @property
-    def last_round(self) -> int:
-        """Unix time of the newest round, or 0."""
-        return self._last_round
-
     def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Charges and writes a round."""
         self.charge(now, gpus)
@@ -257,7 +253,7 @@ class HistoryStore:
 
         If the time is not settled, it may still be changed by `settle`.
         """
-        start = _floor(now, COARSE)
+        start = floor_time(now, COARSE)
         kind = OPEN if is_settled else UNSETTLED
         with self._unwritten_lock:
             for gpu in gpus:
@@ -291,7 +287,7 @@ class HistoryStore:
             shorter: dict[_UsageKey, Amounts] = {}
             with self._unwritten_lock:
                 for (kind, start, account, currency, node), amounts in self._unwritten.items():
-                    key = (kind, _floor(start, length), account, currency, node)
+                    key = (kind, floor_time(start, length), account, currency, node)
                     _add_up(shorter, key, amounts)
                 self._unwritten = shorter
 
@@ -304,10 +300,10 @@ class HistoryStore:
         then lost, but its usage is kept in memory and written with the next round.
         """
         with self._take_unwritten() as usage, self._transaction():
-            self._write_round(_floor(now, FINE), now, gpus)
+            self._write_round(floor_time(now, FINE), now, gpus)
             self._write_usage(usage)
-            if is_settled and self._step != _floor(now, COARSE):
-                self._step = _floor(now, COARSE)
+            if is_settled and self._step != floor_time(now, COARSE):
+                self._step = floor_time(now, COARSE)
                 self._close_step(now)
 
     def settle_unwritten(self, shift: float) -> None:
@@ -318,7 +314,7 @@ class HistoryStore:
         settled: dict[_UsageKey, Amounts] = {}
         with self._unwritten_lock:
             for (kind, start, account, currency, node), amounts in self._unwritten.items():
-                moved = _floor(start + shift, COARSE) if kind == UNSETTLED else start
+                moved = floor_time(start + shift, COARSE) if kind == UNSETTLED else start
                 _add_up(settled, (OPEN, moved, account, currency, node), amounts)
             self._unwritten = settled
 
@@ -337,7 +333,7 @@ class HistoryStore:
             for column in ("started", "ended"):
                 sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ?"
                 self._db.execute(sql, (round(shift), now))
-            self._last_round = self._fetch_last_round()
+            self.last_round = self._fetch_last_round()
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
@@ -495,7 +491,7 @@ class HistoryStore:
         self._ids_hour = -1
         self._step = -1
         self._new_accounts: Counter[str] = Counter()  # by node, in this hour
-        self._last_round = self._fetch_last_round()
+        self.last_round = self._fetch_last_round()  # Unix time of the newest round, or 0
         self._read_open_spans()
 
     def _fetch_last_round(self) -> int:
@@ -513,7 +509,7 @@ class HistoryStore:
     # Rows of a round
 
     def _write_round(self, time: int, now: float, gpus: Sequence[GpuSample]) -> None:
-        hour = _floor(time, HOUR)
+        hour = floor_time(time, HOUR)
         if self._ids_hour != hour:
             # The limit of new accounts is per hour, and cached ids must not pile up.
             self._ids_hour = hour
@@ -566,7 +562,7 @@ class HistoryStore:
                 kind = IDLE
             span = (gpu_id, account_id, kind, condition.name, condition.message)
             since = condition.since
-            is_new = since is not None and self._last_round - _LATEST < since <= now + 1
+            is_new = since is not None and self.last_round - _LATEST < since <= now + 1
             rows.spans[span] = round(since) if since is not None and is_new else rows.time
 
     def _find_gpu(self, gpu: GpuSample) -> int:
@@ -606,13 +602,13 @@ class HistoryStore:
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.
-        is_gap = rows.time - self._last_round > COARSE
-        ended = self._last_round + FINE if is_gap else rows.time
+        is_gap = rows.time - self.last_round > COARSE
+        ended = self.last_round + FINE if is_gap else rows.time
         self._db.executemany(
             _END_SPAN, [(ended, *span) for span in self._open_spans - rows.spans.keys()]
         )
         self._open_spans = set(rows.spans)
-        self._last_round = rows.time
+        self.last_round = rows.time
 
     # Usage
 
@@ -689,7 +685,7 @@ class HistoryStore:
     def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:
         if table == "usage":
             # The rows of an hour, or of a day, are deleted together.
-            since = _floor(since, _COARSER.get(resolution, resolution))
+            since = floor_time(since, _COARSER.get(resolution, resolution))
             self._db.execute(_KEEP_SINCE, (resolution, since))
         for name in (table, times):
             sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
@@ -767,10 +763,6 @@ class HistoryStore:
         self._db.execute("DROP TABLE excess")
         self._ids.clear()
         self._read_open_spans()
-
-
-def _floor(time: float, step: int) -> int:
-    return int(time) // step * step
 
 
 def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:

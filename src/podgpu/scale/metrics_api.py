@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,7 +46,7 @@ from podgpu.scale.requests import (
     parse_path,
 )
 from podgpu.scale.samples import MetricsSnapshot, SampleStore
-from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
+from podgpu.tls import LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 API_OPTION = "--api-address"
 # longer than a process runs, so that podgpu never renews the certificate
@@ -92,8 +93,8 @@ def _make_api_tls(
     """
     names = f"{certificate.name} and {key.name}"
 
-    def make(material: tuple[bytes, bytes, str]) -> ssl.SSLContext:
-        certificate_pem, key_pem, ca = material
+    @lru_cache(maxsize=1)
+    def make(certificate_pem: bytes, key_pem: bytes, ca: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -108,9 +109,8 @@ def _make_api_tls(
             load_authorities(context, ca.encode(), "requestheader-client-ca-file")
         return context
 
-    cache = ContextCache(make)
     read = LastValid(
-        lambda: cache.get((certificate.read(), key.read(), (find_proxy() or FrontProxy()).ca)),
+        lambda: make(certificate.read(), key.read(), (find_proxy() or FrontProxy()).ca),
         "the metrics API keeps its previous certificate and CA",
     )
     return read.get

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import PODS_PATH, KubeObject, Pairs, PodRecord, parse_owner, parse_pod
+from podgpu.kube.objects import PODS_PATH, KubeObject, PodRecord, parse_owner, parse_pod
 from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.model import Pairs, PodName
 
 _PAGE_SIZE = 500
 _RUNNING = {"fieldSelector": "status.phase=Running"}
@@ -35,7 +36,7 @@ class PodSeen(NamedTuple):
     labels: Pairs
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> PodName:
         return self.namespace, self.name
 
 
@@ -73,7 +74,7 @@ def _requests_gpu(record: PodRecord, body: KubeObject) -> bool:
 
 
 class RunningPods(NamedTuple):
-    by_key: Mapping[tuple[str, str], PodSeen] = {}  # (namespace, name)
+    by_key: Mapping[PodName, PodSeen] = {}
     trouble: str = ""  # why the list of pods is not available; otherwise empty
 
 

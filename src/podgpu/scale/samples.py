@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 from podgpu.clock import Clock
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import ViewSettings
-from podgpu.fleet.state import ClusterState, used_value
+from podgpu.fleet.spent import MAX_WATTS
+from podgpu.fleet.state import ClusterState, read_field, used_value
 from podgpu.model import GpuOrInstance, HolderUsage, group_by_key
 from podgpu.scale.catalogue import (
     BUSY,
@@ -41,10 +42,7 @@ SampleKey = tuple[str, str]
 """Namespace and name of a pod. For a namespace, the name is empty. For the cluster, both are empty.
 """
 _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are read late
-_MAX_RATIO = 1.01
-_MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _STARTING_SECONDS = 30.0
-_NO_USAGE = HolderUsage()
 
 
 class RoundSamples(NamedTuple):
@@ -94,9 +92,7 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
         if node.stale:
             continue
         for _, parts in groupby(node.held, key=attrgetter("device_key")):
-            by_pod = group_by_key(
-                ((part.holder.namespace, part.holder.pod), part) for part in parts
-            )
+            by_pod = group_by_key((part.holder.pod_name, part) for part in parts)
             is_alone = len(by_pod) == 1
             for pod, own in by_pod.items():
                 # Jobs and reservations have no pod name.
@@ -169,7 +165,7 @@ class _PodDevice(NamedTuple):
 
     @property
     def _usages(self) -> list[HolderUsage]:
-        return [part.holder.usage or _NO_USAGE for part in self.parts]
+        return [part.holder.known_usage for part in self.parts]
 
     @property
     def shares_by_mps(self) -> bool:
@@ -184,7 +180,7 @@ class _PodDevice(NamedTuple):
                 ratios[UTILIZATION.column] = self.device.utilization_ratio
             ratios[WAIT.column] = 0.0
             for metric in PROFILING_METRICS:
-                ratios[metric.column] = _read_field(self.device, metric.field)
+                ratios[metric.column] = read_field(self.device, metric.field)
         else:
             ratios[WAIT.column] = self._sum_rates("waited", _MAX_BUSY)
         return {column: min(1.0, ratio) for column, ratio in ratios.items() if ratio is not None}
@@ -200,7 +196,7 @@ class _PodDevice(NamedTuple):
         gpu = self.parts[0].gpu
         if self.is_alone and self.device is gpu and gpu.power_mw is not None:
             return gpu.power_mw / 1000
-        return self._sum_rates("joules", _MAX_WATTS)
+        return self._sum_rates("joules", MAX_WATTS)
 
     def _sum_rates(self, name: Literal["busy", "waited", "joules"], most: float) -> float | None:
         """Adds up what the containers did per second since the last reading.
@@ -217,13 +213,6 @@ class _PodDevice(NamedTuple):
                 return None
             total += amount / window.held
         return total
-
-
-def _read_field(device: GpuOrInstance, field: str) -> float | None:
-    value = (device.fields or {}).get(field)
-    if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO:
-        return value
-    return None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

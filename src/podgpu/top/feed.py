@@ -22,7 +22,11 @@ from podgpu.fleet.view import GpuDetails, View, decode_details, decode_view, mak
 from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import NodeState, has_readings
+from podgpu.model import (
+    NodeState,
+    PodName,
+    has_readings,
+)
 from podgpu.node.agent.agent import Agent
 from podgpu.node.gpu.remote_exporter import UrlExposition
 from podgpu.past.job import JobSummary
@@ -168,7 +172,7 @@ class ClusterSource:
         return FetchedDetails(uuid, details, jobs=jobs)
 
 
-def _list_pods(view: View, uuid: str) -> list[tuple[str, str]]:
+def _list_pods(view: View, uuid: str) -> list[PodName]:
     """Returns the pods that hold or last held the GPU or one of its instances."""
     slots: list[SlotOfView] = []
     for node in view.nodes:
@@ -180,7 +184,7 @@ def _list_pods(view: View, uuid: str) -> list[tuple[str, str]]:
     pods = []
     for slot in slots:
         holders = [*slot.holders, *slot.last_holders]
-        pods += [(holder.namespace, holder.pod) for holder in holders if holder.pod]
+        pods += [holder.pod_name for holder in holders if holder.pod]
     return list(dict.fromkeys(pods))
 
 

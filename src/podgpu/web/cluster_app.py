@@ -84,8 +84,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
         return False, "podgpu no longer reads the nodes: its loop is stuck\n"
 
     state = cluster.published.state
-    problems = [alert.text for alert in state.alerts]
-    problems += state.notes
+    problems = state.messages
     for node in state.nodes:
         if node.stale:
             problems.append(f"{node.name}: stale, last read {node.age_seconds or 0:.0f} s ago")

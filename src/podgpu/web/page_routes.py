@@ -21,6 +21,7 @@ from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
+from podgpu.model import PodName
 from podgpu.past.bill import Order, encode_range_csv, parse_range_query
 from podgpu.past.events import parse_events_query
 from podgpu.past.interface import Past
@@ -118,7 +119,7 @@ def _read_index(links: Sequence[str], has_events: bool) -> bytes:
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
-def _parse_pod(request: web.Request) -> tuple[str, str]:
+def _parse_pod(request: web.Request) -> PodName:
     return request.match_info["namespace"], request.match_info["pod"]
 
 

@@ -14,6 +14,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import bcrypt
@@ -25,7 +26,7 @@ from podgpu.clock import parse_duration
 from podgpu.decode import decode_yaml
 from podgpu.errors import UsageError
 from podgpu.files import ReadOnChange
-from podgpu.tls import ContextCache, LastValid, MakeTlsContext, Pem, load_authorities, load_pair
+from podgpu.tls import LastValid, MakeTlsContext, Pem, load_authorities, load_pair
 
 _MAX_CONFIG_BYTES = 256 * 1024
 # Longer passwords are truncated, as in Go, because Python's bcrypt rejects them.
@@ -90,13 +91,13 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     key: str | None = None
     client_ca: str | None = None
     client_auth_type: str | None = None
-    client_allowed_sans: list[str] | None = None
+    client_allowed_sans: tuple[str, ...] | None = None
     min_version: str | None = None
     max_version: str | None = None
-    cipher_suites: list[str] | None = None
+    cipher_suites: tuple[str, ...] | None = None
     prefer_server_cipher_suites: bool | None = None
     # Python can set only one curve, so a longer list is ignored.
-    curve_preferences: list[str] | None = None
+    curve_preferences: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
@@ -253,7 +254,7 @@ class Protection:
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises UsageError if the file cannot be used."""
         self._path = path
-        self._contexts = ContextCache(make_server_context)
+        self._make_context = lru_cache(maxsize=1)(make_server_context)
         self._logins = LoginChecker()
         file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
         self._config = LastValid(lambda: file.read(path), "the previous settings stay in effect")
@@ -274,7 +275,7 @@ class Protection:
             raise UsageError(
                 f"{self._path} no longer enables TLS, but turning TLS off requires a restart"
             )
-        return self._contexts.get((config, self._path, config.read_pems(self._path)))
+        return self._make_context(config, self._path, config.read_pems(self._path))
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
         # As in Go, a header that a handler has set is kept.
@@ -365,12 +366,11 @@ def _make_dummy_hash(hashes: Iterable[str]) -> str:
 # TLS
 
 
-def make_server_context(material: tuple[TlsConfig, str, Pems]) -> ssl.SSLContext:
+def make_server_context(config: TlsConfig, path: str, pems: Pems) -> ssl.SSLContext:
     """Builds the TLS context of a server. Raises UsageError or SourceError if this fails.
 
-    `material`: TLS settings, path of the web config file, certificates and key.
+    `path`: the web config file.
     """
-    config, path, pems = material
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.minimum_version, context.maximum_version = config.versions

@@ -32,7 +32,6 @@ from podgpu.http_client import Access, HttpClient, open_session
 from podgpu.metrics.adapter import (
     NODE_LABELS,
     UUID_LABELS,
-    PodName,
     TargetState,
     nodes_from_vectors,
     read_device_key,
@@ -50,7 +49,11 @@ from podgpu.metrics.promql import (
     select,
     series_queries,
 )
-from podgpu.model import NodeState, WorkloadOwner
+from podgpu.model import (
+    NodeState,
+    PodName,
+    WorkloadOwner,
+)
 
 # time between queries for unknown owners; kube-state-metrics may report new pods late
 _OWNER_SECONDS = 60.0
@@ -540,7 +543,7 @@ class PodOwners:
         for state in states:
             for gpu in state.devices:
                 for device in (gpu, *gpu.instances):
-                    pods |= {(holder.namespace, holder.pod) for holder in device.holders}
+                    pods |= {holder.pod_name for holder in device.holders}
         pods = {pod for pod in pods if pod[1]}
         self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         missing = sorted(pods - self.known.keys())

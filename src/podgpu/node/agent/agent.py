@@ -14,7 +14,13 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
-from podgpu.model import Allocation, PodLabels, RunningProcess, SourceStatus, Value
+from podgpu.model import (
+    Allocation,
+    FieldValues,
+    PodLabels,
+    RunningProcess,
+    SourceStatus,
+)
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
 from podgpu.node.agent.health import HealthWatch
@@ -123,7 +129,7 @@ class Agent:
         )
         self._telemetry_result = TelemetryResult()
         # by UUID; shown even after a GPU was lost
-        self._serials: dict[str, Mapping[int, Value]] = {}
+        self._serials: dict[str, FieldValues] = {}
         self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
@@ -132,7 +138,6 @@ class Agent:
         self._released_until = float("-inf")
         self._reading = threading.Lock()
         self._publishing = threading.Lock()
-        self._stopping = False
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
@@ -252,7 +257,7 @@ class Agent:
 
     def _publish(self) -> None:
         # After `stop`, all calls fail, and these failures must not be published.
-        if self._stopping:
+        if self._stopped.is_set():
             return
         with self._publishing:
             self._health.add_xids(self._telemetry.error_events())
@@ -323,9 +328,9 @@ class Agent:
             on_fatal()
 
     def _telemetry_loop(self) -> None:
-        while not self._stopping:
+        while not self._stopped.is_set():
             self.read_telemetry(only_due=True)
-            while not self._stopping:
+            while not self._stopped.is_set():
                 wait = self._schedule.next_at - self.clock.monotonic()
                 if wait <= 0:
                     break
@@ -334,10 +339,10 @@ class Agent:
 
     def _allocation_loop(self) -> None:
         due = self.clock.monotonic() + self.settings.allocation_interval
-        while not self._stopping:
+        while not self._stopped.is_set():
             self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
             due = self.clock.monotonic() + self.settings.allocation_interval
-            if not self._stopping:
+            if not self._stopped.is_set():
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
@@ -347,7 +352,7 @@ class Agent:
         """
         interval = self.settings.usage_interval
         due = self.clock.monotonic() + _AFTER_TELEMETRY
-        while not self._stopping:
+        while not self._stopped.is_set():
             self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
@@ -373,7 +378,7 @@ class Agent:
         self._publish()
         return True
 
-    def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
+    def details(self, uuid: str) -> tuple[FieldValues, int | None]:
         """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
         reading = self._telemetry_result.readings.get(uuid)
         if reading is None:
@@ -422,7 +427,6 @@ class Agent:
 
         If the driver hangs, waits only until the deadline.
         """
-        self._stopping = True
         self._stopped.set()
         self._wake.set()
         self._allocate_now.set()

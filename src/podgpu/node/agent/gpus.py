@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, EntityState, GpuReading, Inventory, SourceStatus, Value
+from podgpu.model import (
+    Device,
+    EntityState,
+    FieldValues,
+    GpuReading,
+    Inventory,
+    SourceStatus,
+    Value,
+)
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.source import FieldGroup, HostEngine, Telemetry
 from podgpu.workers import ErrorCounts, Workers
@@ -42,7 +50,7 @@ class TelemetryResult:
     at: float | None = None  # Unix time of the last successful reading
 
     @property
-    def values(self) -> dict[str, Mapping[int, Value]]:
+    def values(self) -> dict[str, FieldValues]:
         """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}
         values_of = {}
@@ -206,7 +214,7 @@ class TelemetryCollector:
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
         for uuid in sorted(uuids):
             if uuid.lower() not in known:
-                self._absent[uuid] = (Device(None, uuid, "", ""),)
+                self._absent[uuid] = (Device(None, uuid),)
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
         """Returns `result` without the GPU, if the GPU disappeared or is `lost`.

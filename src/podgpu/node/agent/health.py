@@ -34,8 +34,8 @@ from podgpu.model import (
     Condition,
     Device,
     ErrorEvent,
+    FieldValues,
     GpuReading,
-    Value,
     Workload,
     XidCount,
     group_by_key,
@@ -74,7 +74,7 @@ class Throttling:
     _samples: deque[_CounterSample] = field(default_factory=deque)
     _is_present: dict[str, bool] = field(default_factory=dict)
 
-    def update(self, values: Mapping[int, Value], now: float) -> dict[str, bool]:
+    def update(self, values: FieldValues, now: float) -> dict[str, bool]:
         """Returns whether each throttling condition is present. Omits unknown conditions."""
         samples = self._samples
         if samples and now - samples[-1].at < _SAMPLE_SECONDS:
@@ -102,7 +102,7 @@ class Throttling:
         return self._is_present
 
 
-def _read_counters(values: Mapping[int, Value], numbers: Iterable[int]) -> dict[int, float]:
+def _read_counters(values: FieldValues, numbers: Iterable[int]) -> dict[int, float]:
     counters = {}
     for number in numbers:
         value = values.get(number)
@@ -165,7 +165,7 @@ class HealthWatch:
                 links = usual_links.get(device.model, 0)
                 gpu.details = _check_gpu(gpu, device, result, values, links, now)
 
-    def _count_clock_events(self, values_of: Mapping[str, Mapping[int, Value]], now: float) -> None:
+    def _count_clock_events(self, values_of: Mapping[str, FieldValues], now: float) -> None:
         for key, values in values_of.items():
             mask = values.get(CLOCK_EVENTS_FIELD)
             if isinstance(mask, int):
@@ -277,7 +277,7 @@ def _check_gpu(
     gpu: _Gpu,
     device: Device,
     result: TelemetryResult,
-    values: Mapping[int, Value] | None,
+    values: FieldValues | None,
     usual_links: int,
     now: float,
 ) -> dict[str, str | None]:
@@ -316,7 +316,7 @@ def _check_gpu(
     return details
 
 
-def _check_reset(gpu: _Gpu, absence: _Absence | None, values: Mapping[int, Value] | None) -> None:
+def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None) -> None:
     """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
         if absence is not None:

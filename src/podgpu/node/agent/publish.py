@@ -33,6 +33,7 @@ from podgpu.model import (
     Device,
     DeviceState,
     EntityState,
+    FieldValues,
     Holder,
     MigInstance,
     NodeState,
@@ -40,7 +41,6 @@ from podgpu.model import (
     RunningProcess,
     SourceStatus,
     Unmapped,
-    Value,
     encode_node,
     group_by_key,
     split_key,
@@ -54,6 +54,7 @@ from podgpu.node.usage.ledger import DeviceUse
 _log = logging.getLogger("podgpu")
 RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
 """Metrics text or JSON. The stale variants omit all values. They are served if values are old."""
+UnsupportedField = tuple[str, str]  # field and device key
 COUNTERS = "counters"  # name of the source that reads the counter file
 _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
@@ -71,7 +72,7 @@ def build_node_state(
     allocation: Allocation,
     usage: UsageResult,
     health: Mapping[str, dict[str, Any]],
-    unsupported: Iterable[tuple[str, str]] = (),
+    unsupported: Iterable[UnsupportedField] = (),
     pod_labels: PodLabels | None = None,
     **members: Any,
 ) -> NodeState:
@@ -152,7 +153,7 @@ def _build_gpus(
     holders: Mapping[str, Sequence[Holder]],
     usage: UsageResult,
     health: Mapping[str, dict[str, Any]],
-    unsupported: Iterable[tuple[str, str]],
+    unsupported: Iterable[UnsupportedField],
 ) -> tuple[DeviceState, ...]:
     names = fields()
     values_of = telemetry.values
@@ -230,7 +231,7 @@ def _build_gpus(
 
 def list_unsupported(
     telemetry: TelemetryResult, configured: Collection[int]
-) -> list[tuple[str, str]]:
+) -> list[UnsupportedField]:
     """Returns name and device key of each configured field that a selected device lacks."""
     names = fields()
     shown = {device.key for device in telemetry.selected}
@@ -253,7 +254,7 @@ def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, 
     devices: dict[str, Device] = {}
     for key in keys:
         uuid, gi_id = split_key(key)
-        gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
+        gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid))
         if gi_id is not None:
             devices[key] = known.get(key) or replace(gpu, gi_id=gi_id)
     return devices
@@ -263,22 +264,21 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> list[Condition]:
     users = []
     times = []
     for holder in holders:
-        if holder.usage is not None and holder.usage.unallocated_since is not None:
+        since = holder.known_usage.unallocated_since
+        if since is not None:
             users.append(holder.text)
-            times.append(holder.usage.unallocated_since)
+            times.append(since)
     if not users:
         return []
     return [Condition(UNALLOCATED, min(times), few_of(users, 2)[:256])]
 
 
-def _read_figures(values: Mapping[int, Value]) -> dict[str, float]:
+def _read_figures(values: FieldValues) -> dict[str, float]:
     numbers = {i: value for i, value in values.items() if not isinstance(value, str)}
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
-def add_memory(
-    devices: Iterable[Device], values: Mapping[str, Mapping[int, Value]]
-) -> tuple[Device, ...]:
+def add_memory(devices: Iterable[Device], values: Mapping[str, FieldValues]) -> tuple[Device, ...]:
     """Sets the total memory of each device. Allocation sources need it to compute shares."""
     totals = {}
     for key, own in values.items():
@@ -390,13 +390,13 @@ class ChangeLog:
     def __init__(self, clock: Callable[[], float]) -> None:
         # by source and GPU UUID
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)
-        self._unsupported: set[tuple[str, str]] = set()  # field and device key
+        self._unsupported: set[UnsupportedField] = set()
         self._unmapped: frozenset[Unmapped] = frozenset()
 
     def report(
         self,
         sources: Iterable[SourceStatus],
-        unsupported: Iterable[tuple[str, str]],
+        unsupported: Iterable[UnsupportedField],
         unmapped: Iterable[Unmapped],
     ) -> None:
         """`unsupported`: result of `list_unsupported`."""
@@ -420,7 +420,7 @@ class ChangeLog:
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)
 
-    def _report_unsupported(self, unsupported: set[tuple[str, str]]) -> None:
+    def _report_unsupported(self, unsupported: set[UnsupportedField]) -> None:
         new = group_by_key(sorted(unsupported - self._unsupported))
         self._unsupported |= unsupported
         for name, keys in new.items():

@@ -177,7 +177,7 @@ def add_owners(
     owned: dict[str, list[OwnedUsage]] = {}
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
-        gpu = known.get(uuid) or Device(None, uuid, "", "")
+        gpu = known.get(uuid) or Device(None, uuid)
         own = owned.setdefault(uuid, [])
         is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
         # a MIG instance that no longer exists
@@ -315,10 +315,10 @@ def _find_unallocated(
     if not is_known or not (allocated or allocation.offered):
         return set()
 
-    unclear = {(request.namespace, request.pod) for request in allocation.vcuda}
+    unclear = {request.pod_name for request in allocation.vcuda}
     reserved = set()
     for entry in allocation.unmapped:
-        unclear.add((entry.holder.namespace, entry.holder.pod))
+        unclear.add(entry.holder.pod_name)
         if entry.reason == "reserved":
             reserved.add(entry.device_id)
 
@@ -328,10 +328,10 @@ def _find_unallocated(
             key = owned.device.key
             if key in reserved:
                 continue
-            for owner in {process.owner for process in owned.processes or ()}:
+            for owner in owned.owners:
                 if not isinstance(owner, Workload) or not owner.pod:
                     continue
-                if (owner.namespace, owner.pod) not in unclear:
+                if owner.pod_name not in unclear:
                     unallocated.add((key, owner.key))
     return unallocated - allocated
 

@@ -27,11 +27,19 @@ from podgpu.http_client import (
     redact_url,
     with_scheme,
 )
-from podgpu.metrics.adapter import MAX_LINES, node_from_samples, read_device_key
+from podgpu.metrics.adapter import node_from_samples, read_device_key
 from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.metrics.values import Blank, converted, value_printed
-from podgpu.model import Device, DeviceState, ErrorEvent, GpuReading, Inventory, Value
+from podgpu.model import (
+    Device,
+    DeviceState,
+    ErrorEvent,
+    FieldValues,
+    GpuReading,
+    Inventory,
+    Value,
+)
 from podgpu.node.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, Telemetry
 
 _MAX_AGE = 300.0  # maximum age of a file in seconds
@@ -105,7 +113,7 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
     """Parses metrics text. Raises SourceError if the text is malformed."""
     check_is_metrics(content, shown)
     try:
-        return parse_text(content.decode(), MAX_LINES)
+        return parse_text(content.decode())
     except UnicodeDecodeError as error:
         raise SourceError("malformed", f"{shown}: byte {error.start} is not UTF-8") from error
     except BadExposition as error:
@@ -239,7 +247,7 @@ class ExporterTelemetry:
                 f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
             )
 
-        readings: dict[Device, Mapping[int, Value]] = {}
+        readings: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []

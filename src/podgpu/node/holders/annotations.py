@@ -455,7 +455,7 @@ def replace_reservations(
             holder = assignment.holder
             with suppress(SourceError):  # identities that contradict each other
                 holder = complete(holder)
-            pod = records.get((holder.namespace, holder.pod))
+            pod = records.get(holder.pod_name)
             if pod is not None and _is_reservation(pod):
                 reserved[pod].add(assignment.device)
             elif pod is None and holder.is_reservation:

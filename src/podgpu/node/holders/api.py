@@ -17,7 +17,12 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.kube.config import SERVICE_ACCOUNT, ApiConfig, NoApi, load_config
 from podgpu.kube.objects import PODS_PATH, PodRecord, parse_pod, read_map
 from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
-from podgpu.model import Allocation, Device, PodLabels
+from podgpu.model import (
+    Allocation,
+    Device,
+    Pairs,
+    PodLabels,
+)
 from podgpu.node.holders import AllocationSource
 from podgpu.node.holders.annotations import is_read
 
@@ -170,7 +175,7 @@ class LabelFilter:
     def select(self, pods: Iterable[PodRecord]) -> PodLabels:
         return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}
 
-    def _select_labels(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
+    def _select_labels(self, pod: PodRecord) -> Pairs:
         """Returns the selected labels.
 
         If several keys become the same label name, the first key is used.

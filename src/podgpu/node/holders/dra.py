@@ -29,14 +29,20 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
     KubeObject,
-    Pairs,
     PodRecord,
     parse_quantity,
     read_list,
     read_map,
 )
 from podgpu.kube.reflector import Informer
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from podgpu.model import (
+    Allocation,
+    Assignment,
+    Device,
+    Pairs,
+    Unmapped,
+    Workload,
+)
 from podgpu.node.holders.api import ApiAccess
 from podgpu.node.holders.device_ids import DeviceIndex, add_shares, parse_device_id, sort_allocation
 from podgpu.node.holders.kubelet import SOURCE

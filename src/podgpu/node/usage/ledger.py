@@ -28,6 +28,7 @@ from podgpu.model import (
     WaitPart,
     Workload,
     WorkloadKey,
+    add_known,
     parts_of,
 )
 
@@ -135,6 +136,11 @@ class OwnedUsage:
         return self.usage.device
 
     @property
+    def owners(self) -> set[Owner]:
+        """The owners of all processes. Empty if processes are not visible."""
+        return {process.owner for process in self.processes or ()}
+
+    @property
     def slices(self) -> int:
         return slices_of_profile(self.device.profile) or 1
 
@@ -199,7 +205,7 @@ class OwnedUsage:
 
         if usage.process_busy_ns is None:
             # Busy time is attributed only if one holder owns all processes.
-            owners = {process.owner for process in self.processes} | self.holders.keys()
+            owners = self.owners | self.holders.keys()
             is_alone = len(owners) == len(self.holders) == 1
             if total is None or not is_alone:
                 return Division(total)
@@ -281,7 +287,7 @@ class OwnedUsage:
             return bounds
 
         owners = self._map_owners()
-        users = set(owners.values())
+        users = self.owners
         for workload, part in busy.parts.items():
             if self.usage.resident_ns is not None:
                 pids = [pid for pid in self.usage.resident_ns if owners.get(pid) == workload]
@@ -429,7 +435,7 @@ class Account:
                 sums["busy_min_ns"] = before.busy_min_ns + (window.busy_ns or 0)
         elif self.is_mps_client and before.busy_max_ns is None:
             # Earlier busy time was exact, so it is also the maximum.
-            sums["busy_max_ns"] = _add(before.busy_ns, window.busy_max_ns)
+            sums["busy_max_ns"] = add_known(before.busy_ns, window.busy_max_ns)
         if is_alone and window.wait_ns is None and before.wait_ns is not None:
             sums["wait_ratio"] = 0.0
         self.usage = structs.replace(window, **sums, power_ratio=before.power_ratio)
@@ -567,7 +573,7 @@ class Ledger:
 
         has_energy = self._devices.get(owned.device.uuid, device).energy_mj is not None
         is_visible = owned.processes is not None
-        owners = {process.owner for process in owned.processes or ()}
+        owners = owned.owners
         for workload, usage in usages.items():
             if has_energy and usage.busy_ns is not None:
                 # until the energy counter is read again
@@ -609,7 +615,7 @@ class Ledger:
         rest = gpu.energy_mj
         for account, part in parts.items():
             if account is not None:
-                energy_mj = _add(account.usage.energy_mj, part)
+                energy_mj = add_known(account.usage.energy_mj, part)
                 account.usage = structs.replace(account.usage, energy_mj=energy_mj)
                 self._charge_namespace(account, HolderUsage(energy_mj=part))
                 if account.workload.has_labels:
@@ -691,8 +697,7 @@ class Ledger:
         key = owned.device.key
         before = self._accounts.get(key, {})
         is_visible = owned.processes is not None
-        owners = {process.owner for process in owned.processes or ()}
-        users = {owner for owner in owners if isinstance(owner, Workload)}
+        users = {owner for owner in owned.owners if isinstance(owner, Workload)}
 
         accounts: dict[Workload, Account] = {}
         for workload in owned.holders.keys() | users:
@@ -757,13 +762,9 @@ class Ledger:
 
 def _sums(before: Document | None, window: Document, counters: Iterable[str]) -> dict[str, Any]:
     """Returns the sums of these counters. A counter is None until its first value."""
-    return {name: _add(getattr(before, name, None), getattr(window, name)) for name in counters}
-
-
-def _add(before: int | None, increment: int | None) -> int | None:
-    if increment is None:
-        return before
-    return increment if before is None else before + increment
+    return {
+        name: add_known(getattr(before, name, None), getattr(window, name)) for name in counters
+    }
 
 
 def _ratio(part: int | None, whole: int) -> float | None:

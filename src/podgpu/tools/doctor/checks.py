@@ -19,7 +19,15 @@ from podgpu.errors import SourceError, StartError, few_of, plural
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
-from podgpu.model import Allocation, Device, GpuReading, Inventory, Unmapped, UsageMethod
+from podgpu.model import (
+    Allocation,
+    Device,
+    GpuReading,
+    Inventory,
+    PodName,
+    Unmapped,
+    UsageMethod,
+)
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.dcgm.connection import format_version
 from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmTelemetry
@@ -554,7 +562,7 @@ def _check_kubelet(
     pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
     watched = api.watched_pods
     is_read = watched is not None and watched.synced and watched.error is None
-    api_pods: set[tuple[str, str]] = set()
+    api_pods: set[PodName] = set()
     if is_read:
         api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()}
     if not pods:
@@ -562,7 +570,7 @@ def _check_kubelet(
 
     workloads = [entry.holder for entry in allocation.assignments]
     workloads += [entry.holder for entry in allocation.unmapped]
-    holders = {(workload.namespace, workload.pod) for workload in workloads}
+    holders = {workload.pod_name for workload in workloads}
     counts = f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs"
     text = f"{responds}: {counts}, {plural(len(workloads), 'assignment')}"
     findings = [ok("kubelet", text)]

@@ -23,9 +23,9 @@ from podgpu.model import (
     Device,
     EntityState,
     ErrorEvent,
+    FieldValues,
     GpuReading,
     Inventory,
-    Value,
     group_by_key,
 )
 from podgpu.node.agent.device_selection import Selection
@@ -267,7 +267,7 @@ class DcgmTelemetry:
                 watch.read(some, latest)
 
         keys = {}
-        readings: dict[Device, Mapping[int, Value]] = {}
+        readings: dict[Device, FieldValues] = {}
         others = []
         for one in entities:
             values = latest.values[one.entity]

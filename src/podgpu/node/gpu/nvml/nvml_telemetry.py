@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +26,10 @@ from podgpu.model import (
     Device,
     DeviceUsage,
     ErrorEvent,
+    FieldValues,
     GpuReading,
     Inventory,
     ProcessUsage,
-    Value,
     device_key,
 )
 from podgpu.node.gpu.nvml.driver import (
@@ -370,14 +370,14 @@ class NvmlGpu:
         # Plans by field ids and device key.
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         self._slow_values_at = float("-inf")
-        self._slow_values: Mapping[int, Value] = {}
+        self._slow_values: FieldValues = {}
         self._links_up: int | None = None
 
     def read(self, fields: Sequence[Field]) -> GpuReading:
         now = self._clock()
         self._register_xids()
         self._follow_layout()
-        values: dict[Device, Mapping[int, Value]] = {}
+        values: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
         errors: list[str] = []
