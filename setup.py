@@ -1,4 +1,6 @@
-"""Adds the commit of a clone to the wheel, for `podgpu --version`. Everything else is in pyproject.toml.
+"""Adds the commit of a clone to the wheel, for `podgpu --version`.
+
+Everything else is in pyproject.toml.
 
 `make release` writes src/podgpu/commit.txt itself, because it builds from an archive without .git.
 """
