@@ -175,7 +175,7 @@ class CallGuard(Generic[Key]):
 
     @contextmanager
     def catch(self, *keys: Key) -> Iterator[None]:
-        """Collects errors of the enclosed calls, which read the values `keys`.
+        """Records errors of the calls in the `with` block. These calls read the values `keys`.
 
         Re-raises DeviceLost and DriverGone.
         """
