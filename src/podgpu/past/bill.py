@@ -44,16 +44,18 @@ _FORMULA_STARTS = frozenset("=+-@|%")
 _SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
 _NO_OWNER = WorkloadOwner("", "")
 _ACCOUNT_FIELDS = len(UsageAccount._fields)
-# Sums the usage of each account before the join, because joining every row is slower.
+_SUMS = ", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)
+# Sums each window by itself, and joins the sums: both save a quarter of the time.
+_RANGE_ROWS = f"""
+SELECT account, currency, {_SUMS} FROM usage
+WHERE resolution = ? AND time >= ? AND time < ? GROUP BY account, currency"""
 _RANGE = f"""
 SELECT {", ".join(UsageAccount._fields)}, currency, {", ".join(AMOUNT_COLUMNS)}
 FROM account JOIN (
-    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)}
-    FROM ({{rows}}) GROUP BY account, currency) USING (id)
+    SELECT account AS id, currency, {_SUMS} FROM ({{rows}}) GROUP BY account, currency) USING (id)
 ORDER BY namespace, pod, job, uid, container_id, currency"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
-_RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
 
 
 class RangeQuery(NamedTuple):
