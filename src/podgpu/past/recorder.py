@@ -13,8 +13,9 @@ from typing import TypeVar
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
+from podgpu.past.history_file import HistoryError
 from podgpu.past.schema import FINE
-from podgpu.past.store import GpuSample, HistoryError, HistoryStore
+from podgpu.past.store import GpuSample, HistoryStore
 
 FILE_NAME = "history.db"
 _OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2

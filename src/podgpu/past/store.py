@@ -8,22 +8,19 @@ what was recorded.
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import math
-import os
-import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
-from podgpu.errors import PodgpuError
+from podgpu.past.history_file import HistoryFile
+from podgpu.past.retention import IN_MEMORY, Deletion, Retention
 from podgpu.past.schema import (
     AMOUNT_COLUMNS,
     COARSE,
@@ -35,11 +32,8 @@ from podgpu.past.schema import (
     HOUR,
     IDLE,
     OPEN,
-    SCHEMA,
-    SCHEMA_VERSION,
     UNSETTLED,
     floor_time,
-    migrate,
 )
 
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
@@ -49,34 +43,8 @@ MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node shar
 _CARRY_SECONDS = 900
 _LATEST = 60  # seconds; if a condition began earlier, only its message changed: the span starts now
 MAX_UNWRITTEN = 200_000  # rows in memory (100 MB) while the file cannot be written
-_MIN_SHARE = 1000  # accounts that a node may have in a full file
-_MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
 
 
-class Retention(NamedTuple):
-    """How long the rows of each resolution are kept: for this much recorded time, in seconds.
-
-    Time is counted in recorded rounds, hours and days, so a wrong clock deletes nothing.
-    """
-
-    fine: int = 2 * HOUR
-    coarse: int = 8 * DAY
-    usage_per_step: int = 3 * HOUR
-    usage_per_hour: int = 8 * DAY
-    usage: int = 90 * DAY
-
-
-IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY + HOUR)
-
-_SETTINGS = (
-    "journal_mode = WAL",
-    # A power failure may lose the last values, but does not damage the file.
-    "synchronous = NORMAL",
-    # A container may have no writable /tmp.
-    "temp_store = MEMORY",
-    # Pages (16 MB). The same pages change often, so rare checkpoints save disk writes.
-    "wal_autocheckpoint = 4000",
-)
 _UPSERT_GPU = """
 INSERT INTO gpu (uuid, instance, node, gpu_index) VALUES (?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index
@@ -144,27 +112,7 @@ _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?)
 WHERE gpu = ? AND account = ? AND kind = ? AND name = ? AND message = ? AND ended IS NULL"""
-_DELETE_OLDEST_SPANS = """
-DELETE FROM span WHERE ended <= (
-    SELECT ended FROM span WHERE ended IS NOT NULL ORDER BY ended
-    LIMIT 1 OFFSET (SELECT count(ended) / 2 FROM span))"""
-# The time of the oldest of :most rows that are not in the future.
-_OLDEST_KEPT = """
-SELECT time FROM {table} WHERE resolution = ? AND time <= ? ORDER BY time DESC
-LIMIT 1 OFFSET ?"""
-_COARSER = {COARSE: HOUR, HOUR: DAY}
-_KEEP_SINCE = """
-INSERT INTO kept VALUES (?, ?) ON CONFLICT DO UPDATE SET since = max(since, excluded.since)"""
 _HOURS_KEPT = f"ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0)"
-_USED_BYTES = """
-SELECT (page_count - freelist_count) * page_size
-FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
-
-_log = logging.getLogger(__name__)
-
-
-class HistoryError(PodgpuError):
-    """The history cannot be opened, written or read."""
 
 
 class ConditionRecord(NamedTuple):
@@ -208,7 +156,7 @@ class _Round:
     """GPUs whose holders are unknown."""
 
 
-class HistoryStore:
+class HistoryStore(HistoryFile):
     """Writes history to a file, or to memory if `path` is None. No other process may write to it.
 
     Call the methods that write from one thread. The other methods may be called from any thread.
@@ -223,20 +171,13 @@ class HistoryStore:
         max_unwritten: int = MAX_UNWRITTEN,
     ) -> None:
         """Opens or creates the file. A damaged file is renamed to `*.damaged`."""
-        self._path = path
+        super().__init__(path)
         self._max_bytes = max_bytes
         self._max_unwritten = max_unwritten
         self._retention = Retention() if path else IN_MEMORY
         # Usage that is not written yet, also because writing failed.
         self._unwritten: dict[_UsageKey, Amounts] = {}
         self._unwritten_lock = threading.Lock()
-        self._damage: Exception | None = None
-        self._in_memory = threading.RLock()
-        with self._translate_errors("open"), ExitStack() as lock:
-            if path is not None:
-                lock.enter_context(_lock_file(path))
-            self._open_or_replace()
-            self._lock = lock.pop_all()
         try:
             self.settle(0.0, math.inf)  # usage of the last process
         except BaseException:
@@ -335,20 +276,6 @@ class HistoryStore:
                 self._db.execute(sql, (round(shift), now))
             self.last_round = self._fetch_last_round()
 
-    @contextmanager
-    def reader(self) -> Iterator[sqlite3.Connection]:
-        """Opens a read-only connection for the functions that read. Raises HistoryError."""
-        with self._translate_errors("read"):
-            if self._path is None:
-                with self._in_memory:
-                    yield self._db
-                return
-            uri = f"{self._path.absolute().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(uri, uri=True)) as db:
-                db.execute("PRAGMA temp_store = MEMORY")
-                db.execute("BEGIN")  # all queries see the same snapshot
-                yield db
-
     def take_over(self, other: HistoryStore) -> None:
         """Adds the usage of another store, which is then closed.
 
@@ -374,119 +301,7 @@ class HistoryStore:
         self._add_unwritten(usage)
         other.close()
 
-    def close(self) -> None:
-        self._db.close()
-        self._lock.close()
-
-    # The file
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._translate_errors("write"), self._in_memory:
-            if self._damage is not None:
-                self._replace_file(self._damage)
-            self._restore_deleted_file()
-            try:
-                with self._db:  # commits, or rolls back on an exception
-                    yield
-            except BaseException:
-                self._reset_caches()
-                raise
-
-    @contextmanager
-    def _translate_errors(self, action: str) -> Iterator[None]:
-        """Converts errors to HistoryError. If the file is damaged, the next round replaces it."""
-        try:
-            yield
-        except (sqlite3.Error, OSError, OverflowError) as error:
-            if _is_damage(error):
-                self._damage = error
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            # SQLite reports some full disks as I/O errors.
-            is_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-            hint = "; check that the disk has free space" if is_full else ""
-            what = self._path or "history"
-            raise HistoryError(f"cannot {action} {what}: {error}{hint}") from error
-
-    def _open_or_replace(self) -> None:
-        try:
-            self._open()
-        except sqlite3.Error as error:
-            has_other_tables = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
-            if not (_is_damage(error) or has_other_tables):
-                raise
-            self._replace_file(error)
-
-    def _open(self) -> None:
-        self._db = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
-        try:
-            self._prepare()
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _prepare(self) -> None:
-        """Checks the schema of the file. Creates the tables of a new file."""
-        if self._path is not None:
-            self._path.chmod(0o600)  # pod names are private
-        version = self._fetch_value("PRAGMA user_version")
-        if version not in (0, 4, SCHEMA_VERSION):
-            raise HistoryError(
-                f"{self._path} was written by another version of podgpu (schema {version}; this"
-                f" version supports {SCHEMA_VERSION}); use that version or another --history-dir"
-            )
-        for setting in _SETTINGS:
-            self._db.execute(f"PRAGMA {setting}")
-        if version == 0:
-            self._db.executescript(SCHEMA)
-        elif version < SCHEMA_VERSION:
-            migrate(self._db, self._path)
-        self._inode = None if self._path is None else self._path.stat().st_ino
-        self._reset_caches()
-
-    def _replace_file(self, error: Exception) -> None:
-        # Must precede the renaming, because closing deletes the write-ahead log by its name.
-        self._db.close()
-        aside = _find_free_name(f"{self._path}.damaged")
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
-        _log.error(
-            "%s is damaged (%s); it was renamed to %s, and a new file was created",
-            self._path,
-            error,
-            aside,
-        )
-        self._damage = None
-        self._open()
-
-    def _restore_deleted_file(self) -> None:
-        """Writes the file again if it was deleted or replaced: its content is still readable."""
-        if self._path is None:
-            return
-        with suppress(FileNotFoundError):
-            if self._path.stat().st_ino == self._inode:
-                return
-        for suffix in ("-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-        if self._path.exists():
-            aside = _find_free_name(f"{self._path}.other")
-            os.replace(self._path, aside)
-            _log.error(
-                "%s was replaced while podgpu runs; the new file is now %s", self._path, aside
-            )
-        else:
-            _log.error("%s was deleted while podgpu runs; it is written again", self._path)
-        with closing(sqlite3.connect(self._path)) as copy:
-            self._db.backup(copy)
-        self._db.close()
-        self._open()
-
     def _reset_caches(self) -> None:
-        """Replaces cached values by those in the file.
-
-        Needed after a rollback, which may invalidate cached row ids.
-        """
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = -1
         self._step = -1
@@ -501,10 +316,6 @@ class HistoryStore:
     def _read_open_spans(self) -> None:
         spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
         self._open_spans: set[_Span] = set(self._db.execute(spans))
-
-    def _fetch_value(self, sql: str, *parameters: int) -> Any:
-        row = self._db.execute(sql, parameters).fetchone()
-        return None if row is None else row[0]
 
     # Rows of a round
 
@@ -626,8 +437,7 @@ class HistoryStore:
         self._make_means(self._step)
         if self._step % _CARRY_SECONDS == 0:
             self._carry_usage()
-            self._expire(now)
-            self._enforce_size_limit()
+            self._delete(now)
 
     def _carry_usage(self) -> None:
         """Adds open usage to the coarser rows, except that of the current 5 minutes."""
@@ -637,6 +447,14 @@ class HistoryStore:
             self._db.execute(_CARRY_PERIODS, parameters)
         sql = f"DELETE FROM usage WHERE resolution = {OPEN} AND time <> ?"
         self._db.execute(sql, (self._step,))
+
+    def _delete(self, now: float) -> None:
+        deletion = Deletion(self._db)
+        deletion.expire(self._retention, now)
+        deletion.enforce_size_limit(self._max_bytes)
+        if deletion.names_deleted:
+            self._ids.clear()
+            self._read_open_spans()
 
     # Samples
 
@@ -650,120 +468,6 @@ class HistoryStore:
             self._db.execute(_COPY_GPU_VALUES, step)
             self._db.execute(_INSERT_ROUND, (COARSE, start))
 
-    # Deletion
-
-    def _expire(self, now: float) -> None:
-        keep = self._retention
-        self._expire_rows("round", "sample", FINE, keep.fine, now)
-        self._expire_rows("round", "sample", COARSE, keep.coarse, now)
-        self._expire_rows("period", "usage", COARSE, keep.usage_per_step, now)
-        self._expire_rows("period", "usage", HOUR, keep.usage_per_hour, now)
-        is_day_over = self._expire_rows("period", "usage", DAY, keep.usage, now)
-        oldest = self._fetch_value("SELECT min(time) FROM round")
-        self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
-        if is_day_over:
-            self._delete_unused_names()
-
-    def _expire_rows(
-        self, times: str, table: str, resolution: int, seconds: int, now: float
-    ) -> bool:
-        """Deletes the oldest rows, but at most those of one day. Returns False if there are none.
-
-        `times`: the table that lists the times of the rows.
-        """
-        most = seconds // resolution
-        sql = _OLDEST_KEPT.format(table=times)
-        since = self._fetch_value(sql, resolution, round(now), most - 1)
-        oldest = self._fetch_value(
-            f"SELECT min(time) FROM {times} WHERE resolution = ?", resolution
-        )
-        if since is None or oldest >= since:
-            return False
-        self._delete_rows(times, table, resolution, min(since, oldest + DAY))
-        return True
-
-    def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:
-        if table == "usage":
-            # The rows of an hour, or of a day, are deleted together.
-            since = floor_time(since, _COARSER.get(resolution, resolution))
-            self._db.execute(_KEEP_SINCE, (resolution, since))
-        for name in (table, times):
-            sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
-            self._db.execute(sql, (resolution, since))
-
-    def _delete_unused_names(self) -> None:
-        self._db.execute("""
-            DELETE FROM account WHERE id NOT IN (SELECT account FROM usage)
-            AND id NOT IN (SELECT account FROM span)""")
-        self._db.execute("""
-            DELETE FROM gpu WHERE id NOT IN (SELECT gpu FROM span)
-            AND id NOT IN (SELECT gpu FROM sample)""")
-        self._ids.clear()
-
-    def _enforce_size_limit(self) -> None:
-        """While the data exceeds the limit, deletes rows.
-
-        First what one exporter created beyond its share, then the oldest hours of samples, then the
-        oldest spans, and only then the oldest days of usage.
-        """
-        if not self._is_full():
-            return
-        self._delete_excess_accounts()
-        self._delete_oldest("round", "sample", COARSE, HOUR)
-        self._delete_oldest("round", "sample", FINE, HOUR)
-        self._delete_oldest_spans()
-        self._delete_oldest("period", "usage", HOUR, DAY)
-        self._delete_oldest("period", "usage", DAY, DAY)
-
-    def _delete_oldest(self, times: str, table: str, resolution: int, length: int) -> None:
-        while self._is_full():
-            sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
-            oldest = self._fetch_value(sql, resolution)
-            if oldest is None:
-                return
-            self._delete_rows(times, table, resolution, oldest + length)
-
-    def _delete_oldest_spans(self) -> None:
-        """Deletes ended spans, half of them at a time, and GPUs of which nothing is left.
-
-        An exporter may report other conditions, or other GPUs, in every round.
-        """
-        while self._is_full():
-            deleted = self._db.execute(_DELETE_OLDEST_SPANS).rowcount
-            self._delete_unused_names()
-            if deleted == 0:
-                return
-
-    def _is_full(self) -> bool:
-        return bool(self._fetch_value(_USED_BYTES) > self._max_bytes)
-
-    def _delete_excess_accounts(self) -> None:
-        sql = "SELECT node, count(*) FROM account GROUP BY node"
-        counts: dict[str, int] = dict(self._db.execute(sql).fetchall())
-        total = sum(counts.values())
-        for node, number in counts.items():
-            others = (total - number) / max(1, len(counts) - 1)
-            share = max(_MIN_SHARE, round(_MAX_TIMES_OTHERS * others))
-            if number > share:
-                _log.warning(
-                    "the history is full, and %s has %d of %d accounts: its newest go",
-                    node,
-                    number,
-                    total,
-                )
-                self._delete_newest_accounts(node, number - share)
-
-    def _delete_newest_accounts(self, node: str, number: int) -> None:
-        self._db.execute("CREATE TEMP TABLE excess (id INTEGER PRIMARY KEY)")
-        sql = "INSERT INTO excess SELECT id FROM account WHERE node = ? ORDER BY id DESC LIMIT ?"
-        self._db.execute(sql, (node, number))
-        for table in ("usage", "sample", "span"):
-            self._db.execute(f"DELETE FROM {table} WHERE account IN (SELECT id FROM excess)")
-        self._db.execute("DELETE FROM account WHERE id IN (SELECT id FROM excess)")
-        self._db.execute("DROP TABLE excess")
-        self._ids.clear()
-        self._read_open_spans()
-
 
 def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:
     earlier = total.get(key)
@@ -771,31 +475,3 @@ def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -
         total[key] = earlier.plus(amounts)
     elif any(amounts):
         total[key] = amounts
-
-
-def _find_free_name(name: str) -> str:
-    """Adds a number if the name is used, so that no file is overwritten."""
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(free for free in names if not os.path.exists(free))
-
-
-def _lock_file(path: Path) -> IO[bytes]:
-    """Locks the file `PATH.lock` until the returned file is closed.
-
-    After a crash, the kernel releases the lock.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = open(f"{path}.lock", "ab")  # noqa: SIM115 - the store closes it
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise HistoryError(
-            f"{path} is in use by another podgpu; give each process its own --history-dir"
-        ) from None
-    return lock
-
-
-def _is_damage(error: Exception) -> bool:
-    primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return primary_code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -1,0 +1,175 @@
+"""Deletes old rows of the history, and rows beyond the size limit."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from typing import Any, NamedTuple
+
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, floor_time
+
+_MIN_SHARE = 1000  # accounts that a node may have in a full file
+_MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
+_COARSER = {COARSE: HOUR, HOUR: DAY}
+# The time of the oldest of the newest rows that are not in the future.
+_OLDEST_KEPT = """
+SELECT time FROM {table} WHERE resolution = ? AND time <= ? ORDER BY time DESC
+LIMIT 1 OFFSET ?"""
+_KEEP_SINCE = """
+INSERT INTO kept VALUES (?, ?) ON CONFLICT DO UPDATE SET since = max(since, excluded.since)"""
+_DELETE_OLDEST_SPANS = """
+DELETE FROM span WHERE ended <= (
+    SELECT ended FROM span WHERE ended IS NOT NULL ORDER BY ended
+    LIMIT 1 OFFSET (SELECT count(ended) / 2 FROM span))"""
+_USED_BYTES = """
+SELECT (page_count - freelist_count) * page_size
+FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
+
+_log = logging.getLogger(__name__)
+
+
+class Retention(NamedTuple):
+    """How long the rows of each resolution are kept: for this much recorded time, in seconds.
+
+    Time is counted in recorded rounds, hours and days, so a wrong clock deletes nothing.
+    """
+
+    fine: int = 2 * HOUR
+    coarse: int = 8 * DAY
+    usage_per_step: int = 3 * HOUR
+    usage_per_hour: int = 8 * DAY
+    usage: int = 90 * DAY
+
+
+IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY + HOUR)
+
+
+class Deletion:
+    """Deletes rows in the transaction of the store.
+
+    `names_deleted` is True if GPUs or accounts were deleted, so that known ids may be wrong.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.names_deleted = False
+
+    def expire(self, keep: Retention, now: float) -> None:
+        """Deletes rows that are old by recorded time."""
+        self._expire_rows("round", "sample", FINE, keep.fine, now)
+        self._expire_rows("round", "sample", COARSE, keep.coarse, now)
+        self._expire_rows("period", "usage", COARSE, keep.usage_per_step, now)
+        self._expire_rows("period", "usage", HOUR, keep.usage_per_hour, now)
+        is_day_over = self._expire_rows("period", "usage", DAY, keep.usage, now)
+        oldest = self._fetch_value("SELECT min(time) FROM round")
+        self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
+        if is_day_over:
+            self._delete_unused_names()
+
+    def enforce_size_limit(self, max_bytes: int) -> None:
+        """While the data exceeds the limit, deletes rows.
+
+        First what one exporter created beyond its share, then the oldest hours of samples, then the
+        oldest spans, and only then the oldest days of usage.
+        """
+        if not self._exceeds(max_bytes):
+            return
+        self._delete_excess_accounts()
+        self._delete_oldest("round", "sample", COARSE, HOUR, max_bytes)
+        self._delete_oldest("round", "sample", FINE, HOUR, max_bytes)
+        self._delete_oldest_spans(max_bytes)
+        self._delete_oldest("period", "usage", HOUR, DAY, max_bytes)
+        self._delete_oldest("period", "usage", DAY, DAY, max_bytes)
+
+    def _expire_rows(
+        self, times: str, table: str, resolution: int, seconds: int, now: float
+    ) -> bool:
+        """Deletes the oldest rows, but at most those of one day. Returns False if there are none.
+
+        `times`: the table that lists the times of the rows.
+        """
+        most = seconds // resolution
+        sql = _OLDEST_KEPT.format(table=times)
+        since = self._fetch_value(sql, resolution, round(now), most - 1)
+        oldest = self._fetch_oldest(times, resolution)
+        if since is None or oldest is None or oldest >= since:
+            return False
+        self._delete_rows(times, table, resolution, min(since, oldest + DAY))
+        return True
+
+    def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:
+        if table == "usage":
+            # The rows of an hour, or of a day, are deleted together.
+            since = floor_time(since, _COARSER.get(resolution, resolution))
+            self._db.execute(_KEEP_SINCE, (resolution, since))
+        for name in (table, times):
+            sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
+            self._db.execute(sql, (resolution, since))
+
+    def _delete_oldest(
+        self, times: str, table: str, resolution: int, length: int, max_bytes: int
+    ) -> None:
+        while self._exceeds(max_bytes):
+            oldest = self._fetch_oldest(times, resolution)
+            if oldest is None:
+                return
+            self._delete_rows(times, table, resolution, oldest + length)
+
+    def _delete_oldest_spans(self, max_bytes: int) -> None:
+        """Deletes ended spans, half of them at a time, and GPUs of which nothing is left.
+
+        An exporter may report other conditions, or other GPUs, in every round.
+        """
+        while self._exceeds(max_bytes):
+            deleted = self._db.execute(_DELETE_OLDEST_SPANS).rowcount
+            self._delete_unused_names()
+            if deleted == 0:
+                return
+
+    def _delete_unused_names(self) -> None:
+        self._db.execute("""
+            DELETE FROM account WHERE id NOT IN (SELECT account FROM usage)
+            AND id NOT IN (SELECT account FROM span)""")
+        self._db.execute("""
+            DELETE FROM gpu WHERE id NOT IN (SELECT gpu FROM span)
+            AND id NOT IN (SELECT gpu FROM sample)""")
+        self.names_deleted = True
+
+    def _delete_excess_accounts(self) -> None:
+        sql = "SELECT node, count(*) FROM account GROUP BY node"
+        counts: dict[str, int] = dict(self._db.execute(sql).fetchall())
+        total = sum(counts.values())
+        for node, number in counts.items():
+            others = (total - number) / max(1, len(counts) - 1)
+            share = max(_MIN_SHARE, round(_MAX_TIMES_OTHERS * others))
+            if number > share:
+                _log.warning(
+                    "the history is full, and %s has %d of %d accounts: its newest go",
+                    node,
+                    number,
+                    total,
+                )
+                self._delete_newest_accounts(node, number - share)
+
+    def _delete_newest_accounts(self, node: str, number: int) -> None:
+        self._db.execute("CREATE TEMP TABLE excess (id INTEGER PRIMARY KEY)")
+        sql = "INSERT INTO excess SELECT id FROM account WHERE node = ? ORDER BY id DESC LIMIT ?"
+        self._db.execute(sql, (node, number))
+        for table in ("usage", "sample", "span"):
+            self._db.execute(f"DELETE FROM {table} WHERE account IN (SELECT id FROM excess)")
+        self._db.execute("DELETE FROM account WHERE id IN (SELECT id FROM excess)")
+        self._db.execute("DROP TABLE excess")
+        self.names_deleted = True
+
+    def _exceeds(self, max_bytes: int) -> bool:
+        return bool(self._fetch_value(_USED_BYTES) > max_bytes)
+
+    def _fetch_oldest(self, times: str, resolution: int) -> int | None:
+        oldest: int | None = self._fetch_value(
+            f"SELECT min(time) FROM {times} WHERE resolution = ?", resolution
+        )
+        return oldest
+
+    def _fetch_value(self, sql: str, *parameters: int) -> Any:
+        row = self._db.execute(sql, parameters).fetchone()
+        return None if row is None else row[0]
