@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -723,3 +724,45 @@ def test_the_start_of_usage_is_known_if_no_round_is_left(path: Path) -> None:
     with store.reader() as db:
         assert read_usage_start(db) == START
     store.close()
+
+
+def test_a_boot_in_1970_leaves_no_record_of_1970(books: Books) -> None:
+    books.recorder.stop()
+    books.error = -float(START)
+    books.open()
+    books.run(5)
+    books.error = 0.0
+    books.run(12)
+    with books.recorder._store.reader() as db:
+        assert read_usage_start(db) == START
+        history = read_gpu(db, "GPU-0", START, START + HOUR)
+    assert history is not None
+    [span] = history.holders
+    assert span.from_ == pytest.approx(START, abs=30)
+    assert books.minutes_of_day(0) == pytest.approx(17)
+
+
+def test_short_ranges_are_exact_again_after_hours_on_a_clock_that_was_ahead(books: Books) -> None:
+    books.run(20)
+    books.error = 30.0 * DAY
+    books.run(300)
+    books.error = 0.0
+    books.run(100)
+    now = START + books.seconds
+    with books.recorder._store.reader() as db:
+        start, end, _ = read_range(db, now - 600, now)
+    assert end - start <= 900
+    assert books.minutes_of_day(0) + books.minutes_of_day(30) == pytest.approx(420, abs=0.26)
+
+
+def test_a_file_is_converted_without_a_copy_if_the_disk_is_nearly_full(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_schema_4(path).close()
+    size = path.stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * size))
+    store = HistoryStore(path)
+    assert sum_hours(store) == pytest.approx(48.5)
+    store.close()
+    assert not list(path.parent.glob("*.schema4*"))
+    assert "converted without a copy of the old file" in caplog.text

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 from typing import Any, NamedTuple
 
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, floor_time
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _MIN_SHARE = 1000  # accounts that a node may have in a full file
 _MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
@@ -42,6 +42,16 @@ class Retention(NamedTuple):
 
 
 IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY + HOUR)
+
+
+def keep_again(db: sqlite3.Connection, now: float) -> None:
+    """After the clock was set back, says that rows of the next hour and day are kept again.
+
+    While the clock was ahead, rows were deleted up to a time that is still to come.
+    """
+    for resolution, coarser in _COARSER.items():
+        sql = "UPDATE kept SET since = min(since, ?) WHERE resolution = ?"
+        db.execute(sql, (ceil_time(now, coarser), resolution))
 
 
 class Deletion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import sqlite3
@@ -23,6 +24,7 @@ IDLE = "idle"
 
 _log = logging.getLogger(__name__)
 _COPY_SUFFIX = ".schema4"
+_BYTES_TO_CONVERT = 4  # per byte of the file: the copy, and the tables of both versions
 AMOUNT_COLUMNS = (
     "allocated",  # GPU seconds
     "idle",
@@ -168,10 +170,16 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
 
 def _copy(db: sqlite3.Connection, path: Path) -> None:
     copy = Path(f"{path}{_COPY_SUFFIX}")
+    partial = Path(f"{copy}.partial")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     try:
-        shutil.copyfile(path, copy)
-        copy.chmod(0o600)
+        size = path.stat().st_size
+        free = shutil.disk_usage(path.parent).free
+        if free < _BYTES_TO_CONVERT * size:
+            raise OSError(errno.ENOSPC, f"{free >> 20:,} MiB of the disk are free")
+        shutil.copyfile(path, partial)
+        partial.chmod(0o600)
+        partial.rename(copy)
     except OSError as error:
-        copy.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         _log.warning("%s is converted without a copy of the old file: %s", path, error)

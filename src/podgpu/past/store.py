@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.past.history_file import HistoryFile
-from podgpu.past.retention import IN_MEMORY, Deletion, Retention
+from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
 from podgpu.past.schema import (
     AMOUNT_COLUMNS,
     COARSE,
@@ -175,6 +175,7 @@ class HistoryStore(HistoryFile):
         self._max_bytes = max_bytes
         self._max_unwritten = max_unwritten
         self._retention = Retention() if path else IN_MEMORY
+        self._unsettled_since = math.inf  # Unix time of the first round that is not settled
         # Usage that is not written yet, also because writing failed.
         self._unwritten: dict[_UsageKey, Amounts] = {}
         self._unwritten_lock = threading.Lock()
@@ -240,6 +241,8 @@ class HistoryStore(HistoryFile):
         is deleted. Raises HistoryError if the file cannot be written. The samples of the round are
         then lost, but its usage is kept in memory and written with the next round.
         """
+        if not is_settled:
+            self._unsettled_since = min(self._unsettled_since, floor_time(now, FINE))
         with self._take_unwritten() as usage, self._transaction():
             self._write_round(floor_time(now, FINE), now, gpus)
             self._write_usage(usage)
@@ -262,19 +265,35 @@ class HistoryStore(HistoryFile):
     def settle(self, shift: float, now: float) -> None:
         """Moves unsettled usage in the file by `shift` seconds.
 
-        Samples after `now` have a wrong time, so they are deleted. Spans are moved.
+        Samples and spans since the clock jumped are moved, too.
         """
         with self._transaction():
             self._db.execute(_SETTLE_USAGE, (round(shift),))
             self._db.execute(f"DELETE FROM usage WHERE resolution = {UNSETTLED}")
-            for table in ("round", "sample"):
-                for resolution in (FINE, COARSE):
-                    sql = f"DELETE FROM {table} WHERE resolution = ? AND time > ?"
-                    self._db.execute(sql, (resolution, now))
-            for column in ("started", "ended"):
-                sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ?"
-                self._db.execute(sql, (round(shift), now))
+            if shift:
+                self._correct_times(shift, now)
             self.last_round = self._fetch_last_round()
+        self._unsettled_since = math.inf
+
+    def _correct_times(self, shift: float, now: float) -> None:
+        """Moves samples and spans since the clock jumped. Deletes earlier samples in the future."""
+        for table in ("round", "sample"):
+            self._move_samples(table, floor_time(shift, FINE), now)
+        for column in ("started", "ended"):
+            sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ? OR {column} >= ?"
+            self._db.execute(sql, (round(shift), now, self._unsettled_since))
+        keep_again(self._db, now)
+
+    def _move_samples(self, table: str, shift: int, now: float) -> None:
+        # Times are negative at first, so that no row meets one that has not been moved yet.
+        sql = f"UPDATE {table} SET time = -time - ? WHERE resolution = {FINE} AND time >= ?"
+        self._db.execute(sql, (shift, self._unsettled_since))
+        for resolution in (FINE, COARSE):
+            sql = f"DELETE FROM {table} WHERE resolution = {resolution} AND time > ?"
+            self._db.execute(sql, (now,))
+        self._db.execute(
+            f"UPDATE OR REPLACE {table} SET time = -time WHERE resolution = {FINE} AND time < 0"
+        )
 
     def take_over(self, other: HistoryStore) -> None:
         """Adds the usage of another store, which is then closed.
