@@ -66,6 +66,10 @@ class UsageAccount(NamedTuple):
     methods: str = ""  # how use was measured (see podgpu_device_usage_method): words
     user: str = ""  # if the workload is neither a pod nor a job; `job` is then "user NAME"
 
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        return self.namespace, self.pod, self.job, self.uid, self.container_id
+
 
 UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
 

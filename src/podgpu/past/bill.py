@@ -235,11 +235,11 @@ def group_now(
     known: dict[tuple[str, tuple[str, ...]], Charge] = {}
     for charge in usage:
         # The last round may have one cluster only.
-        known["", charge.account[:5]] = charge
+        known["", charge.account.key] = charge
         if charge.account != UNALLOCATED:
             groups[name_row(charge, query)] = []
     for charge in usage:
-        known[charge.cluster, charge.account[:5]] = charge
+        known[charge.cluster, charge.account.key] = charge
 
     for node in state.nodes:
         for part in node.held:
@@ -248,7 +248,7 @@ def group_now(
                 account = account_of(part, node.state.pod_labels)
                 cluster = part.cluster or only_cluster
                 named = Charge(account, cluster=cluster)
-                charge = known.get((cluster, account[:5]), named)
+                charge = known.get((cluster, account.key), named)
                 groups.setdefault(name_row(charge, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
 
@@ -286,8 +286,16 @@ def name_row(charge: Charge, query: RangeQuery) -> RowName:
     owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
     if query.by == "owner" and owner is not None:
         return cluster, namespace, ("owner", owner)
-    names = zip(UsageAccount._fields[:5], account[:5], strict=True)
-    return (cluster, *names, ("user", account.user), ("owner", owner))
+    return (
+        cluster,
+        namespace,
+        ("pod", account.pod),
+        ("job", account.job),
+        ("uid", account.uid),
+        ("container_id", account.container_id),
+        ("user", account.user),
+        ("owner", owner),
+    )
 
 
 def _read_labels(account: UsageAccount) -> dict[str, str]:

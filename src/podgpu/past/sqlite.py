@@ -310,8 +310,8 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
     series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
     parameters = window | {"gpu": gpu_id, "account": account_id}
     for point, *means in db.execute(_FIGURES, parameters):
-        for values, mean in zip(series.values(), means, strict=True):
-            values[point] = mean
+        for name, mean in zip(Figures._fields, means, strict=True):
+            series[name][point] = mean
     holders = []
     for held_from, held_to, *names in db.execute(_HOLDERS, parameters):
         holders.append(HolderSpan(*names, from_=held_from, to=held_to))

@@ -411,7 +411,7 @@ class HistoryStore(HistoryFile):
         known_id = self._ids.get(account)
         if known_id is not None:
             return known_id
-        if self._db.execute(_FIND_ACCOUNT, account[:5]).fetchone() is None:
+        if self._db.execute(_FIND_ACCOUNT, account.key).fetchone() is None:
             if self._new_accounts[node] >= MAX_NEW_ACCOUNTS:
                 account = UsageAccount(job=f"more workloads of node {node}")
             self._new_accounts[node] += 1
