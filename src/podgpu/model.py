@@ -238,11 +238,13 @@ class HolderUsage(Document, frozen=True):
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Bytes | None = None
     processes: Count | None = None
-    allocated_ns: Amount | None = None  # multiplied by the share; the other times are not
+    allocated_ns: Amount | None = None  # multiplied by the share, as wasted times; others are not
     busy_ns: Amount | None = None
     busy_min_ns: Amount | None = None
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
+    wasted_idle_ns: Amount | None = None
+    wasted_underused_ns: Amount | None = None  # unused part of the share while not idle
     wait_ns: Amount | None = (
         None  # time in which this workload had work, but another one occupied the GPU
     )

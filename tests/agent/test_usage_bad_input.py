@@ -23,7 +23,13 @@ from tests.simulated import cgroup_text, container_cgroup
 NO_VALUE = 4294967295
 GAUGES = frozenset({"utilization_ratio", "memory_used_bytes", "processes"})
 BY_USE = frozenset(
-    {"utilization_ratio", "busy_seconds_total", "idle_seconds_total", "energy_joules_total"}
+    {
+        "utilization_ratio",
+        "busy_seconds_total",
+        "idle_seconds_total",
+        "wasted_seconds_total",
+        "energy_joules_total",
+    }
 )
 NAMESPACE = frozenset({"namespace busy_seconds_total", "namespace energy_joules_total"})
 UNATTRIBUTED = frozenset({"unattributed_busy_seconds_total", "unattributed_energy_joules_total"})

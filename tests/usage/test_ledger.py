@@ -97,6 +97,7 @@ def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
         method=st.sampled_from(["samples", "exact"]),
         resident_ns=st.none() | st.dictionaries(PIDS, AMOUNTS, max_size=4),
         waits=st.none() | WAITS,
+        switching_ns=st.sampled_from([0, SECOND // 50]),
         bounded=st.booleans(),
         power_mw=st.none() | st.integers(1, 700_000),
     )
@@ -162,6 +163,9 @@ def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(
             assert sum(part.ratio for part in usage.waits_for) == pytest.approx(
                 usage.wait_ratio or 0
             )
+            if usage.wasted_underused_ns is not None:
+                used = (usage.wasted_idle_ns or 0) + usage.wasted_underused_ns
+                assert used <= (usage.allocated_ns or 0)
         for counted, counters in read_counters(snapshot).items():
             assert all(
                 value >= highest.get(counted, {}).get(name, 0) for name, value in counters.items()
@@ -305,6 +309,54 @@ def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> Non
     assert usage_of(charge(turn(second({1: 0, 2: 9}), *held(A))), A).idle_ns is None
     exact = second({1: 0, 2: 9}, method="exact")
     assert usage_of(charge(turn(exact, *held(A))), A).idle_ns == SECOND
+
+
+def wasted(*turns: Turn, workload: Workload = A) -> tuple[int | None, int | None]:
+    """Returns the wasted time of a workload: idle and under-used."""
+    usage = usage_of(charge(*turns), workload)
+    return usage.wasted_idle_ns, usage.wasted_underused_ns
+
+
+def test_idle_time_of_a_holder_wastes_its_share() -> None:
+    idle = turn(second({}), *held(A, share=0.25))
+    assert wasted(idle, idle) == (SECOND // 2, 0)
+    unanswered = turn(DeviceUsage(GPU, 0, 0, processes=()), *held(A))
+    assert wasted(idle, unanswered) == (SECOND // 4, 0), "without a window, nothing is certain"
+
+
+def test_a_holder_that_uses_less_than_its_share_wastes_the_rest() -> None:
+    """The wasted time is added up per reading: more use later does not make up for it."""
+    little = turn(second({1: 100 * 10**6}), *held(A))
+    much = turn(second({1: 900 * 10**6}), *held(A))
+    assert wasted(little) == (0, 400 * 10**6)
+    assert wasted(little, much, little) == (0, 800 * 10**6)
+    whole = turn(second({1: 600 * 10**6}), *held(A, share=1.0))
+    assert wasted(whole) == (0, 400 * 10**6)
+
+
+def test_underused_time_does_not_depend_on_the_length_of_the_drivers_window() -> None:
+    usage = replace(second({1: 400 * 10**6}), window_ns=800 * 10**6)
+    assert wasted(turn(usage, *held(A, share=1.0))) == (0, SECOND // 2)
+
+
+def test_samples_of_a_shared_gpu_prove_underuse_only_by_the_total() -> None:
+    busy = {1: 10 * 10**6, 2: 290 * 10**6}
+    assert wasted(turn(second(busy), *held(A, B))) == (0, 200 * 10**6)
+    exact = second(busy, method="exact", switching_ns=20 * 10**6)
+    assert wasted(turn(exact, *held(A, B))) == (0, 470 * 10**6)
+    assert wasted(turn(exact, *held(A, B)), workload=B) == (0, 190 * 10**6)
+    full = second({1: 10 * 10**6, 2: 790 * 10**6})
+    assert wasted(turn(full, *held(A, B))) == (0, 0)
+
+
+def test_uncertain_time_is_not_wasted() -> None:
+    uncertain = turn(second({1: 0, 2: 9}), *held(A))
+    assert wasted(uncertain) == (None, None), "samples do not prove that the process was idle"
+    assert wasted(turn(second({}), *held(A, share=None))) == (None, None)
+    assert wasted(turn(second({1: 5}), *held(B))) == (None, None), "it holds nothing"
+    assert wasted(mps({1: A, 2: B}, {9})) == (None, None)
+    known = turn(second({}), *held(A))
+    assert wasted(known, uncertain, known) == (SECOND, 0), "the counter stands still meanwhile"
 
 
 @pytest.mark.parametrize(

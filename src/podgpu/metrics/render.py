@@ -23,9 +23,10 @@ from podgpu.metrics.labels import (
     visible_devices,
 )
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
-from podgpu.model import MIB, NS, MigInstance, NodeState, VcudaRequest, WorkloadKey
+from podgpu.model import MIB, NS, MigInstance, NodeState, Pairs, VcudaRequest, WorkloadKey
 
 MAX_WAIT_PAIRS = 20  # per device
+WASTE_KINDS = ("idle", "underused")
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _DECIMALS = 6  # sums are rounded, because of floating-point errors such as 56.99999999999999
@@ -133,17 +134,27 @@ def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Famil
     """
     for spec in _families_of(part):
         samples = []
-        for labels, struct in rows:
-            value = getattr(struct, spec.member)
-            if value is None or value == "":
-                continue
-            if spec.is_text:
-                labels = make_labels((*labels.pairs, (spec.member, value)))
-                value = 1
-            elif spec.factor > 1:
-                value /= spec.factor
-            samples.append(Sample(labels, value))
+        for member, pairs in _list_members(spec):
+            for labels, struct in rows:
+                value = getattr(struct, member)
+                if value is None or value == "":
+                    continue
+                if spec.is_text:
+                    labels = make_labels((*labels.pairs, (member, value)))
+                    value = 1
+                elif spec.factor > 1:
+                    value /= spec.factor
+                if pairs:
+                    labels = make_labels((*labels.pairs, *pairs))
+                samples.append(Sample(labels, value))
         yield spec.of(samples)
+
+
+def _list_members(spec: FamilySpec) -> list[tuple[str, Pairs]]:
+    """Returns the fields of a struct that a family has, and the label that tells them apart."""
+    if "{kind}" not in spec.member:
+        return [(spec.member, ())]
+    return [(spec.member.format(kind=kind), (("kind", kind),)) for kind in WASTE_KINDS]
 
 
 @cache

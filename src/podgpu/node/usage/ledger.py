@@ -42,7 +42,8 @@ _MAX_NAMESPACES = 5_000
 """Combinations of namespace and GPU model. The least recently used is evicted."""
 _NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
 _DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
-_MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
+_WASTED = ("wasted_idle_ns", "wasted_underused_ns")
+_MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", *_WASTED, "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)
 _NO_WAIT = HolderUsage(wait_ns=0, wait_min_ns=0, wait_max_ns=0, wait_ratio=0.0)
@@ -98,6 +99,13 @@ class Bounds(NamedTuple):
 
     least: int | None = None
     most: int | None = None
+
+
+class Waste(NamedTuple):
+    """The wasted time of a holder in nanoseconds of its share. Uncertain values are None."""
+
+    idle: int | None = None
+    underused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +169,24 @@ class OwnedUsage:
         for workload in workloads:
             share = self.holders.get(workload)
             busy_ns = busy.part(workload)
+            allocated_ns = None if share is None else round(share * elapsed_ns)
+            idle_ns = self.compute_idle(workload, busy, elapsed_ns)
+            waste = Waste()
+            if allocated_ns is not None and idle_ns is not None:
+                waste = self.measure_waste(workload, busy, allocated_ns, idle_ns, elapsed_ns)
             least, most = bounds.get(workload, Bounds())
             usages[workload] = structs.replace(
                 waits.usages.get(workload, waits.of_others),
                 utilization_ratio=_ratio(busy_ns, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
-                allocated_ns=None if share is None else round(share * elapsed_ns),
+                allocated_ns=allocated_ns,
                 busy_ns=busy_ns,
                 busy_min_ns=least,
                 busy_max_ns=most,
-                idle_ns=self.compute_idle(workload, busy, elapsed_ns),
+                idle_ns=idle_ns,
+                wasted_idle_ns=waste.idle,
+                wasted_underused_ns=waste.underused,
             )
 
         method = ""
@@ -270,6 +285,27 @@ class OwnedUsage:
             return 0
         is_certain = not busy.total or not own or self.usage.method != "samples"
         return elapsed_ns if is_certain else None
+
+    def measure_waste(
+        self, workload: Workload, busy: Division, allocated_ns: int, idle_ns: int, elapsed_ns: int
+    ) -> Waste:
+        """Returns the parts of a holder's allocated time that it did not use.
+
+        The under-used time is only as long as is certain. In one reading, the driver's samples are
+        too few to split the busy time of the device, so all of it counts as used by the holder.
+        The time of context switches counts as used, too.
+        """
+        window_ns = self.usage.window_ns
+        if not window_ns:
+            return Waste()
+        if idle_ns:
+            return Waste(allocated_ns, 0)
+
+        used_ns = busy.total or 0
+        if self.usage.method != "samples":
+            used_ns = (busy.part(workload) or 0) + self.usage.switching_ns
+        # The driver's window is not exactly as long as the time since the last reading.
+        return Waste(0, max(0, allocated_ns - used_ns * elapsed_ns // window_ns))
 
     def bound_busy(self, busy: Division) -> dict[Workload, Bounds]:
         """Returns the minimum and maximum busy time of each workload.
