@@ -26,6 +26,8 @@ STATE_CHANGE_ONLY = {
     "RemoveContainer": 11,
 }
 """Events that runtimes before NRI 0.12 report through StateChange."""
+CREATED = 1
+RUNNING = 3
 STOPPED = 4
 _PATIENCE = 60.0
 

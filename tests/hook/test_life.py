@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.node.hook import HookCounters, nri_pb2
+from podgpu.node.hook.devices import Cards, Sandbox, find_gpus
 from podgpu.node.hook.loop import Hook
 from podgpu.node.hook.nri import (
     PLUGIN_SERVICE,
@@ -30,7 +31,9 @@ from podgpu.node.hook.nri import (
 )
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import (
+    CREATED,
     PLUGIN,
+    RUNNING,
     RUNTIME,
     STOPPED,
     Container,
@@ -270,28 +273,110 @@ def test_a_runtime_that_rejects_plugins(
     assert "disable_connections" in caplog.text
 
 
-def test_a_full_report_with_older_sandboxes_and_containers(
-    runtime: Runtime, podlist: Path, start_hook: StartHook
-) -> None:
-    """Only the last sandbox of a pod, and the newest running container of a name, are listed."""
-    pod = Pod("s-2", "train", uid="u")
-    newest = Container(
-        "c-2", pod, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(2)}",), created_at=2, gpus=(uuid(2),)
-    )
-    older = replace(newest, id="c-1", env=(f"NVIDIA_VISIBLE_DEVICES={uuid(1)}",), created_at=1)
-    stopped = replace(older, id="c-3", created_at=3, state=STOPPED)
-    in_old_sandbox = replace(older, id="c-0", pod=replace(pod, id="s-1"))
-    in_unknown_sandbox = replace(older, id="c-4", pod=replace(pod, id="s-3"), name="other")
-    containers = [newest, older, stopped, in_old_sandbox, in_unknown_sandbox]
-    start_hook()
+def report_all(runtime: Runtime, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
+    """Connects, and reports these pods and containers in this order."""
     runtime.connected()
     runtime.take_registration()
     runtime.configure()
     request = nri_pb2.SynchronizeRequest(
-        pods=[in_old_sandbox.pod.message, pod.message],
+        pods=[pod.message for pod in pods],
         containers=[container.message for container in containers],
     )
     assert runtime.call("Synchronize", request) == b""
+
+
+def with_gpu(container: Container, number: int) -> Container:
+    env = (f"NVIDIA_VISIBLE_DEVICES={uuid(number)}",)
+    return replace(container, env=env, gpus=(uuid(number),))
+
+
+POD = Pod("live", "train", uid="u")
+MAIN = with_gpu(Container("c-main", POD, state=RUNNING, created_at=5), 1)
+# The first container still runs, and the second one was just created.
+SIDECAR = with_gpu(Container("c-side", POD, name="side", state=CREATED, created_at=6), 2)
+DEAD = [replace(POD, id="dead-1"), replace(POD, id="dead-2"), replace(POD, id="dead-3")]
+LEFTOVERS = [
+    with_gpu(Container("c-1", DEAD[0], state=STOPPED, created_at=9), 7),
+    # The runtime could not read the state of this container after a reboot.
+    with_gpu(Container("c-2", DEAD[1], state=0, created_at=8), 8),
+    with_gpu(Container("c-3", DEAD[1], name="side", state=0, created_at=8), 8),
+]
+
+
+@given(st.permutations([POD, *DEAD]), st.permutations([MAIN, SIDECAR, *LEFTOVERS]))
+def test_a_pod_with_several_sandboxes_keeps_its_running_containers(
+    pods: list[Pod], containers: list[Container]
+) -> None:
+    """After a reboot, the runtime reports the stopped sandboxes too, in any order."""
+    reported: list[tuple[Sandbox, ...]] = []
+    plugin = Plugin(reported.append, HookCounters())
+    request = nri_pb2.SynchronizeRequest(
+        pods=[pod.message for pod in pods],
+        containers=[container.message for container in containers],
+    )
+    plugin.answer("Synchronize", request.SerializeToString())
+    assert list_gpus(reported[-1]) == {"main": uuid(1), "side": uuid(2)}
+
+    # The kubelet removes the stopped sandboxes later.
+    for pod in DEAD:
+        plugin.answer("StopPodSandbox", nri_pb2.Subject(pod=pod.message).SerializeToString())
+        plugin.answer("RemovePodSandbox", nri_pb2.Subject(pod=pod.message).SerializeToString())
+    assert list_gpus(reported[-1]) == {"main": uuid(1), "side": uuid(2)}
+    assert plugin.containers == 2
+
+
+def list_gpus(sandboxes: Iterable[Sandbox]) -> dict[str, str]:
+    gpus = {}
+    for sandbox in sandboxes:
+        for entry in find_gpus(sandbox, Cards()):
+            assert entry.container not in gpus, "a container is listed once"
+            gpus[entry.container] = ",".join(entry.gpu_list or ())
+    return gpus
+
+
+@given(st.permutations([POD, *DEAD]))
+def test_a_pod_without_a_running_container_has_the_newest_one(pods: list[Pod]) -> None:
+    """The hook may start between the creation and the start of a container."""
+    newest = with_gpu(Container("c-0", POD, state=CREATED, created_at=9), 1)
+    reported: list[tuple[Sandbox, ...]] = []
+    plugin = Plugin(reported.append, HookCounters())
+    request = nri_pb2.SynchronizeRequest(
+        pods=[pod.message for pod in pods],
+        containers=[one.message for one in [*LEFTOVERS, newest, *LEFTOVERS]],
+    )
+    plugin.answer("Synchronize", request.SerializeToString())
+    assert list_gpus(reported[-1]) == {"main": uuid(1)}
+
+
+def test_events_of_a_sandbox_replace_the_older_sandbox_of_its_pod(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
+    """The runtime may send only the id of a known pod."""
+    start_hook()
+    old = with_gpu(Container("c-1", replace(POD, id="s-1"), state=CREATED), 3)
+    report_all(runtime, [POD, old.pod], [old])
+    runtime.containers[old.id] = old
+    wait_written(runtime, podlist)
+
+    del runtime.containers[old.id]
+    only_id = nri_pb2.Subject(pod=nri_pb2.PodSandbox(id=POD.id), container=MAIN.message)
+    assert runtime.call("StartContainer", only_id) == b""
+    runtime.containers[MAIN.id] = MAIN
+    wait_written(runtime, podlist)
+
+
+def test_a_full_report_with_older_sandboxes_and_containers(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
+    """Only the newest running container of a name is listed."""
+    newest = with_gpu(Container("c-2", POD, created_at=2), 2)
+    older = replace(with_gpu(newest, 1), id="c-1", created_at=1)
+    stopped = replace(older, id="c-3", created_at=3, state=STOPPED)
+    in_old_sandbox = replace(older, id="c-0", pod=replace(POD, id="s-1"))
+    in_unknown_sandbox = replace(older, id="c-4", pod=replace(POD, id="s-3"), name="other")
+    containers = [newest, older, stopped, in_old_sandbox, in_unknown_sandbox]
+    start_hook()
+    report_all(runtime, [in_old_sandbox.pod, POD], containers)
     runtime.containers[newest.id] = newest
     wait_written(runtime, podlist)
 

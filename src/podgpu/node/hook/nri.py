@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -52,6 +51,7 @@ _METHODS = {
 }
 """Subscribed events: number -> method. There are few, because each one delays pod starts."""
 EVENTS = sum(1 << number - 1 for number in _METHODS)
+_RUNNING = 3
 _STOPPED = 4
 _log = logging.getLogger("podgpu")
 
@@ -247,10 +247,10 @@ class Plugin:
     # If given (--inject), the plugin sets NVIDIA_VISIBLE_DEVICES of new containers.
     cards: Callable[[], Cards] | None = None
     is_synchronised: bool = False
-    # Pods by the id of their sandbox, and the ids by the UID of the pod.
+    # Pods by the id of their sandbox. A pod can have several sandboxes, of which one is live: after
+    # a reboot, the runtime also reports the stopped ones.
     _pods: dict[str, Any] = field(default_factory=dict)
-    _sandbox_ids: dict[str, str] = field(default_factory=dict)
-    # Running containers by the id of their sandbox and by name.
+    # Running containers by the id of their sandbox and by name. Only live sandboxes have any.
     _containers: defaultdict[str, dict[str, Any]] = field(
         default_factory=partial(defaultdict, dict)
     )
@@ -303,16 +303,8 @@ class Plugin:
         self._reported_containers += request.containers
         if request.more:
             return _serialize(nri_pb2.SynchronizeResponse(more=True))
-        self._pods.clear()
-        self._sandbox_ids.clear()
-        self._containers.clear()
-        for pod in self._reported_pods:
-            self._add(pod)
-        # Of several containers with the same name, only the newest one runs.
-        for container in sorted(self._reported_containers, key=attrgetter("created_at")):
-            sandbox_id = container.pod_sandbox_id
-            if container.state != _STOPPED and sandbox_id in self._pods:
-                self._containers[sandbox_id][container.name] = container
+        self._pods = {pod.id: pod for pod in self._reported_pods}
+        self._place(self._reported_containers)
         self._reported_pods = []
         self._reported_containers = []
         self.is_synchronised = True
@@ -320,6 +312,28 @@ class Plugin:
         _log.info("the runtime reported all its containers: %d", self.containers)
         self.on_change(self.sandboxes)
         return b""
+
+    def _place(self, reported: Iterable[Any]) -> None:
+        """Assigns the reported containers to the live sandboxes of their pods.
+
+        The live sandbox of a pod has a running container or, if none has, the newest container.
+        """
+        containers = []
+        for container in reported:
+            if container.state != _STOPPED and container.pod_sandbox_id in self._pods:
+                containers.append(container)
+        containers.sort(key=lambda one: (one.state == _RUNNING, one.created_at))
+        live: dict[str, str] = {}  # sandbox id by pod UID
+        for container in containers:
+            pod = self._pods[container.pod_sandbox_id]
+            live[pod.uid or pod.id] = pod.id
+
+        self._containers.clear()
+        # Of several containers with the same name, only the last one of the order above runs.
+        for container in containers:
+            pod = self._pods[container.pod_sandbox_id]
+            if live[pod.uid or pod.id] == pod.id:
+                self._containers[pod.id][container.name] = container
 
     def _create(self, payload: bytes) -> bytes:
         subject = nri_pb2.Subject.FromString(payload)
@@ -342,36 +356,29 @@ class Plugin:
         return _serialize(nri_pb2.CreateContainerResponse(adjust=adjustment))
 
     def _apply(self, method: str, pod: Any, container: Any) -> None:
-        if method == "RunPodSandbox":
-            self._add(pod)
-        elif method in ("StopPodSandbox", "RemovePodSandbox"):
-            self._remove(pod.id)
+        if method in ("StopPodSandbox", "RemovePodSandbox"):
+            self._pods.pop(pod.id, None)
+            self._containers.pop(pod.id, None)
         elif method in ("StopContainer", "RemoveContainer") or container.state == _STOPPED:
             self._remove_container(pod.id, container.id)
         elif method:
             # Also for later events, because earlier events may have been missed. The runtime may
             # send only the pod's id. The earlier pod, which has names, is then kept.
             if pod.name or pod.id not in self._pods:
-                self._add(pod)
-            # Replaces an older container of this name, in case its stop event was missed.
-            self._containers[pod.id][container.name] = container
+                self._pods[pod.id] = pod
+            self._remove_earlier(self._pods[pod.id])
+            if method != "RunPodSandbox":
+                # Replaces an older container of this name, in case its stop event was missed.
+                self._containers[pod.id][container.name] = container
         if self.is_synchronised:
             self.on_change(self.sandboxes)
 
-    def _add(self, pod: Any) -> None:
-        """Adds a sandbox. Removes an older one of the pod, in case its stop event was missed."""
-        if pod.uid:
-            older = self._sandbox_ids.get(pod.uid, pod.id)
-            if older != pod.id:
-                self._remove(older)
-            self._sandbox_ids[pod.uid] = pod.id
-        self._pods[pod.id] = pod
-
-    def _remove(self, sandbox_id: str) -> None:
-        pod = self._pods.pop(sandbox_id, None)
-        if pod is not None:
-            self._sandbox_ids.pop(pod.uid, None)
-            self._containers.pop(sandbox_id, None)
+    def _remove_earlier(self, live: Any) -> None:
+        """Removes containers in earlier sandboxes of the pod, in case their events were missed."""
+        for sandbox_id in tuple(self._containers):
+            uid = self._pods[sandbox_id].uid
+            if uid and uid == live.uid and sandbox_id != live.id:
+                del self._containers[sandbox_id]
 
     def _remove_container(self, sandbox_id: str, container_id: str) -> None:
         containers = self._containers.get(sandbox_id, {})
