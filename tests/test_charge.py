@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.charge import Amounts, Figures, HeldTime, charge, charge_rest
+from podgpu.charge import AMOUNTS, Amounts, Figures, HeldTime, charge, charge_rest
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
+from podgpu.past.bill import RangeRow
 from podgpu.past.record import make_records
 from tests.fleet.states import World, gpu, holder, node
 
@@ -150,3 +151,16 @@ def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, of
                     total = total.plus(part.amounts)
     assert total.idle_seconds == pytest.approx(idle - first)
     assert total.idle_cost == pytest.approx((idle - first) / 3600)
+
+
+def test_the_table_lists_each_amount_once_in_the_order_of_its_field() -> None:
+    assert tuple(amount.field for amount in AMOUNTS) == Amounts._fields
+    for names in zip(
+        *((one.column, one.counter, one.key, one.cell) for one in AMOUNTS), strict=True
+    ):
+        given = [name for name in names if name]
+        assert len(given) == len(set(given))
+
+
+def test_each_key_of_an_amount_is_in_the_rows_of_the_bill() -> None:
+    assert {amount.key for amount in AMOUNTS if amount.key} <= set(RangeRow.__struct_fields__)

@@ -8,7 +8,7 @@ period is a sum of charges.
 from __future__ import annotations
 
 from operator import add
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from podgpu.model import add_known
 
@@ -47,6 +47,80 @@ class Amounts(NamedTuple):
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))
+
+
+class Amount(NamedTuple):
+    """Where one of the `Amounts` is stored, read and shown. Empty names: nowhere."""
+
+    field: str  # of `Amounts`
+    column: str  # in SQLite, and `kind` of the recording rules
+    unit: Literal["seconds", "joules", "money"]
+    counter: str = ""  # of the exporters, in Prometheus
+    key: str = ""  # in the JSON, in hours, kWh or money
+    cell: str = ""  # column in CSV
+
+
+AMOUNTS = (
+    Amount(
+        "allocated_seconds",
+        "allocated",
+        "seconds",
+        counter="podgpu_container_gpu_allocated_seconds_total",
+        key="allocated_hours",
+    ),
+    Amount(
+        "idle_seconds",
+        "idle",
+        "seconds",
+        counter="podgpu_container_gpu_idle_seconds_total",
+        key="idle_hours",
+        cell="x_IdleGpuHours",
+    ),
+    Amount("cost", "cost", "money", key="cost"),
+    Amount("idle_cost", "idle_cost", "money", key="wasted", cell="x_WastedCost"),
+    Amount("measured_seconds", "measured", "seconds"),
+    Amount(
+        "busy_seconds",
+        "busy",
+        "seconds",
+        counter="podgpu_container_gpu_busy_seconds_total",
+        key="used_hours",
+        cell="x_UsedGpuHours",
+    ),
+    Amount(
+        "busy_min_seconds",
+        "busy_min",
+        "seconds",
+        counter="podgpu_container_gpu_busy_seconds_min_total",
+        key="used_hours_min",
+        cell="x_UsedGpuHoursMin",
+    ),
+    Amount(
+        "busy_max_seconds",
+        "busy_max",
+        "seconds",
+        counter="podgpu_container_gpu_busy_seconds_max_total",
+        key="used_hours_max",
+        cell="x_UsedGpuHoursMax",
+    ),
+    Amount(
+        "energy_joules",
+        "energy",
+        "joules",
+        counter="podgpu_container_gpu_energy_joules_total",
+        key="energy_kwh",
+        cell="x_EnergyKwh",
+    ),
+    Amount(
+        "waited_seconds",
+        "waited",
+        "seconds",
+        counter="podgpu_container_gpu_wait_seconds_total",
+        key="waited_hours",
+        cell="x_WaitedGpuHours",
+    ),
+)
+"""The fields of `Amounts`, in their order. A new one gets a column in old history files, too."""
 
 
 class UsageAccount(NamedTuple):

@@ -498,3 +498,19 @@ def test_files_of_the_previous_release_are_named_and_kept(
     for name in ("hour-00000001.history", "waste.json"):
         assert name in caplog.text
         assert (tmp_path / name).read_bytes() == b"0.2"
+
+
+def test_a_file_of_a_version_that_knew_fewer_amounts_gets_their_columns(path: Path) -> None:
+    store = HistoryStore(path)
+    store.append(*make_round(START, Charge(LLM, "main", USAGE)))
+    store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE usage DROP COLUMN busy")
+        db.commit()
+
+    store = HistoryStore(path)
+    store.append(*make_round(START + 15, Charge(LLM, "main", Amounts(busy_seconds=7.0))))
+    with store.reader() as db:
+        [charge] = usage_in(db)
+    store.close()
+    assert charge.amounts == USAGE._replace(busy_seconds=7.0)

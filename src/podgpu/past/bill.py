@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from podgpu.charge import UNALLOCATED, Amounts, Charge, UsageAccount
+from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
@@ -30,6 +30,7 @@ from podgpu.past.schema import (
     DAY,
     HOUR,
     OPEN,
+    SUMS,
     UNSETTLED,
     ceil_time,
     floor_time,
@@ -39,20 +40,19 @@ from podgpu.past.sqlite import parse_range, parse_time
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
-_JOULES_PER_KWH = 3_600_000
+_SHOWN = {"seconds": 3600, "joules": 3_600_000, "money": 1}  # as hours, kWh and money
 _FORMULA_STARTS = frozenset("=+-@|%")
 _SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
 _NO_OWNER = WorkloadOwner("", "")
 _ACCOUNT_FIELDS = len(UsageAccount._fields)
-_SUMS = ", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)
 # Sums each window by itself, and joins the sums: both save a quarter of the time.
 _RANGE_ROWS = f"""
-SELECT account, currency, {_SUMS} FROM usage
+SELECT account, currency, {SUMS} FROM usage
 WHERE resolution = ? AND time >= ? AND time < ? GROUP BY account, currency"""
 _RANGE = f"""
 SELECT {", ".join(UsageAccount._fields)}, currency, {", ".join(AMOUNT_COLUMNS)}
 FROM account JOIN (
-    SELECT account AS id, currency, {_SUMS} FROM ({{rows}}) GROUP BY account, currency) USING (id)
+    SELECT account AS id, currency, {SUMS} FROM ({{rows}}) GROUP BY account, currency) USING (id)
 ORDER BY namespace, pod, job, uid, container_id, currency"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
@@ -308,16 +308,12 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     everything = sum_usage(usage)
     sums.gpu_hours = _hours(everything.allocated_seconds)
     if everything.energy_joules:
-        sums.energy_kwh = round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS)
+        _show(sums, "joules", everything)
 
     held = sum_usage([charge for charge in usage if charge.account != UNALLOCATED])
-    sums.allocated_hours = _hours(held.allocated_seconds)
-    sums.used_hours = _hours(held.busy_seconds)
-    sums.used_hours_min = _hours(held.busy_min_seconds)
-    sums.used_hours_max = _hours(held.busy_max_seconds)
-    sums.idle_hours = _hours(held.idle_seconds)
+    _show(sums, "seconds", held)
     sums.unknown_hours = _hours(held.allocated_seconds - held.measured_seconds)
-    sums.waited_hours = _hours(held.waited_seconds) or None
+    sums.waited_hours = sums.waited_hours or None
     if held.measured_seconds:
         sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
 
@@ -327,8 +323,15 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     cost = sum_usage(priced)
     sums.unpriced_hours = _hours(everything.allocated_seconds - cost.allocated_seconds) or None
     if priced:
-        sums.cost = round(cost.cost, _DIGITS)
-        sums.wasted = round(cost.idle_cost, _DIGITS)
+        _show(sums, "money", cost)
+
+
+def _show(sums: RangeFigures, unit: str, amounts: Amounts) -> None:
+    """Sets the values of this unit as they are shown: in hours, kWh or money."""
+    for amount in AMOUNTS:
+        if amount.key and amount.unit == unit:
+            value = getattr(amounts, amount.field) / _SHOWN[unit]
+            setattr(sums, amount.key, round(value, _DIGITS))
 
 
 def _list_methods(usage: Iterable[Charge]) -> list[str]:
@@ -445,6 +448,7 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         tags[answer.by.removeprefix(_LABEL)] = row.label
     start = utc_text(answer.from_)
     end = utc_text(answer.to)
+    amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -471,15 +475,9 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_Pod": row.pod or row.job or row.uid or row.container_id,
         "x_Owner": owner,
         "x_Label": row.label,
-        "x_UsedGpuHours": row.used_hours,
-        "x_UsedGpuHoursMin": row.used_hours_min,
-        "x_UsedGpuHoursMax": row.used_hours_max,
-        "x_IdleGpuHours": row.idle_hours,
+        **amounts,
         "x_UnknownGpuHours": row.unknown_hours,
-        "x_WaitedGpuHours": row.waited_hours,
         "x_MeanUse": row.mean_use,
-        "x_EnergyKwh": row.energy_kwh,
-        "x_WastedCost": row.wasted,
         "x_UsageMethod": " ".join(row.methods),
     }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from podgpu.errors import PodgpuError
-from podgpu.past.schema import SCHEMA, SCHEMA_VERSION, migrate
+from podgpu.past.schema import SCHEMA, SCHEMA_VERSION, add_columns, migrate
 
 _SETTINGS = (
     "journal_mode = WAL",
@@ -134,6 +134,8 @@ class HistoryFile(ABC):
             self._db.executescript(SCHEMA)
         elif version < SCHEMA_VERSION:
             migrate(self._db, self._path)
+        else:
+            add_columns(self._db)
         self._inode = None if self._path is None else self._path.stat().st_ino
         self._reset_caches()
 

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from podgpu.charge import UNALLOCATED, Charge, HeldTime, UsageAccount, charge, charge_rest
+from podgpu.charge import (
+    AMOUNTS,
+    UNALLOCATED,
+    Charge,
+    HeldTime,
+    UsageAccount,
+    charge,
+    charge_rest,
+)
 from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.read.prometheus import (
@@ -59,16 +67,8 @@ from podgpu.past.schema import COARSE, FINE, HOUR
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
-_COUNTERS = {
-    "allocated": "podgpu_container_gpu_allocated_seconds_total",
-    "busy": "podgpu_container_gpu_busy_seconds_total",
-    "busy_min": "podgpu_container_gpu_busy_seconds_min_total",
-    "busy_max": "podgpu_container_gpu_busy_seconds_max_total",
-    "idle": "podgpu_container_gpu_idle_seconds_total",
-    "waited": "podgpu_container_gpu_wait_seconds_total",
-    "energy": "podgpu_container_gpu_energy_joules_total",
-    "unattributed_energy": "podgpu_device_unattributed_energy_joules_total",
-}
+_COUNTERS = {amount.column: amount.counter for amount in AMOUNTS if amount.counter}
+_COUNTERS["unattributed_energy"] = "podgpu_device_unattributed_energy_joules_total"
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (

@@ -8,6 +8,8 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+from podgpu.charge import AMOUNTS
+
 SCHEMA_VERSION = 5
 FINE = 15  # resolutions in seconds
 COARSE = 300
@@ -25,25 +27,17 @@ IDLE = "idle"
 _log = logging.getLogger(__name__)
 _COPY_SUFFIX = ".schema4"
 _BYTES_TO_CONVERT = 4  # per byte of the file: the copy, and the tables of both versions
-AMOUNT_COLUMNS = (
-    "allocated",  # GPU seconds
-    "idle",
-    "cost",
-    "idle_cost",
-    "measured",  # GPU seconds of `allocated` for which `busy` is known
-    "busy",
-    "busy_min",
-    "busy_max",
-    "energy",  # joules
-    "waited",
-)
+AMOUNT_COLUMNS = tuple(amount.column for amount in AMOUNTS)
+USAGE_COLUMNS = ("resolution", "time", "account", "currency", *AMOUNT_COLUMNS)
+SUMS = ", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)
+INTO_USAGE = f"INSERT INTO usage ({', '.join(USAGE_COLUMNS)})"
 _USAGE_TABLE = f"""
 CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
     resolution INTEGER,          -- {OPEN}, {UNSETTLED}, {COARSE}, {HOUR} or {DAY}
     time INTEGER,
     account INTEGER,
     currency TEXT,               -- empty if the GPU has no price
-    {", ".join(f"{name} REAL" for name in AMOUNT_COLUMNS)},
+    {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in AMOUNT_COLUMNS)},
     PRIMARY KEY (resolution, time, account, currency)
 ) WITHOUT ROWID;
 CREATE TABLE period (            -- times for which `usage` has rows
@@ -129,15 +123,17 @@ WHERE old_span.account = {GPU_ITSELF} AND old_span.name = '{IDLE}'
 DROP TABLE old_span;
 ALTER TABLE usage RENAME TO old_usage;
 {_USAGE_TABLE}
-INSERT INTO usage SELECT resolution, time, account, currency, allocated / 1e3, idle / 1e3,
-    cost / 1e9, idle_cost / 1e9, measured / 1e3, busy / 1e3, busy_min / 1e3, busy_max / 1e3,
-    energy / 1e3, waited / 1e3 FROM old_usage;
+INSERT INTO usage (resolution, time, account, currency, allocated, idle, cost, idle_cost,
+    measured, busy, busy_min, busy_max, energy, waited)
+SELECT resolution, time, account, currency, allocated / 1e3, idle / 1e3, cost / 1e9,
+    idle_cost / 1e9, measured / 1e3, busy / 1e3, busy_min / 1e3, busy_max / 1e3, energy / 1e3,
+    waited / 1e3 FROM old_usage;
 DROP TABLE old_usage;
 """
     + "".join(
         f"""
-INSERT INTO usage SELECT {coarser}, time / {coarser} * {coarser} AS start, account, currency,
-    {", ".join(f"sum({name})" for name in AMOUNT_COLUMNS)}
+{INTO_USAGE}
+SELECT {coarser}, time / {coarser} * {coarser} AS start, account, currency, {SUMS}
 FROM usage WHERE resolution = {finer}
     AND start NOT IN (SELECT DISTINCT time FROM usage WHERE resolution = {coarser})
 GROUP BY start, account, currency;
@@ -166,6 +162,14 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
         _copy(db, path)
     db.executescript(f"BEGIN IMMEDIATE; {_MIGRATION} COMMIT;")
     _log.warning("%s was converted to schema %d", path, SCHEMA_VERSION)
+
+
+def add_columns(db: sqlite3.Connection) -> None:
+    """Adds the columns of amounts that the version that wrote the file did not know."""
+    known = {name for _, name, *_ in db.execute("PRAGMA table_info(usage)")}
+    for name in AMOUNT_COLUMNS:
+        if name not in known:
+            db.execute(f"ALTER TABLE usage ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
 
 
 def _copy(db: sqlite3.Connection, path: Path) -> None:

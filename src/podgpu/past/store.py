@@ -31,8 +31,11 @@ from podgpu.past.schema import (
     HOLDER,
     HOUR,
     IDLE,
+    INTO_USAGE,
     OPEN,
+    SUMS,
     UNSETTLED,
+    USAGE_COLUMNS,
     floor_time,
 )
 
@@ -70,18 +73,19 @@ _ADD_AMOUNTS = "ON CONFLICT DO UPDATE SET " + ", ".join(
     f"{name} = {name} + excluded.{name}" for name in AMOUNT_COLUMNS
 )
 _ADD_USAGE = f"""
-INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join("?" for _ in AMOUNT_COLUMNS)}) {_ADD_AMOUNTS}"""
-_SUMS = ", ".join(f"sum({name})" for name in AMOUNT_COLUMNS)
+{INTO_USAGE} VALUES ({", ".join("?" for _ in USAGE_COLUMNS)}) {_ADD_AMOUNTS}"""
 _CARRY_USAGE = f"""
-INSERT INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
-    {_SUMS} FROM usage WHERE resolution = {OPEN} AND time <> :current
+{INTO_USAGE}
+SELECT :resolution, time / :resolution * :resolution AS start, account, currency, {SUMS}
+FROM usage WHERE resolution = {OPEN} AND time <> :current
 GROUP BY start, account, currency {_ADD_AMOUNTS}"""
 _CARRY_PERIODS = f"""
 INSERT OR IGNORE INTO period SELECT DISTINCT :resolution, time / :resolution * :resolution
 FROM usage WHERE resolution = {OPEN} AND time <> :current"""
 _SETTLE_USAGE = f"""
-INSERT INTO usage SELECT {OPEN}, (time + ?) / {COARSE} * {COARSE} AS start, account, currency,
-    {_SUMS} FROM usage WHERE resolution = {UNSETTLED}
+{INTO_USAGE}
+SELECT {OPEN}, (time + ?) / {COARSE} * {COARSE} AS start, account, currency, {SUMS}
+FROM usage WHERE resolution = {UNSETTLED}
 GROUP BY start, account, currency {_ADD_AMOUNTS}"""
 _FIGURE_MEANS = (
     "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
