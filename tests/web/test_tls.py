@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import re
 import socket
@@ -10,6 +9,7 @@ import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,42 @@ def test_unfinished_handshakes(
                 assert visitor.recv(1) == b""
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS"])
+def test_plain_http_is_answered_as_by_go(
+    node: Node, write: Callable[..., Path], certificates: Certificates, method: str
+) -> None:
+    with secured(node, write(PAIR)) as client_with:
+        plain = replace(client_with(certificates.client()), tls=None)
+        answer = plain.ask("/metrics", method, X_Long="x" * 8000)
+        assert answer.status == 400
+        expected = "Client sent an HTTP request to an HTTPS server.\n"
+        assert answer.text == ("" if method == "HEAD" else expected)
+
+
+def test_bytes_that_are_neither_http_nor_tls(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    with secured(node, write(PAIR)) as client_with:
+        client = client_with(certificates.client())
+        address = (client.address.host, client.address.port)
+        with socket.create_connection(address, PATIENCE) as opened, suppress(ConnectionError):
+            opened.sendall(b"QUIT\r\n")
+            assert b"HTTP request" not in opened.recv(65536)
+        assert is_allowed(client)
+
+
+def test_a_server_stops_while_a_client_is_silent(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    with ExitStack() as stack:
+        with secured(node, write(PAIR)) as client_with:
+            client = client_with(certificates.client())
+            address = (client.address.host, client.address.port)
+            silent = stack.enter_context(socket.create_connection(address, PATIENCE))
+            assert is_allowed(client)
+        assert silent.recv(1) == b""
+
+
 def test_handshake(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
     with secured(node, write(PAIR)) as client:
         assert client(certificates.client()).address.scheme == "https"
@@ -112,8 +148,6 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
         assert not is_allowed(client(ssl.create_default_context())), (
             "this client does not trust the authority"
         )
-        with pytest.raises((*REFUSED, http.client.HTTPException)):
-            Client(client(certificates.client()).address).ask("/metrics")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import SHUT_RDWR, socket
+from socket import MSG_PEEK, SHUT_RDWR, socket
 from time import monotonic
 
 from aiohttp import web
@@ -19,6 +19,13 @@ from podgpu.web.responses import send_response
 
 _log = logging.getLogger(__name__)
 _log.addFilter(RepeatFilter())
+
+_HTTP_STARTS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")  # the same as in Go
+_NOT_TLS = (
+    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Connection: close\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+)
+_MAX_REQUEST_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,15 @@ class LimitedServer:
         handler = self._runner.server()
         timeout = self._limits.header_seconds
         self._connections[handler] = _Connection(accepted, monotonic() + timeout)
+        try:
+            is_plain = self._make_tls is not None and await _is_plain_http(accepted)
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        if is_plain:
+            _reject_plain_http(accepted)
+            return
+
         with suppress(Exception):  # a failed handshake must not stop the server
             tls = self._make_tls() if self._make_tls is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -148,3 +164,24 @@ class LimitedServer:
             for connection in self._connections.values():
                 if connection.deadline < monotonic():
                     connection.close()
+
+
+async def _is_plain_http(accepted: socket) -> bool:
+    """Waits for the first bytes of a client, and leaves them in the socket."""
+    has_bytes = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(accepted, has_bytes.set)
+    try:
+        await has_bytes.wait()
+        return accepted.recv(max(map(len, _HTTP_STARTS)), MSG_PEEK) in _HTTP_STARTS
+    except OSError:
+        return False  # the TLS handshake then fails too
+    finally:
+        loop.remove_reader(accepted)
+
+
+def _reject_plain_http(accepted: socket) -> None:
+    with accepted, suppress(OSError):
+        # If a closed socket has unread bytes, the client may lose the answer.
+        accepted.recv(_MAX_REQUEST_BYTES)
+        accepted.send(_NOT_TLS)
