@@ -4,6 +4,9 @@ servers that disappear.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,6 +14,7 @@ from podgpu.web.app import Address
 from tests.browser.chromium import DRAWN, Tab, opened, visited, went
 from tests.browser.pictures import Showing, gpu, held, node, picture, three_nodes
 
+ROOT = Path(__file__).parents[2]
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATE = "document.querySelector('#status').dataset.state"
 
@@ -239,6 +243,22 @@ def test_escape_returns_to_where_one_came_from(tab: Tab, page: str) -> None:
         tab.press("Escape")
         tab.wait_for(f"location.hash === '{view}'", view)
         tab.evaluate(DRAWN)
+
+
+def test_the_documentation_lists_everything_that_a_link_can_select(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    keys, states = tab.evaluate(
+        "import('/page/criteria.js').then(all => [Object.keys(all.readHash('#')), "
+        "all.STATES.map(([name]) => name)])"
+    )
+    text = (ROOT / "docs/page.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+`) \| (.*) \|$", text.partition("## Links")[2], re.MULTILINE)
+    documented = {name: values for names, values in rows for name in re.findall("`(.+?)`", names)}
+    assert set(documented) - {"at"} >= set(keys)
+    assert set(re.findall("`(.+?)`", documented["state"])) == set(states) - {""}
+    views = set(re.findall("`(.+?)`", documented["view"])) - {"node=NAME"}
+    tabs = tab.evaluate("[...document.querySelectorAll('#views a')].map(a => a.href)")
+    assert views == {view for link in tabs for view in re.findall(r"view=(\w+)", link)}
 
 
 def test_keys_are_shown(tab: Tab, page: str) -> None:

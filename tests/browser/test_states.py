@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
 from podgpu.fleet.view import ConditionView
 from podgpu.model import WaitPart
-from tests.browser.chromium import Tab, opened
+from tests.browser.chromium import Tab, opened, went
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 from tests.browser.test_money import totals
 
@@ -79,6 +81,75 @@ def test_the_view_of_a_gpu_shows_how_long_each_holder_waited(
         ["batch/embed-0", "0.00", "\u2013", "0.00", "0.00", "0.00"],
         ["batch/ocr-0", "0.00", "0.00", "\u2013", "0.02", "0.02"],
     ]
+
+
+FACTS = (
+    "Object.fromEntries([...document.querySelectorAll('.pod .facts div')].filter(fact => "
+    "fact.checkVisibility()).map(fact => [...fact.children].map(part => part.innerText)))"
+)
+"""JavaScript expression for the figures of a pod, by their titles."""
+
+
+def test_the_power_of_a_pod_is_its_own_or_unknown(tab: Tab, url: str, shown: Showing) -> None:
+    both = (
+        held("serving", "chat-0", utilization=0.4, power_watts=210.0),
+        held("batch", "embed-0", utilization=0.5),
+    )
+    shared = gpu(0, "n1", utilization=0.9, power_watts=600.0, holders=both)
+    whole = gpu(1, "n1", power_watts=400.0, holders=[held("batch", "train-0")])
+    on_gone = gpu(0, "n2", power_watts=334.0, holders=[held("batch", "lost-0")])
+    gone = node("n2", [on_gone], old=True, gone=True, age_seconds=600.0)
+    shown.picture = picture(node("n1", [shared, whole]), gone)
+    opened(tab, url)
+    powers = {}
+    for pod in ("serving/chat-0", "batch/embed-0", "batch/train-0", "batch/lost-0"):
+        went(tab, f"#pod={pod}")
+        powers[pod] = tab.evaluate(FACTS)["Power"]
+    assert powers == {
+        "serving/chat-0": "210\u00a0W",
+        "batch/embed-0": "–",
+        "batch/train-0": "400\u00a0W",
+        "batch/lost-0": "–",
+    }
+
+
+def test_what_is_unknown_on_a_shared_gpu_does_not_include_power(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    summary = {
+        "from": time.time() - 7200,
+        "duration_seconds": 7200,
+        "gpus": 1,
+        "shared": True,
+        "gpu_hours": 2.0,
+        "allocated_hours": 1.0,
+        "used_hours": 0.7,
+        "mean_use": 0.35,
+        "energy_kwh": 0.4,
+        "errors": 0,
+    }
+    shown.records = lambda path, query: summary if path.startswith("summary") else None
+    both = (held("serving", "chat-0", power_watts=210.0), held("batch", "embed-0"))
+    shown.picture = picture(node("n1", [gpu(0, "n1", holders=both)]))
+    opened(tab, url, "#pod=serving/chat-0")
+    tab.wait_for("document.querySelector('.judged')?.checkVisibility()", "its verdict")
+    assert "Tensor activity is not known on a shared GPU" in tab.text(".judged")
+    assert "power" not in tab.text(".judged").lower()
+
+
+def test_free_memory_has_one_value(tab: Tab, url: str, shown: Showing) -> None:
+    """A part of the memory is reserved, so the total minus the used memory is not free."""
+    fields = [
+        {"name": "DCGM_FI_DEV_FB_FREE", "unit": "MiB", "value": 18 * 1024},
+        {"name": "DCGM_FI_DEV_FB_RESERVED", "unit": "MiB", "value": 2 * 1024},
+    ]
+    shown.picture = picture(node("n1", [one := gpu(0, "n1", memory=60, total=80)]))
+    shown.records = lambda path, query: {"fields": fields} if path.startswith("gpus") else None
+    opened(tab, url, f"#gpu={one.uuid}")
+    tab.wait_for("document.querySelector('.field')", "its fields")
+    memory = tab.text(".groups section:nth-child(2)").replace("\u00a0", " ").split("\n")
+    assert memory[memory.index("Free") + 1] == "18.0 GiB"
+    assert "20.0 GiB" not in tab.evaluate("document.body.textContent").replace("\u00a0", " ")
 
 
 def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown: Showing) -> None:

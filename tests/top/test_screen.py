@@ -17,7 +17,7 @@ from podgpu.top.live import decode_keys
 from podgpu.top.screen import Screen
 from podgpu.top.table import Spans, as_text
 from tests.top import scene
-from tests.top.scene import LOST, gpu, holder
+from tests.top.scene import LOST, busy_gpu, gpu, holder
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,13 @@ def test_quit_and_help() -> None:
         assert terminal.body[0].startswith("q ")
         assert terminal.press("u").body[0].startswith("0 ")
     assert Terminal(seen(3)).press("h", "q").screen.ended
+
+
+def test_the_help_explains_what_the_idle_column_shows() -> None:
+    terminal = Terminal(scene.seen(busy_gpu(0)), size=(100, 30))
+    shown = terminal.body[0].split()[-1]
+    explained = [line for line in terminal.press("h").texts if line.startswith("IDLE ")]
+    assert f" {shown}: the holder uses the GPU" in explained[0]
 
 
 def test_details_of_the_selected_gpu() -> None:

@@ -1,13 +1,12 @@
 """Summarises a pod: its use, memory, energy and cost.
 
-Adds a hint if fewer or smaller GPUs would be enough.
+Adds a hint if a smaller part of a GPU would be enough.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from sqlite3 import Connection
 
 import msgspec
@@ -17,7 +16,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.bill import RangeFigures, add_up, read_range
-from podgpu.past.schema import DAY, FINE, HOLDER, IDLE
+from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import HolderSpan, Mark, PodHistory, Values, make_pod_history, read_pod
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
@@ -120,13 +119,13 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         finished = int((end - history.from_) // history.step_seconds)
     use: list[float] = []
     p95: list[float] = []
-    memory: list[list[float]] = []
+    memory: list[float] = []
     for device in history.devices:
         values = _select_finished(device.series["utilization_ratio"], finished)
         if values:
             use += values
             p95.append(sorted(values)[math.ceil(0.95 * len(values)) - 1])
-        memory.append(_select_finished(device.series["memory_used_bytes"], finished))
+        memory += _select_finished(device.series["memory_used_bytes"], finished)
 
     summary.gpus = len(history.devices)
     summary.nodes = tuple(sorted({device.node for device in history.devices}))
@@ -137,7 +136,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.mean_use = _mean(use)
         summary.peak_use = max(use)
         summary.p95_use = max(p95)
-    summary.peak_memory_bytes = max(chain.from_iterable(memory), default=None)
+    summary.peak_memory_bytes = max(memory, default=None)
     throttled = [mark for mark in history.marks if mark.condition in _THROTTLING]
     summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
@@ -148,9 +147,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         gpus: list[DeviceState] = []
         for node in state.nodes:
             gpus += [gpu for gpu in node.gpus if gpu.uuid in uuids]
-        unknown = summary.peak_memory_bytes or 0.0
-        peaks = [max(values, default=unknown) for values in memory]
-        summary.hint = _hint(summary, p95, peaks, gpus)
+        summary.hint = _hint(summary, gpus)
 
 
 def _select_finished(values: Values, finished: int | None) -> list[float]:
@@ -227,40 +224,32 @@ def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
     return seconds
 
 
-def _hint(
-    summary: JobSummary, p95: list[float], peaks: list[float], gpus: list[DeviceState]
-) -> str:
-    """Suggests fewer or smaller GPUs. Empty if there is no suggestion.
+def _hint(summary: JobSummary, gpus: list[DeviceState]) -> str:
+    """Suggests a smaller part of a GPU, or to release it. Empty if there is no suggestion.
 
-    They are enough for the peak memory and the 95th percentile of use.
+    The part is enough for the peak memory and the 95th percentile of use. Percentiles of several
+    GPUs cannot be added up, and means over long steps hide peaks, so there is no suggestion then.
     """
+    p95 = summary.p95_use
     peak = summary.peak_memory_bytes
     total = min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
-    if not p95 or peak is None or not total:
+    if p95 is None or peak is None or not total:
         return ""
-    count = len(p95)
     if not summary.peak_use:
-        its_gpus = "GPU, so it" if count == 1 else f"{count} GPUs, so they"
+        its_gpus = "GPU, so it" if summary.gpus == 1 else f"{summary.gpus} GPUs, so they"
         return f"Nothing ran on its {its_gpus} can be released."
 
-    percent = max(1, round(max(p95) * 100))
-    proviso = (
-        f"if its use stays as before: below {percent} % for 95 % of the time,"
-        f" at most {peak / _GIB:.1f} GiB of memory"
-    )
-    if count > 1:
-        needed = max(1, math.ceil(sum(p95)), math.ceil(sum(peaks) / total))
-        if needed >= count:
-            return ""
-        return f"{needed} of its {count} GPUs would be enough, {proviso} on each."
-
-    share = max(p95[0], peak / total)
-    if share > _MAX_SHARE:
+    share = max(p95, peak / total)
+    if summary.gpus > 1 or summary.step_seconds > COARSE or share > _MAX_SHARE:
         return ""
     smaller = f"{max(1, math.ceil(share * 10)) * 10} % of a GPU"
     if any(name in gpus[0].model for name in _MIG_MODELS):
-        smaller = _suggest_instance(p95[0], peak, total) + smaller
-    return f"{smaller[0].upper()}{smaller[1:]} would be enough, {proviso}."
+        smaller = _suggest_instance(p95, peak, total) + smaller
+    return (
+        f"{smaller[0].upper()}{smaller[1:]} would be enough, if its use stays as before:"
+        f" below {max(1, round(p95 * 100))} % for 95 % of the time,"
+        f" at most {peak / _GIB:.1f} GiB of memory."
+    )
 
 
 def _suggest_instance(use: float, peak: float, total: int) -> str:

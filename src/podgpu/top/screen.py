@@ -70,7 +70,7 @@ _HELP = (
     "h or ?     this help",
     "",
     "Broken GPUs are always first.",
-    "IDLE       busy: the holder uses the GPU; 5m02s: it has not used the GPU for this time",
+    "IDLE       0s: the holder uses the GPU; 5m02s: it has not used the GPU for this time",
     "–          unknown (not zero)",
 )
 _KEYS = (

@@ -108,6 +108,7 @@ function holdersOf(of, part) {
     share: holder.share_ratio,
     utilization: holder.utilization_ratio,
     memory: holder.memory_used_bytes,
+    power: holder.power_watts,
     processes: holder.processes,
     running: holder.running ?? [],
     busySeconds: holder.busy_seconds,

@@ -50,7 +50,7 @@ const NAMES = {
 };
 // Fields of the groups at the top. Fields of HEALTH are shown only if they are not 0, because 0 means no problem.
 export const NOW = { PROF_PIPE_TENSOR_ACTIVE: "Tensor cores", SM_CLOCK: "SM clock", CLOCKS_EVENT_REASONS: "Clocks limited by", FAN_SPEED: "Fan" };
-export const MEMORY = { PROF_DRAM_ACTIVE: "Interface active", MEM_COPY_UTIL: "Bandwidth used", MEMORY_TEMP: "Temperature", MEM_CLOCK: "Clock" };
+export const MEMORY = { PROF_DRAM_ACTIVE: "Interface active", MEM_COPY_UTIL: "Bandwidth used", FB_FREE: "Free", FB_RESERVED: "Reserved", MEMORY_TEMP: "Temperature", MEM_CLOCK: "Clock" };
 export const HEALTH = {
   ECC_DBE_VOL_TOTAL: "Uncorrectable errors",
   ECC_SBE_VOL_TOTAL: "Corrected errors",

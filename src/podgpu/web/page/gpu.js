@@ -55,7 +55,7 @@ export class GpuView {
     const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
     const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
     const actions = [this.troubles.element, this.commands.element, this.forget.element];
-    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.waits.element, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
+    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.holding, this.facts, this.waits.element, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
   }
 
   leave() {
@@ -193,8 +193,7 @@ function factsOf(device, currency) {
 
 function memoryFacts({ memoryUsed, memoryTotal }) {
   const ratio = memoryTotal ? ` (${percent(memoryUsed / memoryTotal)})` : "";
-  const free = memoryUsed === undefined || memoryTotal === undefined ? undefined : memoryTotal - memoryUsed;
-  return [["Used", `${memory(memoryUsed)}${memoryUsed === undefined ? "" : ratio}`], ["Free", memory(free)], ["Total", memory(memoryTotal)]];
+  return [["Used", `${memory(memoryUsed)}${memoryUsed === undefined ? "" : ratio}`], ["Total", memory(memoryTotal)]];
 }
 
 function healthFacts(device, fields, xids) {

@@ -166,6 +166,12 @@ export function ownMemory(device, holder) {
   return holder.memory ?? holder.part?.memoryUsed ?? (device.holders.length === 1 ? device.memoryUsed : undefined);
 }
 
+export function ownPower(device, holder) {
+  if (holder.power !== undefined) return holder.power;
+  if (holder.part) return holder.part.ownHolders.length === 1 ? holder.part.power : undefined;
+  return device.holders.length === 1 ? device.power : undefined;
+}
+
 export class Sparkline {
   constructor(label) {
     this.area = svg("path", { class: "spark-area" });

@@ -5,7 +5,7 @@ import { pastRange, pastTime, podDevices, RANGES, writeHash } from "./criteria.j
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
-import { ownMemory, ownUtilization } from "./history.js";
+import { ownMemory, ownPower, ownUtilization } from "./history.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
@@ -109,7 +109,7 @@ function factsOf(held, isOwn, context, isAll) {
   const used = sum(current, ([device, holder]) => ownMemory(device, holder));
   const since = own.map(([, holder]) => holder.idleSince);
   const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
-  const power = sum(held, (device) => onlyHolder(device)?.power);
+  const power = sum(current, ([device, holder]) => ownPower(device, holder));
   const amount = own.reduce((total, [, holder]) => total + holder.amount, 0);
   const cost = sum(own, ([, holder]) => holder.cost);
   const wasted = sum(own, ([, holder]) => (holder.use === "idle" ? holder.cost : undefined));
@@ -120,7 +120,7 @@ function factsOf(held, isOwn, context, isAll) {
     fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`),
     fact(`Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"}${pastTime() ? "" : " now"}`, unknown ?? percent(busy.value)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
-    power.known === held.length && fact("Power", watts(power.total)),
+    fact("Power", watts(power.known && power.known === own.length ? power.total : undefined)),
     isAll && known(own, "busySeconds", "Busy since start", duration),
     isAll && known(own, "energy", "Energy since start", energy),
     idle !== undefined && fact("Idle for", duration(context.now() - idle)),
@@ -136,10 +136,6 @@ function gpuText(amount) {
 // Links to all GPUs held by pods of the same owner.
 function ownerLink({ cluster, namespace, owner }) {
   return h("a", { href: writeHash({ cluster, ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
-}
-
-function onlyHolder(device) {
-  return device.holders.length === 1 ? device : undefined;
 }
 
 function known(own, name, title, write) {

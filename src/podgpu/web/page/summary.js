@@ -19,7 +19,7 @@ const LOW_DRAM = 0.4;
 const LOW_POWER = 0.35; // fraction of the limit
 const SCALE = "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
 const WHY_LOW = "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
-const SHARED = "Tensor activity and power are not known on a shared GPU.";
+const SHARED = "Tensor activity is not known on a shared GPU.";
 
 export class Summary {
   constructor(onAnswer) {
