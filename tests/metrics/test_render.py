@@ -192,3 +192,61 @@ def test_a_gpu_without_index_has_an_empty_one_in_every_family() -> None:
     named = [line for line in series(text_of(state)) if 'UUID="GPU-0"' in line]
     assert len(named) > 4
     assert [line for line in named if 'gpu=""' not in line] == []
+
+
+DIVIDED = {
+    "DCGM_FI_DEV_GPU_UTIL": 80,
+    "DCGM_FI_DEV_FB_USED": 4096,
+    "DCGM_FI_DEV_POWER_USAGE": 400.0,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 9000,
+}
+MEASURED = HolderUsage(
+    utilization_ratio=0.25, memory_used_bytes=1 << 30, power_ratio=0.5, energy_mj=3000
+)
+
+
+def values_by_pod(state: NodeState, name: str) -> dict[str | None, float]:
+    """Returns the values of a DCGM family by the label `pod` or `hpc_job`, if there is one."""
+    values = {}
+    for family in render_dcgm(state, Policy(counters=COUNTERS, virtual_gpus=True)):
+        for sample in family.samples if family.name == name else ():
+            labels = dict(sample.labels.pairs)
+            values[labels.get("pod", labels.get("hpc_job"))] = sample.value
+    return values
+
+
+def holder(pod: str, usage: HolderUsage | None = None) -> Holder:
+    return Holder("ns", pod, "main", source="kubelet", share_ratio=1.0, usage=usage)
+
+
+def test_the_only_holder_of_a_virtual_gpu_has_the_gpu_s_values_if_its_own_are_unknown() -> None:
+    for usage in (None, HolderUsage(allocated_ns=1)):
+        state = gpu(fields=DIVIDED, holders=(holder("p", usage),))
+        for name, value in DIVIDED.items():
+            assert values_by_pod(state, name)["p"] == value
+        assert values_by_pod(state, "DCGM_FI_DEV_GPU_UTIL") == {"p": 80, None: 80}
+        assert values_by_pod(state, "DCGM_FI_DEV_POWER_USAGE") == {"p": 400.0}
+
+    state = gpu(fields=DIVIDED, holders=(holder("p", MEASURED),))
+    assert values_by_pod(state, "DCGM_FI_DEV_POWER_USAGE") == {"p": 200.0}
+
+
+def test_a_virtual_gpu_keeps_its_own_series_if_the_value_of_a_holder_is_unknown() -> None:
+    power = "DCGM_FI_DEV_POWER_USAGE"
+    energy = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+    unknown = gpu(fields=DIVIDED, holders=(holder("p"), holder("q")))
+    assert values_by_pod(unknown, power) == {None: 400.0}
+    assert values_by_pod(unknown, "DCGM_FI_DEV_FB_USED") == {None: 4096}
+
+    partly = HolderUsage(power_ratio=0.25)
+    one = gpu(fields=DIVIDED, holders=(holder("p", MEASURED), holder("q", partly)))
+    assert values_by_pod(one, power) == {"p": 200.0, "q": 100.0}
+    assert values_by_pod(one, energy) == {"p": 3000, None: 9000}
+
+
+def test_jobs_that_share_a_gpu_have_a_series_each() -> None:
+    jobs = [Holder(job=name, source="hpc") for name in ("4712", "4713", "4712")]
+    state = gpu(fields=DIVIDED, holders=(*jobs, holder("p")), last_xid=79)
+    lines = [one for one in series(text_of(state)) if one.startswith("DCGM_FI_DEV_FB_USED")]
+    assert [line.partition("hpc_job")[2] for line in lines] == ['="4712"}', '="4713"}']
+    assert text_of(state).count("DCGM_FI_DEV_XID_ERRORS{") == 2

@@ -96,6 +96,7 @@ class XidSpec(NamedTuple):
     text: str = "unknown error"
     cause: str = ""  # NVIDIA's class: application, driver, hardware or none; empty if unknown
     action: str = "none"  # key of `_ACTIONS`, or `none` if the GPU is healthy
+    err_msg: str = "Unknown Error"  # value of this label in dcgm-exporter
 
     @property
     def needs_action(self) -> bool:
@@ -105,10 +106,7 @@ class XidSpec(NamedTuple):
 
 @cache
 def xid_specs() -> Mapping[int, XidSpec]:
-    return {
-        int(row["number"]): XidSpec(row["text"], row["class"], row["action"])
-        for row in table_rows("xids.csv")
-    }
+    return {int(row.pop("number")): XidSpec(**row) for row in table_rows("xids.csv")}
 
 
 def xid_spec(xid: int) -> XidSpec:

@@ -107,35 +107,33 @@ class _Renderer:
         """Adds the series of a GPU or MIG instance. `values`: the device's fields."""
         policy = self._policy
         parent = gpu.fields or {}
-        repeated: Values = {}
         if policy.copy_parent_values and isinstance(device, MigInstance):
-            repeated = parent
-        all_values = {**repeated, **values}
+            values = {**parent, **values}
         names = device_names(gpu, device, policy)
         texts = _label_values(self._label_counters, values, parent)
-        labels = dcgm_labels(names, policy, label_values=texts)
+        plain = dcgm_labels(names, policy, label_values=texts)
         holders = assigned_holders(device) if policy.dcgm_holders else []
-        is_shared = len({holder.key for holder in holders}) > 1
+        by_key = {holder.key: holder for holder in holders}
+        is_shared = len(by_key) > 1
 
-        if not holders or not policy.virtual_gpus:
-            # The values belong to the only holder, or to the device.
-            if holders and not is_shared:
-                labels = self._held_labels(names, texts, holders[0])
-            self._add_values(labels, all_values)
-            self._add_details(labels, device)
-            self._add_events(labels, device)
+        if holders and policy.virtual_gpus:
+            self._add_values(plain, _values_of_device(values, holders, is_shared))
+            self._add_details(plain, device)
+            for holder in holders:
+                labels = self._held_labels(names, texts, holder)
+                self._add_values(labels, _values_of_holder(values, holder, is_shared))
+                self._add_events(labels, device)
             return
 
-        # Virtual GPUs: one series per holder, and some series for the whole device.
-        of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
-        self._add_values(labels, {name: all_values[name] for name in all_values.keys() & of_device})
-        self._add_details(labels, device)
-        for holder in holders:
-            own_values = {**repeated, **_attributed_values(values, holder.known_usage)}
-            if is_shared:
-                own_values = _holder_activity(own_values, values, holder.known_usage)
-            labels = self._held_labels(names, texts, holder)
-            self._add_values(labels, own_values)
+        # The values belong to the only holder, or to the device. dcgm-exporter repeats them for
+        # every job.
+        series = []
+        for holder in by_key.values():
+            if holder.job or not is_shared:
+                series.append(self._held_labels(names, texts, holder))
+        for labels in series or [plain]:
+            self._add_values(labels, values)
+            self._add_details(labels, device)
             self._add_events(labels, device)
 
     def add_entity(self, entity: EntityState) -> None:
@@ -203,7 +201,7 @@ def _count_events(
     """
     if field_id == XID_FIELD and XID_NAME not in device.unsupported:
         xid = device.last_xid or 0
-        yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
+        yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).err_msg))
     elif field_id == XID_COUNT_FIELD:
         window = (_WINDOW, str(policy.xid_window_ms))
         recent = [count for count in device.xids if count.in_window]
@@ -230,51 +228,57 @@ def _count_events(
 # Virtual GPUs
 
 
-def _attributed_values(device: Values, usage: HolderUsage) -> dict[str, Value]:
-    """Returns the holder's values for `ATTRIBUTED`, and the device's values for other fields.
+def _values_of_device(
+    values: Values, holders: Iterable[Holder], is_shared: bool
+) -> dict[str, Value]:
+    """Returns the values that have a series without a holder."""
+    names = set(_ALSO_OF_DEVICE)
+    if is_shared:
+        names |= _ACTIVITY
+        for holder in holders:
+            names |= ATTRIBUTED - _own_values(values, holder.known_usage).keys()
+    return {name: value for name, value in values.items() if name in names}
 
-    Unknown values are omitted. dcgm-exporter instead repeats the device's values for every holder.
+
+def _values_of_holder(values: Values, holder: Holder, is_shared: bool) -> dict[str, Value]:
+    """Returns the holder's own values, and the device's values of the other fields.
+
+    Unknown values of a shared device are omitted: dcgm-exporter repeats the device's values for
+    every holder. The only holder has the device's values instead. Activity fields of a shared
+    device are omitted, except two that OpenCost needs: GR_ENGINE_ACTIVE has the holder's own value,
+    and DEC_UTIL, by which OpenCost finds the device, is kept if it is 0.
     """
-    values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
-    own = _own_values(device, usage)
-    values |= {name: value for name, value in own.items() if name in device}
-    return values
-
-
-def _holder_activity(values: Values, device: Values, usage: HolderUsage) -> dict[str, Value]:
-    """Removes the activity fields of a shared device, except two that OpenCost needs.
-
-    GR_ENGINE_ACTIVE gets the holder's own value. DEC_UTIL, by which OpenCost finds the device, is
-    kept if it is 0.
-    """
-    kept = {}
+    own = _own_values(values, holder.known_usage)
+    if not is_shared:
+        return {**values, **own}
+    ratio = holder.known_usage.utilization_ratio
+    if ENGINE in values and ratio is not None:
+        own[ENGINE] = ratio
     for name, value in values.items():
         is_idle_decoder = name in _DECODER_FIELDS and value == 0
-        if name not in _ACTIVITY or name in ATTRIBUTED or is_idle_decoder:
-            kept[name] = value
-    if ENGINE in device and usage.utilization_ratio is not None:
-        kept[ENGINE] = usage.utilization_ratio
-    return kept
+        if is_idle_decoder or name not in ATTRIBUTED | _ACTIVITY:
+            own[name] = value
+    return own
 
 
 def _own_values(device: Values, usage: HolderUsage) -> dict[str, Value]:
-    """Returns the known values of the fields in `ATTRIBUTED`."""
-    values: dict[str, Value] = {}
+    """Returns the holder's known values of the device's fields in `ATTRIBUTED`."""
+    own: dict[str, Value] = {}
     ratio = usage.utilization_ratio
     if ratio is not None:
-        values[UTIL] = round(100 * ratio)
-        values[GPU_UTIL_RATIO] = round(ratio, 2)
+        own[UTIL] = round(100 * ratio)
+        own[GPU_UTIL_RATIO] = round(ratio, 2)
 
     memory = usage.memory_used_bytes
     if memory is not None:
-        values[FB_USED] = memory // MIB
-        values[FB_USED_BYTES] = memory
+        own[FB_USED] = memory // MIB
+        own[FB_USED_BYTES] = memory
 
     power = device.get(POWER)
     if isinstance(power, int | float) and usage.power_ratio is not None:
-        values[POWER] = power * usage.power_ratio
+        own[POWER] = power * usage.power_ratio
 
     if usage.energy_mj is not None:
-        values[TOTAL_ENERGY] = usage.energy_mj
-        values[ENERGY_JOULES] = usage.energy_mj // MJ
-    return values
+        own[TOTAL_ENERGY] = usage.energy_mj
+        own[ENERGY_JOULES] = usage.energy_mj // MJ
+    return {name: value for name, value in own.items() if name in device}
