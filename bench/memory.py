@@ -12,12 +12,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from bench.figures import Figure, read_status
 from bench.node import MODEL
 from podgpu.labs.simulate.simulated_driver import SimulatedNvml
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet
-from podgpu.labs.simulate.simulated_node import pods, tenants
+from podgpu.labs.simulate.simulated_node import create_host_files, pods, tenants
 
 MAX_MIB = 80
 MAX_GROWTH_MIB = 2
@@ -66,8 +67,12 @@ def _exporter() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             "-a",
             f"127.0.0.1:{port}",
         ]
+        # Without these files, the exporter would not read the simulated processes.
+        on_node = tenants(SimulatedNvml(MODEL))
+        create_host_files(Path(folder), on_node)
+        command += ["--path-proc", f"{folder}/proc", "--path-varlog", folder]
         with (
-            SimulatedKubelet(kubelet, pods(tenants(SimulatedNvml(MODEL)))),
+            SimulatedKubelet(kubelet, pods(on_node)),
             subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             ) as process,

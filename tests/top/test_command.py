@@ -108,6 +108,18 @@ def test_failing_sources_are_noted(
     assert output.err.startswith("podgpu: usage: processes on the GPUs are visible")
 
 
+def test_the_use_of_simulated_pods_is_unknown_without_their_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The real /proc has no simulated process, so these pods would look idle."""
+    socket = f"/tmp/pgtop{os.getpid()}-real.sock"
+    with FaultyKubelet(socket, pods(tenants(simulated_driver("6xH100")))):
+        arguments = ["--telemetry", "simulated:6xH100", "--pod-resources-kubelet-socket", socket]
+        run(["top", "--once", *arguments, "--path-proc", "/proc", "--interval", "300ms"])
+    lines = capsys.readouterr().out.splitlines()
+    assert line_of(lines, "embed-0").split() == ["batch/embed-0/worker", *"–––––"]
+
+
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")
 def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once"]) == 1

@@ -165,11 +165,8 @@ def make_finder(options: Options) -> ContainerFinder:
 
     Without -k and --allocation, it also finds Linux users and jobs.
     """
-    proc = options["path_proc"]
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    # Simulated processes are not in /proc.
-    is_simulated = options["telemetry"].partition(":")[0] == "simulated" and proc == "/proc"
-    return ContainerFinder(proc, finds_users=is_plain and not is_simulated)
+    return ContainerFinder(options["path_proc"], finds_users=is_plain)
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
@@ -230,7 +227,7 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
         case "hpc":
             return bool(options["hpc_job_mapping_dir"])
         case "processes":
-            return in_host_pid_namespace(options["path_proc"])
+            return _sees_processes(options)
         case _:
             return True
 
@@ -340,10 +337,19 @@ def _open_simulated(argument: str, options: Options) -> Telemetry:
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
-    return read_simulated(driver, options, Clock())
+    return read_simulated(driver, options, Clock(), _sees_processes(options))
 
 
-def read_simulated(driver: SimulatedNvml, options: Options, clock: Clock) -> NvmlTelemetry:
+def _sees_processes(options: Options) -> bool:
+    """Simulated processes are not in the real /proc. Their pods would look idle."""
+    proc = options["path_proc"]
+    is_simulated = options.get("telemetry", "").partition(":")[0] == "simulated"
+    return in_host_pid_namespace(proc) and not (is_simulated and proc == "/proc")
+
+
+def read_simulated(
+    driver: SimulatedNvml, options: Options, clock: Clock, sees_processes: bool = True
+) -> NvmlTelemetry:
     from podgpu.labs.simulate.simulated_driver import RoundRobinLog
 
     count = len(driver.gpus)
@@ -351,7 +357,13 @@ def read_simulated(driver: SimulatedNvml, options: Options, clock: Clock) -> Nvm
         options, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True
     )
     return NvmlTelemetry(
-        driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall, switch_logs=logs
+        driver,
+        "simulated",
+        lambda: count,
+        clock.monotonic,
+        clock.wall,
+        sees_processes,
+        switch_logs=logs,
     )
 
 

@@ -80,7 +80,7 @@ def command(**options: Any) -> None:
         raise UsageError(text) from error
 
     with quiet_logs(), _with_simulated_files(options) as paths:
-        telemetry = open_telemetry(options["telemetry"], {"usage_from": "exact"})
+        telemetry = open_telemetry(options["telemetry"], {**paths, "usage_from": "exact"})
         if not isinstance(telemetry, NvmlTelemetry):
             text = f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated"
             raise UsageError(text)
