@@ -165,3 +165,12 @@ def test_every_whole_per_cent_compares_exactly(tmp_path: Path) -> None:
                 assert answers.ask(rewrite_query(query).text).keys() == answers.ask(query).keys(), (
                     query
                 )
+        for query in (
+            "DCGM_FI_DEV_GPU_UTIL % 10",
+            'count_values("percent", DCGM_FI_DEV_GPU_UTIL)',
+            "floor(DCGM_FI_DEV_GPU_UTIL)",
+            "ceil(DCGM_FI_DEV_GPU_UTIL)",
+            "round(DCGM_FI_DEV_GPU_UTIL, 2)",
+            "sgn(DCGM_FI_DEV_GPU_UTIL - 57)",
+        ):
+            assert answers.ask(rewrite_query(query).text) == answers.ask(query), query

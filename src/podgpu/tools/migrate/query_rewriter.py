@@ -36,6 +36,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _COMPARISONS = frozenset({"==", "!=", "<=", "<", ">=", ">"})
+_NEED_EXACT = _COMPARISONS | {"%"}
 _PRECEDENCE = {
     "or": 0,
     "and": 1,
@@ -59,7 +60,8 @@ _EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?
 These are the metrics of the exporter, and those that podgpu's rules record.
 """
 _WORDS = re.compile(r"[A-Za-z_:][\w:]*")
-_PERCENT = Fraction(100)
+_STEPS = frozenset({"count_values", "floor", "ceil", "round", "sgn"})
+"""Functions whose result jumps: they must not get a value with a rounding error."""
 _LINEAR = frozenset(
     {
         "rate",
@@ -248,7 +250,7 @@ class _Expression:
     set_labels: tuple[str, ...] = ()  # labels that label_replace and label_join set
     factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
     is_range: bool = False
-    is_compared: bool = False  # True if the value is compared with another value
+    is_exact: bool = False  # True if a rounding error of the value could change the result
 
 
 def _join(start: int, end: int, parts: Iterable[_Expression]) -> _Expression:
@@ -351,10 +353,13 @@ class _Rewriter:
         self._request_conversion(right)
         both = _join(left.start, right.end, (left, right))
         self._rename_labels(both, labels, (left, right))
-        if operator in _COMPARISONS:
-            for part in self.conversions:
-                part.is_compared |= part.start >= both.start
+        if operator in _NEED_EXACT:
+            self._require_exact(both)
         return both
+
+    def _require_exact(self, whole: _Expression) -> None:
+        for part in self.conversions:
+            part.is_exact |= part.start >= whole.start
 
     def _parse_signed(self) -> _Expression:
         start = self.next.start
@@ -434,6 +439,9 @@ class _Rewriter:
         if function not in _UNITLESS:
             for argument in arguments:
                 self._convert_argument(call, function, argument)
+
+        if function in _STEPS:
+            self._require_exact(call)
 
         named = arguments[_LABEL_ARGUMENTS.get(function, slice(0))]
         words = [argument.token.unquote() for argument in named if argument.token]
@@ -568,22 +576,18 @@ class _Rewriter:
     def _convert(self, part: _Expression) -> None:
         """Adds edits that convert the value.
 
-        Rounds percentages in comparisons, because 0.55 * 100 exceeds 55.
+        Rounds products that must be exact, because 0.55 * 100 exceeds 55.
         """
-        if part.factor > 1:
-            conversion = f" * {_write_number(part.factor)}"
-        else:
-            conversion = f" / {_write_number(1 / part.factor)}"
         opening = "("
-        if part.is_compared and part.factor == _PERCENT:
+        if part.factor < 1:
+            conversion = f" / {1 / part.factor}"
+        elif part.is_exact:
             opening = "round("
-            conversion += ", 0.0001"
+            conversion = f" * {part.factor}, 0.0001"
+        else:
+            conversion = f" * {part.factor}"
         self.edits.append(Edit(part.start, part.start, opening))
         self.edits.append(Edit(part.end, part.end, f"{conversion})"))
-
-
-def _write_number(number: Fraction) -> str:
-    return str(number) if number.denominator == 1 else f"{float(number):.17g}"
 
 
 def _unexpected(token: _Token, expected: str) -> PromqlError:
