@@ -81,7 +81,7 @@ def _select_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
         for tag, pattern in resolvers:
             kind = tag.rpartition(":")[2]
             if kind == "bool":
-                selected[first].append((tag, re.compile("true|false")))
+                selected[first].append((tag, re.compile("(?:true|false)$")))
             elif kind in ("null", "merge"):
                 selected[first].append((tag, pattern))
     return selected
