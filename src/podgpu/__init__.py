@@ -6,10 +6,12 @@ from __future__ import annotations
 __all__ = ["NodeState", "decode_node"]
 __version__ = "0.3.0"
 
-# These two names must be registered before anything is published. `make manifests` writes them and
-# the version into every file that contains them.
+# These names must be registered before anything is published. `make manifests` writes the first two
+# and the version into every file that contains them.
 PROJECT_URL = "https://github.com/podgpu/podgpu"
 REGISTRY = "ghcr.io/podgpu"  # images: REGISTRY/podgpu; charts: oci://REGISTRY/charts/podgpu
+# For messages. Name no package on an index before it is ours: its owner could run code on nodes.
+INSTALL_EXTRA = "pip install '.[{extra}]' in podgpu's source tree"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

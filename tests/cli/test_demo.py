@@ -440,7 +440,10 @@ def test_without_grpc_the_message_names_the_package_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    advice = "pip install 'podgpu[demo]', or use the image with the tag -autoscale"
+    advice = (
+        "run pip install '.[demo]' in podgpu's source tree, "
+        "or use the image with the tag -autoscale"
+    )
     assert (done.returncode, done.stderr) == (
         1,
         f"podgpu: podgpu demo needs the package grpc: {advice}\n",

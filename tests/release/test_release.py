@@ -123,7 +123,7 @@ def test_wheel_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
     assert __version__ in run(podgpu, "--version")
     without_grpc = subprocess.run([podgpu, "demo"], capture_output=True, text=True, check=False)
     assert (without_grpc.returncode, without_grpc.stderr.count("\n")) == (1, 1)
-    assert "pip install 'podgpu[demo]'" in without_grpc.stderr
+    assert "pip install '.[demo]'" in without_grpc.stderr
     command = [
         str(podgpu),
         "exporter",

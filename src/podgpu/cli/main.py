@@ -13,7 +13,7 @@ from importlib import import_module, resources
 
 import click
 
-from podgpu import __version__
+from podgpu import INSTALL_EXTRA, __version__
 from podgpu.cli.options import describe_origin, normalize_arguments, write_examples
 from podgpu.errors import PodgpuError, UsageError, one_line
 
@@ -134,7 +134,8 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("grpc", "cryptography"):
             raise
-        advice = f"pip install 'podgpu[{arguments[0]}]', or use the image with the tag -autoscale"
+        install = INSTALL_EXTRA.format(extra=arguments[0])
+        advice = f"run {install}, or use the image with the tag -autoscale"
         return _fail(f"podgpu {arguments[0]} needs the package {error.name}: {advice}", 1)
     return result if isinstance(result, int) else 0
 
