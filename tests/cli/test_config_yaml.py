@@ -47,6 +47,32 @@ def test_a_complete_file() -> None:
     assert (quick.name, quick.every) == ("quick-power", 2.0)
 
 
+def test_a_file_of_version_1() -> None:
+    """Tests the only version of 4.8.3, which 4.8.4 accepts, too."""
+    config = parsed(
+        "version: 1\n"
+        "metrics: {file: counters.csv}\n"
+        "collection:\n"
+        "  interval: 30s\n"
+        "  retention: {maxAge: 10m, maxSamples: 0}\n"
+        "  watchGroups:\n"
+        "  - {name: quick, interval: 2s, fields: [DCGM_FI_DEV_POWER_USAGE, DCGM_FI_DEV_GPU_*]}\n"
+        "  - {name: slow, interval: 1m, fields: [DCGM_FI_DEV_SM_CLOCK], retention: {maxAge: 1m}}\n"
+        "server: {maxConcurrentScrapes: 8}\n"
+    )
+    assert (config.options["collectors"], config.options["collect_interval"]) == (
+        "counters.csv",
+        30.0,
+    )
+    assert [(one.name, one.every, one.include) for one in config.collections] == [
+        ("quick", 2.0, ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_*")),
+        ("slow", 60.0, ("DCGM_FI_DEV_SM_CLOCK",)),
+    ]
+    assert parsed("version: 1").options["collect_interval"] is None
+
+
+GROUPS = "collection: {{watchGroups: [{{name: a, interval: {}, fields: [A]}}]}}"
+ALL = "collections: [{name: a, every: 1s, metrics: {include: ['*']}}]"
 COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{include: [A]}}}}"
 
 
@@ -54,7 +80,14 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
     ("text", "words"),
     [
         ("", "missing required field `version`"),
-        ("version: 1", "version: invalid enum value 1"),
+        ("version: 3", "version: invalid enum value 3"),
+        (f"version: 1\n{ALL}", "version 1 has no collections: use collection, or version: 2"),
+        (f"version: 2\n{GROUPS.format('1s')}", "version 2 has no collection: use collections"),
+        (
+            f"version: 1\n{GROUPS.format('1')}",
+            "collection.watchGroups[0].interval: '1' is not a duration",
+        ),
+        ("version: 1\ncollection: {interval: 0s}", "collection.interval: '0s' is not a duration"),
         ("version: 2\nmetric: {}", "object contains unknown field `metric`"),
         (
             "version: 2\nmetrics: {file: a, fields: [{name: X, prometheusType: gauge, help: x}]}",

@@ -211,13 +211,27 @@ class _ConfigCollection(_ConfigSection):
     sources: Any = None
 
 
+class _WatchGroup(_ConfigSection):
+    name: _Text
+    interval: str
+    fields: Annotated[list[_Text], Meta(min_length=1)]
+    retention: Any = None
+
+
+class _CollectionV1(_ConfigSection):
+    interval: str = ""
+    watch_groups: list[_WatchGroup] = []
+    retention: Any = None
+
+
 class _Server(_ConfigSection):
     max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
 
 
 class _Config(_ConfigSection):
-    version: Literal[2]
+    version: Literal[1, 2]
     metrics: _Metrics | None = None
+    collection: _CollectionV1 | None = None  # only version 1
     collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
     sources: Any = None  # accepted without effect
     server: _Server | None = None
@@ -230,7 +244,10 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     server = config.server or _Server()
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
-    interval, collections = _read_collections(config, path)
+    if config.version == 1:
+        interval, collections = _read_watch_groups(config, path)
+    else:
+        interval, collections = _read_collections(config, path)
     options = {
         "collectors": metrics.file or None,
         "collect_interval": interval,
@@ -245,16 +262,30 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     return ConfigFile(options, counters, collections, ignored)
 
 
+def _read_watch_groups(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
+    """Returns the interval of all other fields, and the groups with their own interval."""
+    if config.collections is not None:
+        raise UsageError(f"{path}: version 1 has no collections: use collection, or version: 2")
+    section = config.collection or _CollectionV1()
+    place = f"{path}: collection"
+    interval = _read_interval(section.interval, f"{place}.interval") if section.interval else None
+    collections = []
+    for number, group in enumerate(section.watch_groups):
+        position = f"{place}.watchGroups[{number}]"
+        seconds = _read_interval(group.interval, f"{position}.interval")
+        collections.append(Collection(group.name, seconds, tuple(group.fields), position))
+    return interval, tuple(collections)
+
+
 def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
     """Returns the interval of the collection of all fields (['*']), and the other collections."""
+    if config.collection is not None:
+        raise UsageError(f"{path}: version 2 has no collection: use collections, or version: 1")
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):
         place = f"{path}: collections[{number}]"
-        seconds = parse_duration(row.every)
-        if seconds is None or not 0.1 <= seconds <= 86_400:
-            problem = f"{row.every[:80]!a} is not a duration from 100ms to 24h, such as 1m30s"
-            raise UsageError(f"{place}.every: {problem}")
+        seconds = _read_interval(row.every, f"{place}.every")
         if row.metrics.include != _ALL_FIELDS:
             collections.append(Collection(row.name, seconds, tuple(row.metrics.include), place))
         elif interval is not None:
@@ -262,6 +293,14 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
         else:
             interval = seconds
     return interval, tuple(collections)
+
+
+def _read_interval(text: str, place: str) -> float:
+    seconds = parse_duration(text)
+    if seconds is None or not 0.1 <= seconds <= 86_400:
+        problem = f"{text[:80]!a} is not a duration from 100ms to 24h, such as 1m30s"
+        raise UsageError(f"{place}: {problem}")
+    return seconds
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:

@@ -303,17 +303,20 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
     """Converts the syntax of Go flags.
 
-    `-c=1000` becomes `-c 1000`, and `-collectors file` becomes `--collectors file`.
+    `-c=1000` and `--c=1000` become `-c 1000`, and `-collectors file` becomes `--collectors file`.
     """
     names: list[str] = []
     for option in EXPORTER_OPTIONS:
         names += option.names
     normal: list[str] = []
     for argument in arguments:
-        match = re.match(r"-([a-z][\w-]+)(=.*)?$", argument)
-        if re.match(r"-[A-Za-z]=", argument):
-            normal += [argument[:2], argument[3:]]
-        elif match and f"--{match[1]}" in names:
+        short = re.fullmatch(r"-?(-[A-Za-z])(=(.*))?", argument, re.DOTALL)
+        long = re.fullmatch(r"-([a-z][\w-]+)(=.*)?", argument, re.DOTALL)
+        if short and short[1] in names:
+            normal.append(short[1])
+            if short[2]:
+                normal.append(short[3])
+        elif long and f"--{long[1]}" in names:
             normal.append(f"-{argument}")
         else:
             normal.append(argument)
