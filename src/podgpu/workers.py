@@ -179,23 +179,25 @@ class Workers:
         until: float,
         on_late: Callable[[], object] | None,
     ) -> Result[T]:
-        seconds_left = max(0.0, until - time.monotonic()) if is_new else 0.0
-        if not call.done.wait(seconds_left):
+        if is_new:
+            call.done.wait(until - time.monotonic())
+        if not call.done.is_set():
             call.on_late = on_late
-            seconds = self._clock() - call.began
-            if on_late is None and not is_new:
-                error = SourceError(
-                    "hung",
-                    f"{name}: a call that began {seconds:.0f} s ago has not returned; "
-                    "skipped until it does",
-                )
-                return Result(None, error, 0.0)
-            # The call may have ended before `on_late` was set.
-            if not call.done.is_set():
-                error = SourceError("deadline", f"{name}: no answer within {seconds:.1f} s")
-                return Result(None, error, seconds)
-        call.is_returned = True
-        return call.result
+        # The call may have ended before `on_late` was set.
+        if call.done.is_set():
+            call.is_returned = True
+            return call.result
+
+        seconds = self._clock() - call.began
+        if is_new or on_late is not None:
+            error = SourceError("deadline", f"{name}: no answer within {seconds:.1f} s")
+            return Result(None, error, seconds)
+        error = SourceError(
+            "hung",
+            f"{name}: a call that began {seconds:.0f} s ago has not returned; "
+            "skipped until it does",
+        )
+        return Result(None, error, 0.0)
 
 
 @dataclass(eq=False)
