@@ -16,7 +16,12 @@ from typing import Any
 
 import pytest
 
-from podgpu.cli.demo import (
+from podgpu.cli.main import run
+from podgpu.clock import Clock
+from podgpu.fleet.prices import read_prices
+from podgpu.fleet.read.scrape import ScrapeCollector
+from podgpu.fleet.round import Cluster
+from podgpu.labs.demo import (
     CLUSTER,
     CYCLE_SECONDS,
     OTHER_GPUS,
@@ -27,13 +32,8 @@ from podgpu.cli.demo import (
     make_node,
     make_script,
     schedule,
-    write_past,
 )
-from podgpu.cli.main import run
-from podgpu.clock import Clock
-from podgpu.fleet.prices import read_prices
-from podgpu.fleet.read.scrape import ScrapeCollector
-from podgpu.fleet.round import Cluster
+from podgpu.labs.demo_past import write_past
 from podgpu.past.bill import RangeQuery
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podgpu.cli.options import Options
 from podgpu.clock import Clock
@@ -319,10 +319,9 @@ def _make_counter(options: Options) -> Callable[[], int | None]:
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _make_switch_logs(options: Options, **arguments: Any) -> SwitchLogFactory | None:
-    """Returns the factory of context-switch logs, or None if --usage-from does not use them."""
+def _make_switch_logs(options: Options) -> SwitchLogFactory:
     wanted = options.get("usage_from", "samples")
-    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **arguments)
+    return SwitchLogFactory("samples" if wanted == "none" else wanted)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
@@ -333,11 +332,12 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
 
 
 def _open_simulated(argument: str, options: Options) -> Telemetry:
+    from podgpu.labs.simulate.simulated_driver import read_simulated
     from podgpu.labs.simulate.simulated_node import place_loads, tenants
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
-    return read_simulated(driver, options, Clock(), _sees_processes(options))
+    return read_simulated(driver, Clock(), _make_switch_logs(options), _sees_processes(options))
 
 
 def _sees_processes(options: Options) -> bool:
@@ -345,26 +345,6 @@ def _sees_processes(options: Options) -> bool:
     proc = options["path_proc"]
     is_simulated = options.get("telemetry", "").partition(":")[0] == "simulated"
     return in_host_pid_namespace(proc) and not (is_simulated and proc == "/proc")
-
-
-def read_simulated(
-    driver: SimulatedNvml, options: Options, clock: Clock, sees_processes: bool = True
-) -> NvmlTelemetry:
-    from podgpu.labs.simulate.simulated_driver import RoundRobinLog
-
-    count = len(driver.gpus)
-    logs = _make_switch_logs(
-        options, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True
-    )
-    return NvmlTelemetry(
-        driver,
-        "simulated",
-        lambda: count,
-        clock.monotonic,
-        clock.wall,
-        sees_processes,
-        switch_logs=logs,
-    )
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:

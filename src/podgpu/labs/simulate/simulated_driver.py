@@ -12,16 +12,18 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import pynvml
 
+from podgpu.clock import Clock
 from podgpu.labs.simulate import device_calls as calls
 from podgpu.labs.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.labs.simulate.models import MigProfile, parse_spec
+from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from podgpu.node.gpu.nvml.switch_attribution import (
     FECS_RECORD,
     RECORD,
@@ -29,6 +31,7 @@ from podgpu.node.gpu.nvml.switch_attribution import (
     SWITCHED_IN,
     WHOLE_GPU,
 )
+from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
 
 _MAX_WAIT_SECONDS = 0.1
 """Maximum real time to wait for events.
@@ -424,3 +427,16 @@ class RoundRobinLog:
         ran = min(self._left[pid], _SLICE_NS)
         self._left[pid] -= ran
         self._at += ran
+
+
+def read_simulated(
+    driver: SimulatedNvml, clock: Clock, logs: SwitchLogFactory, sees_processes: bool = True
+) -> NvmlTelemetry:
+    """Returns the source that reads this driver. `logs`: its method; its logs are simulated."""
+    count = len(driver.gpus)
+    logs = replace(
+        logs, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True
+    )
+    return NvmlTelemetry(
+        driver, "simulated", lambda: count, clock.monotonic, clock.wall, sees_processes, logs
+    )

@@ -1,0 +1,187 @@
+"""The nodes, exporters and events of `podgpu demo`.
+
+In each cycle a job ends, GPUs and an exporter fail, and everything recovers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from aiohttp import web
+
+from podgpu.clock import Clock
+from podgpu.fleet.prices import ReadPrices
+from podgpu.fleet.readings import ViewSettings
+from podgpu.labs.simulate.simulated_driver import read_simulated
+from podgpu.labs.simulate.simulated_node import DemoNode
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.labels import Policy
+from podgpu.model import Pairs, PodLabels, PodName, WorkloadOwner
+from podgpu.node.agent.agent import Agent, Settings
+from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
+from podgpu.node.holders.identity import IdentityReader
+from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.reader import HolderSources
+from podgpu.node.usage.containers import ContainerFinder
+from podgpu.node.usage.ledger import Ledger
+from podgpu.past.record import SqlitePast
+from podgpu.past.recorder import HistoryRecorder
+from podgpu.web.exporter_app import application, build_state, node_recorder
+
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")
+"""GPUs of all nodes but the first."""
+_PLAIN = 3  # index of the node without Kubernetes
+CLUSTER = ViewSettings(
+    interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0
+)
+_PODS_PER_NODE = 8
+CYCLE_SECONDS = 150.0
+_XID = 48  # a double-bit memory error, after which the GPU must be reset
+_LOST_GPU = 3
+JOB = "llm-train"
+_FIRSTJOB = 2  # number in the name of the job that runs on the third node at the start
+_OWNERS = {
+    JOB: "Job",
+    "finetune": "Job",
+    "diffusion": "Job",
+    "chat": "Deployment",
+    "embed": "Deployment",
+    "ocr": "Deployment",
+    "jupyter-ada": "Notebook",
+    "jupyter-ben": "Notebook",
+    "jupyter": "StatefulSet",
+}
+"""Prefix of a pod's name -> kind of its owner."""
+_TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
+"""Namespace -> value of the label team of its pods. Other pods belong to the team data-science."""
+
+
+def make_node(number: int, gpus: str, clock: Clock) -> DemoNode:
+    """`number`: position of the node, from 0."""
+    name = "workstation-1" if number == _PLAIN else f"node-{number + 1}"
+    return DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
+
+
+class Act(NamedTuple):
+    at: float  # seconds since the start of the cycle
+    message: str
+    do: Callable[[], object]
+
+
+def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
+    """Returns the events of the nodes with Kubernetes.
+
+    Between 30 and 90 seconds, all faults are present.
+    """
+    first, second, third, *_ = nodes
+    ill = min(6, len(first.driver.gpus) - 1)
+    job = [tenant for tenant in third.tenants if tenant.pod == f"{JOB}-{_FIRSTJOB}"]
+    numbers = itertools.count(_FIRSTJOB + 1)
+
+    def end_job() -> None:
+        third.remove_pod(job[0].namespace, job[0].pod)
+
+    def begin_next_job() -> None:
+        name = f"{JOB}-{next(numbers)}"
+        job[:] = [replace(tenant, pod=name) for tenant in job]
+        third.add_tenants(*job)
+
+    raise_xid = partial(first.driver.raise_xid, ill, _XID)
+    reset = partial(first.reset, ill)
+    lose = partial(second.driver.lose, _LOST_GPU)
+    recover = partial(second.driver.recover, _LOST_GPU)
+    stop_answers = partial(setattr, third, "answers", False)
+    start_answers = partial(setattr, third, "answers", True)
+    return [
+        Act(10.0, f"{third.name}: a training job ends", end_job),
+        Act(15.0, f"{first.name}: GPU {ill} reports XID {_XID}", raise_xid),
+        Act(20.0, f"{second.name}: GPU {_LOST_GPU} falls off the bus", lose),
+        Act(30.0, f"{third.name}: the exporter stops answering", stop_answers),
+        Act(90.0, f"{third.name}: the exporter answers again", start_answers),
+        Act(95.0, f"{third.name}: the next training job begins", begin_next_job),
+        Act(105.0, f"{second.name}: GPU {_LOST_GPU} answers again", recover),
+        Act(115.0, f"{first.name}: GPU {ill} is reset", reset),
+    ]
+
+
+def schedule(script: Sequence[Act]) -> Iterator[tuple[float, Act]]:
+    """Yields each event with its time since the start, cycle after cycle."""
+    if not script:
+        return
+    for cycle in itertools.count():
+        for act in script:
+            yield cycle * CYCLE_SECONDS + act.at, act
+
+
+class DemoExporter(NamedTuple):
+    node: DemoNode
+    agent: Agent
+    ledger: Ledger
+    recorder: HistoryRecorder
+    application: web.Application
+
+
+def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
+    names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
+    sources = [] if node.is_plain else [KubeletAllocation(node.kubelet.socket)]
+    policy = Policy(counters=shipped_counters("dcp") or (), hostname=node.name)
+    ledger = Ledger()
+    agent = Agent(
+        read_simulated(node.driver, node.clock, SwitchLogFactory("exact")),
+        HolderSources(sources, names.read),
+        Settings(interval=1.0, allocation_interval=1.0, policy=policy),
+        node.clock,
+        containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
+        ledger=ledger,
+        pod_labels=partial(_label_pods, node),
+    )
+    recorder = node_recorder(agent, prices=prices)
+    past = SqlitePast(recorder, lambda: build_state(agent, prices))
+    app = application(agent, past=past, prices=prices)
+
+    @web.middleware
+    async def close_while_down(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not node.answers and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
+
+    app.middlewares.insert(0, close_while_down)
+    return DemoExporter(node, agent, ledger, recorder, app)
+
+
+def _label_pods(node: DemoNode) -> PodLabels:
+    labels: dict[PodName, Pairs] = {}
+    for tenant in node.tenants:
+        if tenant.pod:
+            labels[tenant.namespace, tenant.pod] = (("team", team_of(tenant.namespace)),)
+    return labels
+
+
+# Owners and teams. In a real cluster, these are read from the API server.
+
+
+def team_of(namespace: str) -> str:
+    return _TEAMS.get(namespace, "data-science")
+
+
+def find_owners(nodes: Sequence[DemoNode]) -> dict[PodName, WorkloadOwner]:
+    owners: dict[PodName, WorkloadOwner] = {}
+    for node in nodes:
+        for tenant in node.tenants:
+            owner = owner_of(tenant.pod)
+            if owner is not None:
+                owners[tenant.namespace, tenant.pod] = owner
+    return owners
+
+
+def owner_of(pod: str) -> WorkloadOwner | None:
+    for prefix, kind in _OWNERS.items():
+        if pod.startswith(f"{prefix}-"):
+            return WorkloadOwner(kind, pod if kind == "Job" else prefix)
+    return None

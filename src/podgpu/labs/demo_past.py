@@ -1,0 +1,299 @@
+"""The usage of the 30 days before the demo, simulated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import fmean
+from typing import NamedTuple
+
+from podgpu.charge import UNALLOCATED, Charge, Figures, HeldTime, UsageAccount, charge, charge_rest
+from podgpu.fleet.hold import describe_idle
+from podgpu.fleet.prices import Prices
+from podgpu.labs.demo import JOB, DemoExporter, owner_of, team_of
+from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
+from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
+from podgpu.metrics.conditions import LOST, NODE_GONE
+from podgpu.model import Workload, WorkloadOwner
+from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
+from podgpu.past.store import ConditionRecord, GpuSample
+
+_JOB_HOURS = 4.0
+_PAUSE_HOURS = 0.5
+_JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
+_NIGHT = 0.6  # load of services at night, relative to the day
+_IDLE_ALARM = 24.0  # hours ago
+_FAULTS = (  # node, GPU (None: all), begin and end (hours ago), condition, message
+    ("node-3", None, 5.15, 4.95, NODE_GONE, "its node does not answer"),  # between two jobs
+    ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
+    (
+        "node-2",
+        3,
+        1.1,
+        0.85,
+        LOST,
+        "the driver no longer lists it: it fell off the bus or was removed",
+    ),
+    ("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
+)
+
+
+class _Run(NamedTuple):
+    """A time in which a pod held its GPUs."""
+
+    tenant: Tenant
+    begin: float  # hours ago
+    end: float = 0.0
+
+
+class _Step(NamedTuple):
+    """A time that is stored as one round."""
+
+    at: int  # Unix time of its start
+    seconds: int
+    now: float  # Unix time
+    prices: Prices
+
+    @property
+    def hours_ago(self) -> float:
+        return (self.now - self.at) / HOUR
+
+
+def write_past(
+    exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float
+) -> None:
+    """Writes the usage of 30 days, and samples of the last day and hour.
+
+    Call it after the first two readings.
+    """
+    runs = {}
+    for exporter in exporters:
+        exporter.ledger.assume_idle(DAY)
+        for gpu in exporter.node.driver.gpus:
+            gpu.celsius = final_celsius(gpu.model, gpu.activity.watts)
+        runs[exporter.node.name] = list(_list_runs(exporter.node))
+
+    for at, seconds in _list_times(now):
+        step = _Step(at, seconds, now, prices)
+        samples: list[GpuSample] = []
+        for exporter in exporters:
+            tenants = []
+            for tenant, begin, end in runs[exporter.node.name]:
+                if end < step.hours_ago <= begin:
+                    tenants.append(tenant)
+            own = _sample_node(exporter.node, tenants, step)
+            exporter.recorder.append(at, own)
+            samples += own
+        cluster.append(at, samples)
+
+
+def _list_times(now: float) -> list[tuple[int, int]]:
+    """Returns the start and length of each round.
+
+    Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
+    usage after `at`.
+    """
+    last_day = floor_time(now - DAY, COARSE)
+    last_hour = floor_time(now - HOUR, COARSE)
+    first = floor_time(last_day, DAY) - 29 * DAY
+    times = [(at, min(6 * HOUR, last_day - at)) for at in range(first, last_day, 6 * HOUR)]
+    times += [(at, COARSE) for at in range(last_day, last_hour, COARSE)]
+    times += [(at, FINE) for at in range(last_hour, int(now) - FINE, FINE)]
+    return times
+
+
+def _list_runs(node: DemoNode) -> Iterator[_Run]:
+    """Yields the time of each pod.
+
+    Includes earlier jobs on the GPUs of the third node's training job, and earlier notebooks on the
+    GPUs of idle pods.
+    """
+    jobs = []
+    for tenant in node.tenants:
+        if node.name == "node-3" and tenant.pod.startswith(f"{JOB}-"):
+            jobs.append(tenant)
+            yield _Run(tenant, _JOB_BEGAN)
+        elif tenant.duty:
+            yield _Run(tenant, math.inf)
+        else:
+            yield _Run(tenant, 24.0)
+            notebook = replace(tenant, pod=tenant.pod.replace("ada", "ben"), duty=0.3)
+            yield _Run(notebook, math.inf, 24.5)
+
+    for number in range(5):
+        end = _JOB_BEGAN + _PAUSE_HOURS + number * (_JOB_HOURS + _PAUSE_HOURS)
+        for tenant in jobs:
+            duty = 0.25 if number == 1 else tenant.duty
+            past = replace(tenant, pod=f"finetune-{5 - number}", duty=duty)
+            yield _Run(past, end + _JOB_HOURS, end)
+
+
+def _sample_node(node: DemoNode, tenants: Sequence[Tenant], step: _Step) -> list[GpuSample]:
+    samples = []
+    for gpu in node.driver.gpus:
+        on_gpu = [tenant for tenant in tenants if tenant.gpu == gpu.number]
+        for instance, size in _divide(gpu):
+            own = [tenant for tenant in on_gpu if tenant.gi_id == instance]
+            users = on_gpu if instance is None else own
+            samples.append(_PastDevice(node, gpu, instance, size, own, users, step).sample())
+    return samples
+
+
+def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
+    """Returns the id of each MIG instance with its fraction of the GPU.
+
+    The last id is None: the GPU itself, with the remainder.
+    """
+    devices: list[tuple[int | None, float]] = []
+    rest = 1.0
+    for instance in gpu.instances:
+        size = instance.profile.compute_slices / gpu.model.compute_slices
+        devices.append((instance.gi_id, size))
+        rest -= size
+    devices.append((None, rest))
+    return devices
+
+
+class _PastDevice(NamedTuple):
+    """A GPU or MIG instance in one step."""
+
+    node: DemoNode
+    gpu: SimulatedGpu
+    instance: int | None
+    size: float  # fraction of the GPU
+    tenants: Sequence[Tenant]
+    users: Sequence[Tenant]  # its tenants and, for a GPU, those of its MIG instances
+    step: _Step
+
+    def sample(self) -> GpuSample:
+        conditions = list(self._list_conditions())
+        names = {condition.name for condition in conditions}
+        is_gone = NODE_GONE in names
+        is_blind = is_gone or LOST in names
+        loads = {tenant: 0.0 if is_blind else self._load(tenant) for tenant in self.users}
+        activity = self._compute_activity(loads)
+        watts = compute_watts(self.gpu.model, activity)
+
+        prices = self.step.prices
+        hour = prices.of(self.gpu.model.name).gpu_hour
+        price = (hour or 0.0) * self.size
+        currency = "" if hour is None else prices.currency
+        charges: list[Charge] = []
+        if not is_gone:
+            for tenant in self.tenants:
+                time = self._measure(tenant, loads, activity, is_blind)
+                own = None
+                if len(self.tenants) > 1:
+                    own = Figures(loads[tenant], float(tenant.memory))
+                amounts = charge(time, self.size, price)
+                account = _account_of(tenant)
+                charges.append(Charge(account, tenant.container, amounts, own, currency))
+            if not charges:
+                rest = charge_rest(self.step.seconds, self.size, 0.0, price)
+                joules = self.gpu.model.power[0] * self.step.seconds * self.size
+                amounts = rest._replace(energy_joules=joules)
+                charges.append(Charge(UNALLOCATED, amounts=amounts, currency=currency))
+
+        figures = None
+        if not is_blind:
+            most = self.gpu.model.memory // 2
+            memory = float(sum(min(tenant.memory, most) for tenant in self.users))
+            figures = Figures(activity.busy, memory)
+            if self.instance is None:
+                celsius = final_celsius(self.gpu.model, watts)
+                figures = figures._replace(power_watts=watts, temperature_celsius=celsius)
+        return GpuSample(
+            uuid=self.gpu.uuid,
+            instance="" if self.instance is None else str(self.instance),
+            node=self.node.name,
+            gpu_index=self.gpu.number,
+            figures=figures,
+            charges=charges,
+            conditions=conditions,
+        )
+
+    def _list_conditions(self) -> Iterator[ConditionRecord]:
+        ago = self.step.hours_ago
+        for node, gpu, begin, end, name, message in _FAULTS:
+            is_here = node == self.node.name and gpu in (None, self.gpu.number)
+            if is_here and end < ago <= begin:
+                yield ConditionRecord(name, message)
+        for tenant in self.tenants:
+            if not tenant.duty and ago <= _IDLE_ALARM:
+                text = describe_idle(Workload(tenant.namespace, tenant.pod, tenant.container))
+                yield ConditionRecord(IDLE, text, account=_account_of(tenant))
+
+    def _load(self, tenant: Tenant) -> float:
+        """Returns the load.
+
+        That of services follows the time of day; notebooks rest at night and at weekends.
+        """
+        at, seconds, now, _ = self.step
+        if tenant.pod.startswith("jupyter-ben-"):
+            is_day = 6 <= at % DAY / HOUR < 18
+            is_weekend = (at // DAY + 3) % 7 > 4
+            if not is_day or is_weekend:
+                return 0.0
+        load = tenant.duty
+        # Longer means are constant.
+        if seconds <= COARSE:
+            process = self.node.load_of(tenant)
+            times = range(at, at + seconds, 60)
+            load = fmean(process.demand(time - self.gpu.epoch) for time in times)
+        if tenant.namespace in ("serving", "batch"):
+            load *= _day_load(at) / _day_load(now)
+        return min(1.0, load)
+
+    def _compute_activity(self, loads: Mapping[Tenant, float]) -> Activity:
+        sizes: dict[int | None, float] = {}
+        if self.instance is None and self.gpu.instances:
+            sizes.update(_divide(self.gpu))
+        use = 0.0
+        tensor = 0.0
+        for tenant, load in loads.items():
+            work = load * sizes.get(tenant.gi_id, 1.0)
+            use += work
+            tensor += work * self.node.load_of(tenant).tensor
+        return Activity(use, tensor, DRAM * use)
+
+    def _measure(
+        self, tenant: Tenant, loads: Mapping[Tenant, float], activity: Activity, is_blind: bool
+    ) -> HeldTime:
+        seconds = self.step.seconds
+        load = loads[tenant]
+        share = 1 / len(self.tenants)
+        all_loads = sum(loads[other] for other in self.tenants)
+        part = load / all_loads if all_loads else share
+        joules = compute_watts(self.gpu.model, activity) * self.size * seconds * part
+        if is_blind:
+            return HeldTime(seconds, share, joules=joules)
+        busy = load * seconds
+        return HeldTime(
+            held=seconds,
+            share=share,
+            busy=busy,
+            busy_min=busy,
+            busy_max=busy,
+            idle=0.0 if load else float(seconds),
+            waited=load * (activity.busy - load) * seconds,
+            joules=joules,
+        )
+
+
+def _day_load(at: float) -> float:
+    return _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(math.tau * (at % DAY) / DAY))
+
+
+@cache
+def _account_of(tenant: Tenant) -> UsageAccount:
+    if tenant.user:
+        if tenant.job:
+            return UsageAccount(job=tenant.job)
+        return UsageAccount(job=f"user {tenant.user}", user=tenant.user)
+    owner = owner_of(tenant.pod) or WorkloadOwner("", "")
+    labels = json.dumps({"team": team_of(tenant.namespace)})
+    return UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)
