@@ -300,6 +300,50 @@ def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
     assert refused(stage, "avg_GPU_utilization", aggregate="p90").status == 400
 
 
+def used(name: str, measured: float, index: int = 0) -> DeviceState:
+    """Returns a GPU that one pod holds, with a value of --used-field."""
+    return gpu(index, holder(name), measured=measured)
+
+
+def test_used_utilisation_has_none_of_the_rounds_before_a_pods_start() -> None:
+    """They belong to another pod of the same name, such as the pod before in a StatefulSet."""
+    stage = Stage([pod("a-0")])
+    stage.turns(8, n1=(used("a-0", 100.0),))
+    stage.pods = [pod("a-0", started=8 * INTERVAL + 1)]
+    stage.turns(5, n1=(used("a-0", 10.0),))
+    request = MetricRequest(find_metric("avg_GPU_utilization"), INFERENCE, window=180.0)
+    value = compute_value(stage.snapshot(), request)
+    assert value.value == pytest.approx(10)
+    assert value.window == 5 * INTERVAL
+
+
+def test_used_utilisation_has_a_value_soon_after_a_rollout() -> None:
+    """The new pods have values of their whole life, so the window before it is not missing."""
+    stage = Stage([pod("old")])
+    stage.turns(20, n1=(used("old", 90.0),))
+    stage.pods = [pod("new", started=20 * INTERVAL + 1)]
+    stage.turns(3, n1=(used("new", 30.0),))
+    assert figure(stage, "avg_GPU_utilization", window=300.0) == pytest.approx(30)
+
+
+def test_used_utilisation_of_a_rolling_update_has_each_pod_from_its_start_on() -> None:
+    stage = Stage([pod("a-0"), pod("a-1")])
+    stage.turns(4, n1=(used("a-0", 100.0), used("a-1", 40.0, 1)))
+    stage.pods = [pod("a-0", started=4 * INTERVAL + 1), pod("a-1")]
+    stage.turns(4, n1=(used("a-0", 20.0), used("a-1", 40.0, 1)))
+    # four rounds with a-1 alone, and four with both
+    assert figure(stage, "avg_GPU_utilization", window=120.0) == pytest.approx(35)
+
+
+def test_used_utilisation_of_a_namespace_includes_pods_that_ended() -> None:
+    stage = Stage([pod("old")])
+    stage.turns(4, n1=(used("old", 90.0),))
+    stage.pods = [pod("new", started=4 * INTERVAL + 1)]
+    stage.turns(4, n1=(used("new", 30.0),))
+    namespace = PodSelector("serving")
+    assert figure(stage, "avg_GPU_utilization", namespace, window=120.0) == pytest.approx(60)
+
+
 def test_a_gpu_counts_once_for_a_namespace_and_for_each_pod_of_a_workload() -> None:
     stage = Stage([pod("a"), pod("b"), pod("c"), pod("d", owner="Deployment/other")])
     stage.turn(

@@ -51,20 +51,30 @@ def _select_gpu_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> list[P
 
 
 def _compute_mean(
-    snapshot: MetricsSnapshot, keys: Sequence[SampleKey], metric: ScalingMetric, window: float
+    snapshot: MetricsSnapshot, request: MetricRequest, ages: Mapping[SampleKey, float]
 ) -> MetricValue | None:
-    """Returns the mean over the rounds (readings of all nodes) in a window.
+    """Returns the mean over the rounds (readings of all nodes) in the window.
+
+    `ages`: by row, the time for which it counts. Earlier rounds belong to another pod of the same
+    name.
 
     Returns None if the last round has no value, or if fewer than half of the rounds have values.
     One missing round is ignored, because the first round after a start has no rates.
     """
+    if not ages:
+        return None
+    window = min(request.window, max(ages.values()))
+    starts = {key: snapshot.find_start(age) for key, age in ages.items()}
     values: list[float] = []
     value = None
     for samples in snapshot.rounds_in(window):
-        value = _read_value(samples, keys, metric)
+        keys = [key for key, start in starts.items() if samples.at > start]
+        value = _read_value(samples, keys, request.metric)
         if value is not None:
             values.append(value)
-    if value is None or 2 * len(values) < math.ceil(window / snapshot.interval) - 1:
+
+    rounds = math.ceil(window / snapshot.interval)
+    if value is None or 2 * len(values) < rounds - 1:
         return None
     mean = math.fsum(values) / len(values)
     return MetricValue(mean, snapshot.ends_at, len(values) * snapshot.interval)
@@ -74,8 +84,11 @@ def _read_value(
     samples: RoundSamples, keys: Sequence[SampleKey], metric: ScalingMetric
 ) -> float | None:
     """Returns the value in one round. Only the metric USED allows several keys."""
-    rows = [samples.rows[key] for key in keys if key in samples.rows]
-    rows = [row for row in rows if not math.isnan(row[metric.column])]
+    rows = []
+    for key in keys:
+        row = samples.rows.get(key)
+        if row is not None and not math.isnan(row[metric.column]):
+            rows.append(row)
     if not rows:
         return None
     if metric is not USED:
@@ -83,17 +96,6 @@ def _read_value(
     total = sum(row[USED.column] for row in rows)
     devices = sum(row[USED_COUNT] for row in rows)
     return total / devices if devices else 0.0
-
-
-def _compute_pod(
-    snapshot: MetricsSnapshot, pod: PodSeen, request: MetricRequest
-) -> MetricValue | None:
-    """Returns the pod's mean.
-
-    Ignores samples from before its start, which belong to another pod of the same name.
-    """
-    window = min(request.window, snapshot.age(pod))
-    return _compute_mean(snapshot, [pod.key], request.metric, window)
 
 
 def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricValue:
@@ -105,32 +107,44 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
             f"{request.aggregate}: use the aggregate mean, or the metric {UTILIZATION.name}"
         )
     pods = _select_gpu_pods(snapshot, request.pods)
-    by_pod: dict[SampleKey, MetricValue] = {}
-    for pod in pods:
-        pod_value = _compute_pod(snapshot, pod, request)
-        if pod_value is not None:
-            by_pod[pod.key] = pod_value
-
-    value = _combine(snapshot, request, by_pod)
-    answered: Collection[SampleKey] = by_pod
+    answered: Collection[SampleKey]
     if metric is USED and request.pods.is_scope:
+        # The row of a namespace or the cluster has each GPU once, even if several pods share it.
+        value = _compute_mean(snapshot, request, {(request.pods.namespace, ""): math.inf})
         answered = snapshot.last.rows
+    else:
+        by_pod = _compute_pods(snapshot, request, pods)
+        value = _combine(snapshot, request, pods, by_pod)
+        answered = by_pod
+
     missing = [pod for pod in pods if pod.key not in answered and not snapshot.is_starting(pod)]
     if value is None or (missing and not request.skip_missing):
         raise _explain_missing(snapshot, request, missing)
     return _raise_zero(value, snapshot, pods, request.idle_for)
 
 
+def _compute_pods(
+    snapshot: MetricsSnapshot, request: MetricRequest, pods: Iterable[PodSeen]
+) -> dict[SampleKey, MetricValue]:
+    """Returns the values of the pods that have one."""
+    values = {}
+    for pod in pods:
+        value = _compute_mean(snapshot, request, {pod.key: snapshot.age(pod)})
+        if value is not None:
+            values[pod.key] = value
+    return values
+
+
 def _combine(
-    snapshot: MetricsSnapshot, request: MetricRequest, by_pod: Mapping[SampleKey, MetricValue]
+    snapshot: MetricsSnapshot,
+    request: MetricRequest,
+    pods: Iterable[PodSeen],
+    by_pod: Mapping[SampleKey, MetricValue],
 ) -> MetricValue | None:
     """Returns the value of all pods together, or None if there is none."""
     if request.metric is USED:
-        keys = list(by_pod)
-        if request.pods.is_scope:
-            # For a namespace or the cluster, a GPU is counted once, even if several pods share it.
-            keys = [(request.pods.namespace, "")]
-        return _compute_mean(snapshot, keys, USED, request.window)
+        ages = {pod.key: snapshot.age(pod) for pod in pods if pod.key in by_pod}
+        return _compute_mean(snapshot, request, ages)
     if not by_pod:
         return None
     values = [each.value for each in by_pod.values()]
@@ -161,10 +175,11 @@ def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dic
     pod has a value.
     """
     pods = _select_gpu_pods(snapshot, request.pods)
+    by_pod = _compute_pods(snapshot, request, pods)
     values = {}
     for pod in pods:
-        value = _compute_pod(snapshot, pod, request)
-        if value is not None:
+        if pod.key in by_pod:
+            value = by_pod[pod.key]
             values[pod.name] = _raise_zero(value, snapshot, (pod,), request.idle_for)
     if not values:
         missing = [pod for pod in pods if not snapshot.is_starting(pod)]

@@ -245,10 +245,14 @@ class MetricsSnapshot:
     def last(self) -> RoundSamples:
         return self.rounds[-1]
 
-    def rounds_in(self, window: float) -> Sequence[RoundSamples]:
+    def find_start(self, window: float) -> float:
+        """Returns the monotonic time at which a window of this length starts."""
         # Tolerates half an interval, because the time between rounds varies.
-        first = self.last.at - window + self.interval / 2
-        return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
+        return self.last.at - window + self.interval / 2
+
+    def rounds_in(self, window: float) -> Sequence[RoundSamples]:
+        first = bisect_right(self.rounds, self.find_start(window), key=attrgetter("at"))
+        return self.rounds[first:]
 
     def age(self, pod: PodSeen) -> float:
         return self.ends_at - pod.started_at
