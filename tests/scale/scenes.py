@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.clock import Clock
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading, TargetOutcome, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, Holder, HolderUsage, NodeState
 from podgpu.scale.answers import compute_value
@@ -113,6 +113,7 @@ class Stage:
     """Add counters of busy and idle time to holders with a utilisation, as podgpu's exporters do.
     """
     begin: float = BEGIN
+    outcomes: tuple[TargetOutcome, ...] = ()
 
     def __post_init__(self) -> None:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
@@ -146,7 +147,7 @@ class Stage:
                 usage_at=usage_at,
             )
             self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
-        reading = ClusterReading(tuple(self._last.values()), ())
+        reading = ClusterReading(tuple(self._last.values()), self.outcomes)
         wall = self.begin + self.now
         self._state = build_cluster_state(reading, self._state, self.settings, self.now, wall)
         self.store.add_round(self._state)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.readings import TargetOutcome, ViewSettings
 from podgpu.model import Condition, DeviceState, DeviceTotals, Holder, MigInstance
 from podgpu.scale.answers import compute_pod_values, compute_value, is_active
 from podgpu.scale.catalogue import METRICS, PROFILING_METRICS, UTILIZATION
@@ -71,6 +71,16 @@ def test_the_window_is_over_each_pods_rounds() -> None:
     assert figure(stage, window=60.0) == pytest.approx(40)
     value = compute_value(stage.snapshot(), MetricRequest(UTILIZATION, INFERENCE, window=90.0))
     assert (value.window, value.at) == (4 * INTERVAL, BEGIN + 4 * INTERVAL)
+
+
+@pytest.mark.parametrize(("late", "value"), [(6.0, 60), (9.0, 20)])
+def test_a_window_tolerates_half_an_interval(late: float, value: float) -> None:
+    """A round of 15 s earlier belongs to a window of 30 s, even if it was 6 s early."""
+    stage = Stage([pod("a")])
+    stage.turn(n1=(busy("a", 1.0, 0),))
+    stage.now += late
+    stage.turn(n1=(busy("a", 0.2, 0),))
+    assert figure(stage, window=30.0) == pytest.approx(value)
 
 
 def test_the_window_of_a_workload_is_that_of_its_oldest_pod() -> None:
@@ -159,6 +169,7 @@ UNMEASURED = replace(holder("a"), usage=None)
             ),
             10,
         ),
+        ("gpu_memory_utilization", (gpu(0, holder("a", memory=120), memory_total=100),), 100),
         ("gpu_memory_utilization", (gpu(0, holder("a", memory=10)),), None),
         ("gpu_memory_utilization", (gpu(0, holder("a", memory=0), memory_total=0),), None),
         ("gpu_memory_utilization", (gpu(0, holder("a"), memory_total=100),), None),
@@ -179,6 +190,7 @@ UNMEASURED = replace(holder("a"), usage=None)
             (gpu(0, holder("a"), measured=80.0), gpu(1, holder("a"))),
             None,
         ),
+        ("avg_GPU_utilization", (gpu(0, holder("a"), measured=101.0),), 100),
         ("gpu_sm_activity", (gpu(0, holder("a"), holder("b"), values={SM: 0.3}),), None),
         ("gpu_busy", (busy("a", 0.5, 0),), None),
         ("gpu_wait", (busy("a", 0.5, 0),), 0.001),  # an active workload never has the value 0
@@ -297,7 +309,9 @@ def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
     )
     assert figure(stage, "avg_GPU_utilization", PodSelector("serving")) == pytest.approx(80)
     assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
-    assert refused(stage, "avg_GPU_utilization", aggregate="p90").status == 400
+    error = refused(stage, "avg_GPU_utilization", aggregate="p90")
+    assert error.status == 400
+    assert "does not support the aggregate p90" in str(error)
 
 
 def used(name: str, measured: float, index: int = 0) -> DeviceState:
@@ -314,7 +328,7 @@ def test_used_utilisation_has_none_of_the_rounds_before_a_pods_start() -> None:
     request = MetricRequest(find_metric("avg_GPU_utilization"), INFERENCE, window=180.0)
     value = compute_value(stage.snapshot(), request)
     assert value.value == pytest.approx(10)
-    assert value.window == 5 * INTERVAL
+    assert (value.window, value.at) == (5 * INTERVAL, BEGIN + 13 * INTERVAL)
 
 
 def test_used_utilisation_has_a_value_soon_after_a_rollout() -> None:
@@ -478,6 +492,29 @@ def test_a_pod_is_starting_for_two_rounds_and_half_a_minute() -> None:
             assert figure(stage) == pytest.approx(20)
         else:
             assert "new on n1" in str(refused(stage))
+
+
+def test_the_reason_includes_the_exporters_that_cannot_be_read() -> None:
+    stage = Stage([pod("a", node="n2")])
+    failed = [TargetOutcome(f"http://n{n}:9400", 1.0, "timeout", "no answer") for n in range(5)]
+    stage.outcomes = (*failed, TargetOutcome("http://n9:9400", 1.0))
+    stage.turn(n1=(gpu(0),))
+    text = str(refused(stage))
+    assert text.endswith(
+        "check that podgpu's exporter runs on these nodes (http://n0:9400: no answer, "
+        "http://n1:9400: no answer, http://n2:9400: no answer and 2 more)"
+    )
+    stage.outcomes = ()
+    stage.turn(n1=(gpu(0),))
+    assert str(refused(stage)).endswith("podgpu's exporter runs on these nodes")
+
+
+def test_three_of_many_pods_without_a_value_are_named() -> None:
+    stage = Stage([pod(f"a{n}") for n in range(5)])
+    stage.turn(n1=(gpu(0),))
+    assert "(a0 on n1, a1 on n1, a2 on n1 and 2 more)" in str(refused(stage))
+    stage.turn(n1=tuple(gpu(n, holder(f"a{n}")) for n in range(5)))
+    assert "of a0, a1, a2 and 2 more for" in str(refused(stage))
 
 
 # The node of a pod
