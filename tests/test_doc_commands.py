@@ -293,6 +293,7 @@ PROGRAMS = {
     "podgpu",
     "make",
     "helm",
+    "openssl",
     "promtool",
     "python",
     "curl",

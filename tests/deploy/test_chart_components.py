@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deploy.render import CHART, run_helm
 from tests.deploy.chart import VARIANTS, container, env, pod, the
 
 Values = Mapping[str, Any]
@@ -142,3 +143,75 @@ def test_history_of_the_cluster_on_a_claim() -> None:
     ]
     assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"] == 65534
     assert {"name": "history", "emptyDir": {"sizeLimit": "64Mi"}} in pod(values)["volumes"]
+
+
+# The nodes of the pods, and how they are replaced
+
+
+def test_the_exporter_tolerates_nodes_of_the_control_plane() -> None:
+    tolerated = {one["key"] for one in pod()["tolerations"]}
+    assert tolerated == {"nvidia.com/gpu", "node-role.kubernetes.io/control-plane"}
+
+
+def test_pods_on_gpu_nodes_are_not_evicted_for_workloads() -> None:
+    values = {name: {"enabled": True} for name in ("cluster", "enrich", "hook")}
+    for component in ("exporter", "enrich", "hook"):
+        assert pod(values, component)["priorityClassName"] == "system-node-critical"
+    assert "priorityClassName" not in pod(values, "cluster")
+    assert "priorityClassName" not in pod({"priorityClassName": ""})
+    assert pod({"priorityClassName": "mine", **values}, "cluster")["priorityClassName"] == "mine"
+
+
+def test_gke_allows_the_priority_class_only_in_kube_system() -> None:
+    for version, has_class in (("v1.33.2-gke.100", False), ("v1.33.2", True)):
+        done = run_helm("template", "podgpu", str(CHART), "--kube-version", version)
+        assert ("priorityClassName: system-node-critical" in done.stdout) is has_class
+
+
+def operator_labels(values: Values) -> list[str]:
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = pod(values)["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    return [term["matchExpressions"][0]["key"] for term in terms]
+
+
+def test_nodes_of_the_gpu_operator_with_a_device_plugin_or_dra() -> None:
+    labels = [
+        "nvidia.com/gpu.deploy.dcgm-exporter",
+        "nvidia.com/gpu.deploy.dcgm-exporter-dra",
+    ]
+    assert operator_labels({"gpuNodes": {"labels": "operator"}}) == labels
+    other = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    values = {"gpuNodes": {"labels": "operator", "affinity": other}}
+    assert operator_labels(values) == labels
+    assert "podAntiAffinity" in pod(values)["affinity"]
+
+
+def strategy(values: Values, component: str = "exporter") -> dict[str, Any]:
+    found: dict[str, Any] = the("DaemonSet", values, component)["spec"]["updateStrategy"]
+    return found
+
+
+def test_a_roll_out_of_the_exporter_leaves_no_gap_on_a_node() -> None:
+    """`helm --wait` waits for all pods but maxUnavailable: with 10 %, for none on one node."""
+    assert strategy({})["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": "10%"}
+    memory = {"exporter": {"historyDir": "emptyDir"}}
+    assert strategy(memory)["rollingUpdate"]["maxSurge"] == "10%"
+
+
+@pytest.mark.parametrize(
+    "exporter", [{"hostNetwork": True}, {"historyDir": "/var/lib/podgpu"}], ids=str
+)
+def test_two_exporters_that_share_a_port_or_a_file_do_not_run_at_once(
+    exporter: dict[str, Any],
+) -> None:
+    assert strategy({"exporter": exporter})["rollingUpdate"] == {"maxUnavailable": "10%"}
+
+
+@pytest.mark.parametrize("component", ["enrich", "hook"])
+def test_two_pods_of_other_components_do_not_run_on_a_node(component: str) -> None:
+    values = {component: {"enabled": True}}
+    assert strategy(values, component)["rollingUpdate"] == {"maxUnavailable": "10%"}
+
+
+def test_the_update_strategy_of_the_values_is_used() -> None:
+    assert strategy({"updateStrategy": {"type": "OnDelete"}}) == {"type": "OnDelete"}

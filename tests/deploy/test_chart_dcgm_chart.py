@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 
 from deploy.render import CHART
 from podgpu.cli.options import EXPORTER_OPTIONS
-from tests.deploy.chart import VARIANTS, container, env, pod, refusal
+from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, refusal
 
 SEED = VARIANTS["seed 001's values where it has them"]
 
@@ -30,22 +31,75 @@ def test_values_of_nvidias_walk_through_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("values", "advice"),
     [
-        ({"serviceMonitor": {"enabled": True}}, "Here it is monitor, with enabled, interval"),
-        ({"tolerations": [{"operator": "Exists"}]}, "Here it is gpuNodes.tolerations"),
-        ({"nodeSelector": {"a": "b"}}, "Here it is gpuNodes.nodeSelector"),
-        ({"kubeletPath": "/var/lib/kubelet/pod-resources"}, "Here it is kubeletRoot"),
-        ({"customMetrics": "a"}, "Here it is exporter.counters.csv"),
+        ({"tolerations": [{"operator": "Exists"}]}, "tolerations -> gpuNodes.tolerations"),
+        ({"nodeSelector": {"a": "b"}}, "nodeSelector -> gpuNodes.nodeSelector"),
+        ({"kubeletPath": "/var/lib/kubelet/pod-resources"}, "kubeletPath -> kubeletRoot"),
+        ({"customMetrics": "a"}, "customMetrics -> exporter.counters.csv"),
         (
             {"service": {"port": 9400}, "exporter": {"enabled": False}},
-            "Here it is exporter.service",
+            "service -> exporter.service",
         ),
+        ({"serviceMonitor": {"interval": "30s"}}, "serviceMonitor.interval -> monitor.interval"),
     ],
 )
 def test_other_values_are_refused_with_the_value_to_use(
     values: dict[str, Any], advice: str
 ) -> None:
-    (name, *_) = values
-    assert f"{name} is a value of dcgm-exporter's chart. {advice}" in refusal(values)
+    message = refusal(values)
+    assert "values of dcgm-exporter's chart, and what to use here" in message
+    assert f"\n  {advice}" in message
+
+
+DCGM_EXPORTER_4_8_3 = {
+    "affinity", "arguments", "basicAuth", "config", "customMetrics", "debugDump", "extraConfigMapVolumes",
+    "extraEnv", "extraHostVolumes", "extraVolumeMounts", "fullnameOverride", "hostNetwork", "hostPID", "image",
+    "imagePullSecrets", "initContainers", "kubeletPath", "kubernetes", "kubernetesDRA", "livenessProbe",
+    "nameOverride", "namespaceOverride", "nodeSelector", "podAnnotations", "podLabels", "podSecurityContext",
+    "priorityClassName", "readinessProbe", "resources", "rollingUpdate", "runtimeClassName", "securityContext",
+    "service", "serviceAccount", "serviceMonitor", "tlsServerConfig", "tolerations",
+}  # fmt: skip
+"""The values of dcgm-exporter's chart 4.8.3."""
+
+
+def test_every_value_of_the_other_chart_is_used_or_named_in_one_message() -> None:
+    used = {
+        "arguments", "extraConfigMapVolumes", "extraEnv", "fullnameOverride", "image",
+        "imagePullSecrets", "livenessProbe", "nameOverride", "podAnnotations", "podLabels",
+        "priorityClassName", "readinessProbe", "resources", "runtimeClassName",
+    }  # fmt: skip
+    refused = DCGM_EXPORTER_4_8_3 - used
+    values: dict[str, Any] = dict.fromkeys(sorted(refused), "x")
+    values["serviceMonitor"] = {"enabled": True, "interval": "30s", "honorLabels": False}
+    named = set(re.findall(r"^  ([\w.]+) -> ", refusal(values), re.MULTILINE))
+    # serviceMonitor.enabled is used.
+    refused |= {"serviceMonitor.interval", "serviceMonitor.honorLabels"}
+    assert named == refused - {"serviceMonitor"}
+
+
+def test_values_of_nvidias_end_to_end_tests_are_accepted() -> None:
+    values = {
+        "serviceMonitor": {"enabled": False},
+        "resources": {"requests": {"cpu": "1000m", "memory": "1024Mi"}},
+        "readinessProbe": {"initialDelaySeconds": 45},
+        "livenessProbe": {"initialDelaySeconds": 45},
+        "image": {
+            "repository": "registry.example/podgpu",
+            "tag": "1",
+            "pullPolicy": "IfNotPresent",
+        },
+        "arguments": ["-f=/etc/dcgm-exporter/default-counters.csv", "--debug"],
+        "runtimeClassName": "nvidia",
+    }
+    exporter = container(values)
+    assert exporter["resources"] == values["resources"]
+    assert exporter["readinessProbe"]["initialDelaySeconds"] == 45
+    assert exporter["readinessProbe"]["periodSeconds"] == 2
+    assert exporter["livenessProbe"]["initialDelaySeconds"] == 45
+    assert pod(values)["runtimeClassName"] == "nvidia"
+    assert of_kind("ServiceMonitor", values) == []
+    assert (
+        len(of_kind("ServiceMonitor", {"serviceMonitor": {"enabled": True}}, operator=False)) == 1
+    )
 
 
 def exists(values: Any, path: str) -> bool:
@@ -84,11 +138,19 @@ def test_flags_and_variables_are_refused_with_the_value_to_use(one: dict[str, An
     """
     short, long = one["flags"][0], one["flags"][-1]
     words = [f"--{long}=x"] if short == long else [f"-{short}", "x"]
-    assert f"{words[0]}: use the value {one['value']}," in refusal(
+    assert f"exporter.arguments: {words[0]} -> {one['value']}\n" in refusal(
         {"exporter": {"arguments": words}}
     )
     if "env" in one:
         given = [{"name": one["env"], "value": "x"}]
-        assert f"{one['env']} is set by the chart: use the value {one['value']}," in refusal(
+        assert f"exporter.extraEnv: {one['env']} -> {one['value']}\n" in refusal(
             {"extraEnv": given}
         )
+
+
+def test_all_flags_are_named_in_one_message() -> None:
+    message = refusal(
+        {"arguments": ["-a", ":9401", "-k"], "extraEnv": [{"name": "PODGPU_USAGE_FROM"}]}
+    )
+    for word in ("-a -> exporter.port", "-k -> exporter.kubernetes.enabled", "exporter.usage.from"):
+        assert word in message

@@ -44,7 +44,16 @@ def compare(values: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> 
             name: one for name, one in properties.items() if name not in {"global", *DCGM_CHART}
         }
     properties = {name: one for name, one in properties.items() if one != MOVED}
-    optional = {"maxSurge", "currency", "models", "level", "role", "type", "user"} - values.keys()
+    optional = {
+        "rollingUpdate",
+        "maxSurge",
+        "currency",
+        "models",
+        "level",
+        "role",
+        "type",
+        "user",
+    } - values.keys()
     assert values.keys() == properties.keys() - optional or not properties, path
     for key, value in values.items():
         if isinstance(value, dict) and key in properties:

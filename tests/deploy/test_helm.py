@@ -222,6 +222,23 @@ def test_uninstall_needs_no_pod_and_leaves_nothing(how: list[str], tmp_path: Pat
     assert max(services) < min(others)
 
 
+def test_a_missing_secret_of_keda_is_refused(tmp_path: Path) -> None:
+    """Its pods would not start, and the APIServices would then block namespaces."""
+    values = ["--set", "autoscale.enabled=true,autoscale.keda.secretName=podgpu-keda-server"]
+    command = ["install", "podgpu", str(CHART), "--disable-openapi-validation", *values]
+    place = [*IN_NAMESPACE, "--kubeconfig", str(tmp_path / "kubeconfig")]
+    with _store(tmp_path) as store:
+        store.objects[f"/api/v1/namespaces/{NAMESPACE}"] = b'{"kind": "Namespace"}'
+        done = run_helm(*command, *place)
+        assert "there is no Secret podgpu-keda-server in the namespace podgpu" in done.stderr
+        secret = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "podgpu-keda-server"}}
+        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/podgpu-keda-server"
+        store.objects[path] = json.dumps(secret).encode()
+        done = run_helm(*command, *place)
+        assert "there is no Secret" not in done.stderr
+        assert any(name.endswith("/deployments/podgpu-autoscale") for name in store.objects)
+
+
 def _commands(page: str) -> list[list[str]]:
     """Returns the arguments after the chart name of each `helm upgrade --install podgpu` command on
     a page.

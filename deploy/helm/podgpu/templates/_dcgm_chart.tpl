@@ -1,4 +1,4 @@
-{{/* Values of dcgm-exporter's chart at the top level. Three are accepted; the others fail with the name of podgpu's value. */}}
+{{/* Values of dcgm-exporter's chart at the top level. Some are accepted; the others fail with the name of podgpu's value. */}}
 
 {{- define "podgpu.exporter.arguments" -}}
 {{- include "podgpu.words" (concat (.Values.arguments | default list) .Values.exporter.arguments) -}}
@@ -12,38 +12,66 @@
 {{- toYaml (concat (.Values.extraConfigMapVolumes | default list) .Values.exporter.extraConfigMapVolumes) -}}
 {{- end -}}
 
+{{- define "podgpu.exporter.resources" -}}
+{{- toYaml (.Values.resources | default .Values.exporter.resources) -}}
+{{- end -}}
+
+{{- define "podgpu.runtimeClassName" -}}
+{{- .Values.runtimeClassName | default .Values.gpus.runtimeClassName -}}
+{{- end -}}
+
+{{/* The value monitor.enabled, or serviceMonitor.enabled of dcgm-exporter's chart. */}}
+{{- define "podgpu.monitor.enabled" -}}
+{{- dig "enabled" .Values.monitor.enabled (.Values.serviceMonitor | default dict) -}}
+{{- end -}}
+
 {{/* Name in dcgm-exporter's chart -> name in this chart. The schema allows these names, so that this message is shown. */}}
 {{- define "podgpu.dcgmChart" -}}
 affinity: gpuNodes.affinity
 basicAuth: exporter.webConfig, a Secret with a web config file
+config: "exporter.arguments, as [--config-file, PATH], with exporter.extraConfigMapVolumes and exporter.extraVolumeMounts"
 customMetrics: exporter.counters.csv
+debugDump: "remove it: read /api/v1/node instead"
 extraHostVolumes: exporter.extraHostVolumes
 extraVolumeMounts: exporter.extraVolumeMounts
 hostNetwork: exporter.hostNetwork
 hostPID: exporter.usage.from
+initContainers: "remove it: the exporter needs none"
 kubeletPath: kubeletRoot, without pod-resources at its end
 kubernetes: exporter.kubernetes.podLabels and exporter.kubernetes.podUid
 kubernetesDRA: exporter.kubernetes.dra
+mapPodsMetrics: exporter.kubernetes.enabled
 namespaceOverride: helm's --namespace
 nodeSelector: gpuNodes.nodeSelector
 podSecurityContext: exporter.runAsUser and seLinuxOptions; the rest follows from what is switched on
-resources: exporter.resources
 rollingUpdate: updateStrategy.rollingUpdate
-runtimeClassName: gpus.runtimeClassName
 securityContext: exporter.addCapabilities; the rest follows from what is switched on
 service: exporter.service and exporter.port
-serviceAccount: a name that the chart chooses; remove it
-serviceMonitor: monitor, with enabled, interval, additionalLabels and relabelings in it
+serviceAccount: "remove it: the chart chooses the name"
+serviceMonitor.additionalLabels: monitor.additionalLabels
+serviceMonitor.apiVersion: "remove it: the chart knows it"
+serviceMonitor.honorLabels: "remove it: it is always true"
+serviceMonitor.interval: monitor.interval
+serviceMonitor.metricRelabelings: monitor.metricRelabelings
+serviceMonitor.relabelings: monitor.relabelings
+serviceMonitor.scrapeTimeout: monitor.scrapeTimeout
 tlsServerConfig: exporter.webConfig, a Secret with a web config file
 tolerations: gpuNodes.tolerations
 {{- end -}}
 
 {{- define "podgpu.dcgmChart.check" -}}
 {{- $values := .Values -}}
+{{- $lines := list -}}
 {{- range $theirs, $ours := include "podgpu.dcgmChart" . | fromYaml -}}
-{{- if hasKey $values $theirs -}}
-{{- fail (printf "%s is a value of dcgm-exporter's chart. Here it is %s" $theirs $ours) -}}
+{{- $parts := splitList "." $theirs -}}
+{{- $holder := $values -}}
+{{- if gt (len $parts) 1 -}}{{- $holder = get $values (first $parts) | default dict -}}{{- end -}}
+{{- if hasKey $holder (last $parts) -}}
+{{- $lines = append $lines (printf "  %s -> %s" $theirs $ours) -}}
 {{- end -}}
+{{- end -}}
+{{- if $lines -}}
+{{- fail (printf "values of dcgm-exporter's chart, and what to use here:\n%s" (join "\n" $lines)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -66,17 +94,21 @@ tolerations: gpuNodes.tolerations
 {{- define "podgpu.exporter.standsFor.check" -}}
 {{- $arguments := include "podgpu.exporter.arguments" . | fromYamlArray -}}
 {{- $env := include "podgpu.exporter.extraEnv" . | fromYamlArray -}}
+{{- $lines := list -}}
 {{- range $one := include "podgpu.exporter.standsFor" . | fromYamlArray -}}
 {{- $flag := printf "^--?(%s)(=.*)?$" (join "|" $one.flags) -}}
 {{- range $arguments -}}
 {{- if regexMatch $flag . -}}
-{{- fail (printf "exporter.arguments: %s: use the value %s, which also sets what this flag needs" . $one.value) -}}
+{{- $lines = append $lines (printf "  exporter.arguments: %s -> %s" . $one.value) -}}
 {{- end -}}
 {{- end -}}
 {{- range $env -}}
 {{- if eq .name ($one.env | default "") -}}
-{{- fail (printf "exporter.extraEnv: %s is set by the chart: use the value %s, which also sets what this variable needs" .name $one.value) -}}
+{{- $lines = append $lines (printf "  exporter.extraEnv: %s -> %s" .name $one.value) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if $lines -}}
+{{- fail (printf "flags and variables that the chart sets. Use these values, which also set what they need:\n%s" (join "\n" $lines)) -}}
 {{- end -}}
 {{- end -}}

@@ -14,23 +14,42 @@ nodeAffinity:
       - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
 {{- end -}}
 
+{{/* Nodes on which the GPU operator would run its exporter: the second label is that of nodes with DRA (GPUCluster). */}}
+{{- define "podgpu.operatorNodes" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions: [{key: nvidia.com/gpu.deploy.dcgm-exporter, operator: In, values: ["true"]}]
+      - matchExpressions: [{key: nvidia.com/gpu.deploy.dcgm-exporter-dra, operator: In, values: ["true"]}]
+{{- end -}}
+
+{{/* The affinity of a DaemonSet's pods. Empty if they may run on all nodes. */}}
+{{- define "podgpu.gpuNodes.affinity" -}}
+{{- $nodes := .Values.gpuNodes -}}
+{{- if eq $nodes.labels "operator" -}}
+{{- if dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "" $nodes.affinity -}}
+{{- fail "gpuNodes.affinity: its node selector terms would replace those of gpuNodes.labels=operator. Add the label of the operator to each of your terms, and set gpuNodes.labels=all" -}}
+{{- end -}}
+{{- toYaml (merge (deepCopy $nodes.affinity) (include "podgpu.operatorNodes" . | fromYaml)) -}}
+{{- else if $nodes.affinity -}}
+{{- toYaml $nodes.affinity -}}
+{{- else if eq $nodes.labels "known" -}}
+{{- include "podgpu.knownGpuNodes" . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Scheduling of a DaemonSet's pods. */}}
 {{- define "podgpu.gpuNodes" -}}
 {{- $nodes := .Values.gpuNodes -}}
 {{- $selector := dict "kubernetes.io/os" "linux" -}}
-{{- if eq $nodes.labels "operator" -}}
-{{- $_ := set $selector "nvidia.com/gpu.deploy.dcgm-exporter" "true" -}}
-{{- else if eq $nodes.labels "hardware-type" -}}
+{{- if eq $nodes.labels "hardware-type" -}}
 {{- $_ := set $selector "hardware-type" "NVIDIAGPU" -}}
 {{- end -}}
 nodeSelector:
   {{- toYaml (merge (deepCopy $nodes.nodeSelector) $selector) | nindent 2 }}
-{{- if $nodes.affinity }}
+{{- with include "podgpu.gpuNodes.affinity" . }}
 affinity:
-  {{- toYaml $nodes.affinity | nindent 2 }}
-{{- else if eq $nodes.labels "known" }}
-affinity:
-  {{- include "podgpu.knownGpuNodes" . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
 {{- with $nodes.tolerations }}
 tolerations:

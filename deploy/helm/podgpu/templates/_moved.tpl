@@ -29,12 +29,10 @@ hook.nri: "hook.nriSocket, a path with the socket's name"
 rules.exclude: "rules.disabled, with the names of alerts"
 dashboards.exclude: "remove it: delete the ConfigMap that you do not need"
 {{- range $component := list "exporter" "cluster" "autoscale" "enrich" "hook" }}
-{{- range $name := list "monitor" "podAnnotations" "podLabels" "seLinuxOptions" "updateStrategy" }}
+{{- range $name := list "monitor" "podAnnotations" "podLabels" "seLinuxOptions" "updateStrategy" "livenessProbe" "readinessProbe" }}
 {{ $component }}.{{ $name }}: {{ $name }}
 {{- end }}
-{{- range list "livenessProbe" "readinessProbe" "serviceAccount" }}
-{{ $component }}.{{ . }}: "remove it: the chart sets it"
-{{- end }}
+{{ $component }}.serviceAccount: "remove it: the chart sets it"
 {{- if ne $component "autoscale" }}
 {{ $component }}.priorityClassName: priorityClassName
 {{ $component }}.networkPolicy: networkPolicy

@@ -42,20 +42,46 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end -}}
 
-{{/* Probes. The argument is the name of their port. */}}
+{{/* Probes: (list root name-of-their-port). */}}
 {{- define "podgpu.probes" -}}
+{{- $values := (index . 0).Values -}}
+{{- $port := index . 1 -}}
 livenessProbe:
-  httpGet: {path: /livez, port: {{ . }}}
-  initialDelaySeconds: 10
-  periodSeconds: 15
-  timeoutSeconds: 5
-  failureThreshold: 4
+  httpGet: {path: /livez, port: {{ $port }}}
+  {{- toYaml $values.livenessProbe | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /ready, port: {{ . }}}
-  initialDelaySeconds: 2
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: 3
+  httpGet: {path: /ready, port: {{ $port }}}
+  {{- toYaml $values.readinessProbe | nindent 2 }}
+{{- end -}}
+
+{{/* The priority class of a pod: (list root component). GKE allows system-node-critical only in kube-system. */}}
+{{- define "podgpu.priorityClassName" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
+{{- $name := (index $root.Values $component).priorityClassName | default $root.Values.priorityClassName -}}
+{{- if ne $name "auto" -}}
+{{- $name -}}
+{{- else if and (has $component (list "exporter" "enrich" "hook")) (not (contains "-gke." $root.Capabilities.KubeVersion.Version)) -}}
+system-node-critical
+{{- end -}}
+{{- end -}}
+
+{{/* How the pods of a DaemonSet are replaced: (list root component). The new exporter starts beside the old one, so that its
+node always has metrics, and `helm --wait` waits for every pod. Two pods of a node cannot share a port of the node, a history
+on the host, the textfile directory or the container runtime: there, the old pod ends first. */}}
+{{- define "podgpu.updateStrategy" -}}
+{{- $values := (index . 0).Values -}}
+{{- $exporter := $values.exporter -}}
+{{- $isAlone := or (ne (index . 1) "exporter") $exporter.hostNetwork (hasPrefix "/" $exporter.historyDir) -}}
+{{- if $values.updateStrategy -}}
+{{- toYaml $values.updateStrategy -}}
+{{- else if $isAlone -}}
+type: RollingUpdate
+rollingUpdate: {maxUnavailable: 10%}
+{{- else -}}
+type: RollingUpdate
+rollingUpdate: {maxUnavailable: 0, maxSurge: 10%}
+{{- end -}}
 {{- end -}}
 
 {{/* The part of the pod spec that all components share: (list root component). */}}
@@ -66,7 +92,7 @@ serviceAccountName: {{ include "podgpu.component" . }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with (index $values (index . 1)).priorityClassName | default $values.priorityClassName }}
+{{- with include "podgpu.priorityClassName" . }}
 priorityClassName: {{ . }}
 {{- end }}
 enableServiceLinks: false
@@ -168,7 +194,7 @@ metricRelabelings:
 {{- $place := list $root $component -}}
 {{- $values := index $root.Values $component -}}
 {{- $isProtected := dig "webConfig" "secretName" "" $values -}}
-{{- if include "podgpu.on" (list $root $monitor.enabled) }}
+{{- if include "podgpu.on" (list $root (include "podgpu.monitor.enabled" $root)) }}
 apiVersion: monitoring.coreos.com/v1
 kind: {{ $kind }}
 metadata:

@@ -65,6 +65,11 @@
 {{- if not (or $autoscale.keda.secretName $autoscale.customMetrics.enabled) -}}
 {{- fail "autoscale: it would serve no API: customMetrics.enabled is false and keda.secretName is empty" -}}
 {{- end -}}
+{{- $secret := $autoscale.keda.secretName -}}
+{{- $namespace := lookup "v1" "Namespace" "" $root.Release.Namespace -}}
+{{- if and $secret $namespace (not (lookup "v1" "Secret" $root.Release.Namespace $secret)) -}}
+{{- fail (printf "autoscale.keda.secretName: there is no Secret %s in the namespace %s. The pods could not start, and without them no namespace of the cluster can be deleted. Create it first: see docs/autoscaling.md" $secret $root.Release.Namespace) -}}
+{{- end -}}
 {{- $tls := $autoscale.customMetrics.certificate -}}
 {{- if and (eq $tls.from "secret") (not (and $tls.secretName $tls.caBundle)) -}}
 {{- fail "autoscale.customMetrics.certificate: from secret needs secretName and caBundle (the CA's PEM in base64)" -}}
