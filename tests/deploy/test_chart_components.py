@@ -180,7 +180,7 @@ def test_nodes_of_the_gpu_operator_with_a_device_plugin_or_dra() -> None:
         "nvidia.com/gpu.deploy.dcgm-exporter-dra",
     ]
     assert operator_labels({"gpuNodes": {"labels": "operator"}}) == labels
-    other = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    other: Values = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     values = {"gpuNodes": {"labels": "operator", "affinity": other}}
     assert operator_labels(values) == labels
     assert "podAntiAffinity" in pod(values)["affinity"]
