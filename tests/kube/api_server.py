@@ -203,6 +203,9 @@ class SimulatedApiServer:
         self.ignores_timeout = False  # a watch lasts longer than its timeoutSeconds
         self.holds_back = False  # sends no events, like a proxy that buffers them
         self.requests: list[Request] = []
+        self.users: Mapping[str, Object] = {}  # token -> user, for TokenReview
+        # users or groups, with what they may do: a namespace, "*", or "VERB PATH"
+        self.grants: Mapping[str, frozenset[str]] = {}
         self.version = 100
         self._oldest = 0
         self._objects: dict[Key, Object] = {}
@@ -311,6 +314,7 @@ class SimulatedApiServer:
     async def _serve(self, ready: threading.Event) -> None:
         application = web.Application()
         application.router.add_get("/{path:.*}", self._handle)
+        application.router.add_post("/apis/{group}/v1/{reviews}", self._review)
         runner = web.AppRunner(
             application, access_log=None, shutdown_timeout=0.05, handler_cancellation=True
         )
@@ -370,6 +374,36 @@ class SimulatedApiServer:
                 return _status(404, f'{selection.resource} "{selection.name}" not found')
             return web.json_response(_in_version(item, selection.version))
         return await (self._watch if noted.watches else self._list)(request, selection)
+
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        """Answers TokenReview and SubjectAccessReview."""
+        noted = Request(request.path, {}, dict(request.headers), 0)
+        self.requests.append(noted)
+        await self._answering.wait()
+        if self.tokens is not None and noted.token not in self.tokens:
+            return _status(401, "Unauthorized")
+        if self.refusal is not None:
+            return _status(*self.refusal)
+        document = await request.json()
+        spec = document["spec"]
+        if document["kind"] == "TokenReview":
+            user = self.users.get(spec["token"])
+            status = {"authenticated": user is not None, "user": user or {}}
+        else:
+            status = {"allowed": self._allows(spec)}
+        return web.json_response({**document, "status": status}, status=201)
+
+    def _allows(self, spec: Object) -> bool:
+        granted: set[str] = set()
+        for name in (spec["user"], *(spec.get("groups") or ())):
+            granted |= self.grants.get(name, frozenset())
+        path = spec.get("nonResourceAttributes")
+        if path:
+            return f"{path['verb']} {path['path']}" in granted
+        attributes = spec["resourceAttributes"]
+        if (attributes["verb"], attributes["resource"]) != ("list", "pods"):
+            return False
+        return "*" in granted or (attributes["namespace"] or "*") in granted
 
     async def _list(self, request: web.Request, selection: Selection) -> web.StreamResponse:
         if self.raw_answer is not None:

@@ -6,7 +6,7 @@ import logging
 import os
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,13 +20,18 @@ from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
 from podgpu.fleet.round import Cluster, MakeCollector
 from podgpu.http_client import Access
-from podgpu.kube.config import NoApi, load_config
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import NoApi, is_loopback, load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
+from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
+
+if TYPE_CHECKING:
+    from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -84,11 +89,41 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _log.info(text, MAX_GPUS, where)
             services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        app = cluster_application(cluster, protection, past, options["web_enable_lifecycle"])
+        access = _choose_access(options, protection)
+        app = cluster_application(
+            cluster, protection, past, options["web_enable_lifecycle"], access
+        )
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
+
+
+def _choose_access(options: Options, protection: Protection | None) -> KubernetesAccess | None:
+    """Returns None if everybody sees everything. Raises UsageError if options contradict."""
+    headers = UserHeaders(options["auth_user_header"], options["auth_groups_header"])
+    if options["auth"] == "none":
+        if any(headers):
+            raise UsageError("--auth-user-header and --auth-groups-header need --auth kubernetes")
+        return None
+
+    if headers.groups and not headers.user:
+        raise UsageError("--auth-groups-header needs --auth-user-header")
+    if protection is not None and protection.has_users:
+        raise UsageError(
+            "--auth kubernetes cannot be combined with basic_auth_users in --web-config-file: "
+            "a request has only one Authorization header"
+        )
+    is_local = is_loopback(options["address"].host)
+    is_verified = protection is not None and protection.requires_client_certificate
+    if headers.user and not is_local and not is_verified:
+        raise UsageError(
+            "--auth-user-header: everybody who reaches podgpu could claim to be any user: listen "
+            "only for a proxy in the same pod (-a 127.0.0.1:9401), or require the proxy's client "
+            "certificate (client_auth_type: RequireAndVerifyClientCert in --web-config-file)"
+        )
+    with naming_option("--auth kubernetes:"):
+        return KubernetesAccess(ApiClient(load_config(options["kubeconfig"])), headers)
 
 
 def make_settings(ctx: click.Context, options: Options, **more: Any) -> ViewSettings:

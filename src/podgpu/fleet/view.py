@@ -100,6 +100,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     use: Use | None = None
     unknown_because: str = ""  # reason, if `use` is unknown
     running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
+    hidden: bool = False  # True for the sum of the holders that the user may not see
 
 
 class DeviceView(_JsonStruct, kw_only=True):
@@ -147,6 +148,7 @@ class NodeView(_JsonStruct, kw_only=True):
 class NamespaceView(_JsonStruct, kw_only=True):
     namespace: str
     cluster: str = ""
+    hidden: bool = False  # True for the sum of the namespaces that the user may not see
     allocated_gpus: float
     used_gpus: float | None = None
     idle_gpus: float

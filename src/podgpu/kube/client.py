@@ -84,6 +84,13 @@ class ApiClient:
         async with opened as response:
             return await self._read(response, path)
 
+    async def create(self, path: str, document: KubeObject) -> bytes:
+        """Creates an object and returns the answer."""
+        headers = {"Content-Type": "application/json"}
+        data = msgspec.json.encode(document)
+        async with self._open("POST", path, self._deadline, headers, data=data) as response:
+            return await self._read(response, path)
+
     async def patch(self, path: str, changes: KubeObject) -> None:
         """Sends a merge patch."""
         headers = {"Content-Type": "application/merge-patch+json"}
@@ -155,7 +162,7 @@ class ApiClient:
             with self._explaining(path):
                 async with asyncio.timeout(self._deadline):
                     response = await stack.enter_async_context(request)
-            if response.status != 200:
+            if response.status not in (200, 201):
                 raise await self._read_error(response, path)
             yield response
 

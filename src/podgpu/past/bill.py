@@ -65,6 +65,8 @@ class RangeQuery(NamedTuple):
     end: float | None = None  # Unix time; None: now
     is_csv: bool = False
     order: Order = "cost"
+    # Namespaces that the user may see. The others become one row. None: all.
+    visible: frozenset[str] | None = None
 
     @property
     def label(self) -> str:
@@ -75,6 +77,9 @@ class RangeQuery(NamedTuple):
         if not self.by.startswith(_LABEL):
             return ""
         return re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL))
+
+    def shows(self, account: UsageAccount) -> bool:
+        return self.visible is None or account.namespace in self.visible
 
     def bounds(self, now: float) -> tuple[float, float]:
         end = now if self.end is None else min(self.end, now)
@@ -107,6 +112,7 @@ class RangeRow(RangeFigures, kw_only=True):
     """
 
     unallocated: bool = False
+    hidden: bool = False  # the sum of what the user may not see
     cluster: str = ""
     namespace: str = ""
     pod: str = ""
@@ -181,7 +187,7 @@ def make_range(
         row = RangeRow(**dict(name), **now.get(name, {}))
         add_up(row, own, prices.currency)
         row.methods = _list_methods(own)
-        if own and query.by == "pod":
+        if own and query.by == "pod" and not row.hidden:
             row.labels = _read_labels(own[0].account)
         rows.append(row)
 
@@ -194,7 +200,8 @@ def make_range(
 
     labels: set[str] = set()
     for account in {charge.account for charge in usage}:
-        labels.update(_read_labels(account))
+        if query.shows(account):
+            labels.update(_read_labels(account))
     answer = RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
@@ -278,6 +285,8 @@ def name_row(charge: Charge, query: RangeQuery) -> RowName:
     cluster = ("cluster", charge.cluster)
     if account == UNALLOCATED:
         return ("unallocated", True), cluster
+    if not query.shows(account):
+        return ("hidden", True), cluster
     if query.label:
         return cluster, ("label", _read_labels(account).get(query.label, ""))
     namespace = ("namespace", account.namespace)
@@ -392,6 +401,8 @@ def _describe_missing(
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
     if row.unallocated:
         return "/".join(filter(None, (row.cluster, "unallocated")))
+    if row.hidden:
+        return "/".join(filter(None, (row.cluster, "other namespaces")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
     job = f"job {row.job}" if row.job and not row.user else row.job
     names = (

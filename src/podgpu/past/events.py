@@ -59,6 +59,7 @@ class Event(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     at: float
     kind: str
+    condition: str = ""  # which condition ended, if `kind` is recovered
     text: str
     seconds: float | None = None  # how long the condition lasted, or the pod ran
     node: str = ""
@@ -124,6 +125,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     faults = [span for span in conditions if span.name != IDLE]
     for at, group in _group(faults, lambda span: span.ended):
         event = _condition_event(at, group)
+        event.condition = event.kind
         event.kind = "recovered"
         event.seconds = at - group[0].started
         events.append(event)
@@ -215,5 +217,11 @@ def _condition_event(at: int, spans: list[_Span]) -> Event:
         what = f"{first.node}, {len(gpus)} GPUs"
         uuid = ""
     return Event(
-        at=at, kind=first.name, text=f"{what}: {first.message}", node=first.node, uuid=uuid
+        at=at,
+        kind=first.name,
+        text=f"{what}: {first.message}",
+        node=first.node,
+        uuid=uuid,
+        namespace=first.namespace,
+        pod=first.pod,
     )

@@ -41,6 +41,7 @@ class HolderSpan(Workload, frozen=True, kw_only=True):
 
     from_: float = msgspec.field(name="from")
     to: float | None = None
+    hidden: bool = False  # True if the user may not see whose it is
 
 
 class Mark(msgspec.Struct, omit_defaults=True):

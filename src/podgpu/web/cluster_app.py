@@ -20,6 +20,7 @@ from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health
 
 if TYPE_CHECKING:
     from podgpu.past.interface import Past
+    from podgpu.web.access import KubernetesAccess
     from podgpu.web.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
@@ -32,8 +33,9 @@ def cluster_application(
     protection: Protection | None = None,
     past: Past | None = None,
     lifecycle: bool = True,
+    access: KubernetesAccess | None = None,
 ) -> web.Application:
-    """`lifecycle` enables POST /-/forget."""
+    """`lifecycle` enables POST /-/forget. `access` limits what users see to their namespaces."""
 
     async def metrics(request: web.Request) -> web.Response:
         return body_response(request, await cluster.metrics("metrics"), METRICS_HEADERS)
@@ -50,7 +52,11 @@ def cluster_application(
     ]
     routes += cluster_probes(cluster)
     routes += page_routes(lambda: cluster.published, complete_gpu, _LINKS, past)
-    return make_application(routes, protection)
+    app = make_application(routes, protection)
+    if access is not None:
+        app.middlewares.append(access.check_request)
+        app.on_cleanup.append(access.close)
+    return app
 
 
 async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:

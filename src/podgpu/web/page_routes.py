@@ -6,8 +6,9 @@ Responses are built and compressed in threads, so that they do not delay scrapes
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,24 @@ from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
-from podgpu.fleet.view import GpuResponse, make_gpu_answer, make_pod
+from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
 from podgpu.past.bill import Order, encode_range_csv, parse_range_query
 from podgpu.past.events import parse_events_query
 from podgpu.past.interface import Past
 from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.web.access import Viewer, viewer_of
+from podgpu.web.redaction import (
+    hide_in_events,
+    hide_in_gpu,
+    hide_in_history,
+    hide_in_pod,
+    hide_in_pod_history,
+    hide_in_view,
+    list_held_namespaces,
+    list_namespaces,
+)
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 JsonObject = dict[str, Any]
@@ -74,18 +86,33 @@ def page_routes(
 
     async def view(request: web.Request) -> web.Response:
         parse_time(request.query, "at", time.time())  # rejects the future
-        published = await find(parse_gpu_query(request.query))
+        query = parse_gpu_query(request.query)
+        viewer = viewer_of(request)
+        if not await viewer.sees_all():
+            await _check_selection(viewer, query)
+            published = await find(query)
+            whole = await asyncio.to_thread(lambda: published.view)
+            visible = await viewer.visible(_namespaces_in(whole))
+            return await _json_response(request, hide_in_view(whole, visible))
+        published = await find(query)
         body, etag = await asyncio.to_thread(lambda: published.view_json)
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
 
     async def pod(request: web.Request) -> web.Response:
         namespace, name = _parse_pod(request)
         cluster = request.query.get("cluster")
+        missing = f"pod {namespace}/{name} holds no GPU"
+        viewer = viewer_of(request)
+        if not await viewer.visible([namespace]):
+            return json_error(404, missing)
         published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
         answer = await asyncio.to_thread(
             lambda: make_pod(published.state, published.view, namespace, name, cluster)
         )
-        return await _json_response(request, answer, f"pod {namespace}/{name} holds no GPU")
+        if answer is not None and not await viewer.sees_all():
+            visible = await viewer.visible(list_namespaces(answer.nodes))
+            answer = hide_in_pod(answer, visible)
+        return await _json_response(request, answer, missing)
 
     async def gpu(request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
@@ -93,6 +120,10 @@ def page_routes(
         answer = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
         if answer is not None:
             answer = await complete_gpu(answer)
+        viewer = viewer_of(request)
+        if answer is not None and not await viewer.sees_all():
+            visible = await viewer.visible(_namespaces_in(published.view))
+            answer = hide_in_gpu(answer, visible)
         return await _json_response(request, answer, f"GPU {uuid[:64]!r} does not exist")
 
     routes = [
@@ -117,6 +148,35 @@ def _read_index(links: Sequence[str], has_events: bool) -> bytes:
     if not has_events:
         text = text.replace('id="tab-events"', 'id="tab-events" hidden')
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
+
+
+def _namespaces_in(view: View) -> list[str]:
+    _check_clusters([row.cluster for row in view.namespaces])
+    _check_clusters([node.cluster for node in view.nodes])
+    names = [row.namespace for row in view.namespaces]
+    return [*names, *list_namespaces(view.nodes)]
+
+
+def _check_clusters(clusters: Iterable[str]) -> None:
+    """Raises HTTPForbidden if there are several clusters.
+
+    The API server knows only the permissions of its own cluster.
+    """
+    if any(clusters):
+        text = "several clusters are shown: only users who may list all pods may see them"
+        raise web.HTTPForbidden(text=json.dumps({"error": text}), content_type="application/json")
+
+
+async def _check_selection(viewer: Viewer, query: GpuQuery | None) -> None:
+    """Raises UsageError if the selection would tell whether a hidden pod exists."""
+    if query is None:
+        return
+    if query.ns and await viewer.visible([query.ns]):
+        return
+    if query.ns or query.pod or query.owner or query.q:
+        raise UsageError(
+            "you may select by pod, owner or text only in a namespace of yours: add ns="
+        )
 
 
 def _parse_pod(request: web.Request) -> PodName:
@@ -173,6 +233,9 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         uuid = request.match_info["uuid"]
         instance = request.query.get("instance", "")
         answer = await past.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
+        viewer = viewer_of(request)
+        if answer is not None and not await viewer.sees_all():
+            answer = hide_in_history(answer, await viewer.visible(list_held_namespaces([answer])))
 
         name = uuid[:64]
         if instance:
@@ -182,8 +245,14 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
     async def pod(request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
         seconds = parse_range(request.query.get("range", "1h"))
-        answer = await past.pod(namespace, name, seconds, request.query.get("cluster"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
+        viewer = viewer_of(request)
+        if not await viewer.visible([namespace]):
+            return json_error(404, missing)
+        answer = await past.pod(namespace, name, seconds, request.query.get("cluster"))
+        if answer is not None and not await viewer.sees_all():
+            visible = await viewer.visible(list_held_namespaces(answer.devices))
+            answer = hide_in_pod_history(answer, visible)
         return await _json_response(request, answer, missing)
 
     return [
@@ -198,6 +267,12 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
         async def handle(request: web.Request) -> web.StreamResponse:
             parse_time(request.query, "from", time.time())  # rejects the future
             query = parse_range_query(request.query, order)
+            viewer = viewer_of(request)
+            if not await viewer.sees_all():
+                by_namespace = await past.range(query._replace(by="namespace"))
+                _check_clusters(row.cluster for row in by_namespace.rows)
+                visible = await viewer.visible(row.namespace for row in by_namespace.rows)
+                query = query._replace(visible=visible)
             answer = await past.range(query)
             if not query.is_csv:
                 return await _json_response(request, answer)
@@ -217,12 +292,19 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
 
 def _event_routes(past: Past) -> list[web.RouteDef]:
     async def events(request: web.Request) -> web.StreamResponse:
-        return await _json_response(request, await past.events(parse_events_query(request.query)))
+        answer = await past.events(parse_events_query(request.query))
+        viewer = viewer_of(request)
+        if not await viewer.sees_all():
+            visible = await viewer.visible(event.namespace for event in answer.events)
+            answer = hide_in_events(answer, visible)
+        return await _json_response(request, answer)
 
     async def summary(request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
-        answer = await past.summary(namespace, name)
         missing = f"there is no record that pod {namespace}/{name} held a GPU"
+        if not await viewer_of(request).visible([namespace]):
+            return json_error(404, missing)
+        answer = await past.summary(namespace, name)
         return await _json_response(request, answer, missing)
 
     return [

@@ -269,6 +269,15 @@ class Protection:
             context = LastValid(self._load_context, "the previous certificate stays in effect")
             self.make_tls = context.get
 
+    @property
+    def has_users(self) -> bool:
+        return bool(self._config.get().users)
+
+    @property
+    def requires_client_certificate(self) -> bool:
+        tls = self._config.get().tls
+        return tls is not None and tls.verify_mode is ssl.CERT_REQUIRED
+
     def _load_context(self) -> ssl.SSLContext:
         config = self._config.get().tls
         if config is None:

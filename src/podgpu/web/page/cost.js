@@ -267,6 +267,7 @@ function podText(row) {
 
 function nameOf(row, by) {
   if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
+  if (row.hidden) return [row.cluster, "other namespaces"].filter(Boolean).join("/");
   const group = by === "namespace" ? "(no namespace)" : "(without this label)";
   const name = [row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/");
   return [row.cluster, name || group].filter(Boolean).join("/");

@@ -161,6 +161,7 @@ function ownerOf({ owner, job, user }) {
 }
 
 function nameOf(holder) {
+  if (holder.hidden) return "other namespaces";
   if (holder.job) return `job ${holder.job}`;
   if (holder.pod) return [holder.namespace, holder.pod].filter(Boolean).join("/");
   const id = holder.container_id?.slice(0, 12);

@@ -73,8 +73,8 @@ export function holderRows(devices, by) {
   return [...rows.values()];
 }
 
-function namespaceRow({ namespace, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, wasted_per_hour: wasted }) {
-  const row = new HolderRow(`${cluster}/${namespace}`, namespace, { namespace, cluster }, "namespace");
+function namespaceRow({ namespace, hidden = false, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, wasted_per_hour: wasted }) {
+  const row = new HolderRow(`${cluster}/${namespace}`, hidden ? "other namespaces" : namespace, { namespace, cluster }, "namespace");
   row.cost.add(cost);
   row.wasted.add(wasted);
   return Object.assign(row, { gpus, idleGpus: idle, isKnown: true });
