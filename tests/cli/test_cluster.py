@@ -62,6 +62,19 @@ from tests.web.server import Client
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "has more than"),
         (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere does not exist"),
         (["--scrape", "http://a", "-a", "9401"], "must be HOST:PORT"),
+        (["--scrape", "http://a", "--auth-user-header", "X-User"], "need --auth kubernetes"),
+        (
+            ["--scrape", "http://a", "--auth", "kubernetes", "--auth-groups-header", "X-Groups"],
+            "needs --auth-user-header",
+        ),
+        (
+            ["--scrape", "http://a", "--auth", "kubernetes", "--auth-user-header", "X-User"],
+            "everybody who reaches podgpu could claim to be any user",
+        ),
+        (
+            ["--scrape", "http://a", "--auth", "kubernetes", "--kubeconfig", "/nowhere"],
+            "--auth kubernetes cannot read the kubeconfig /nowhere",
+        ),
         (["--discover-kubernetes", "app=podgpu", "--kubeconfig", "/nowhere"], "/nowhere"),
         (["--scrape", "http://a", "--owners", "api", "--kubeconfig", "/nowhere"], "/nowhere"),
     ],

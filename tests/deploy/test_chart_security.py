@@ -144,7 +144,18 @@ def test_only_the_configmap_of_counters_can_be_read(
             {"Role": [["endpointslices"], ["services"]], "ClusterRole": [["nodes"]]},
         ),
         ("cluster by Prometheus", {}),
-        ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["services"], ["pods"]]}),
+        (
+            "cluster everywhere",
+            {
+                "ClusterRole": [
+                    ["endpointslices"],
+                    ["services"],
+                    ["pods"],
+                    ["tokenreviews"],
+                    ["subjectaccessreviews"],
+                ]
+            },
+        ),
     ],
 )
 def test_roles_of_the_cluster_view(variant: str, expected: dict[str, Any]) -> None:

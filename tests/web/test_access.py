@@ -31,7 +31,7 @@ NO_HEADERS = UserHeaders()
 SECRET = "secret-pod"
 SECRETS = (SECRET, "secret-team", "secret-user", "secret-container", "secret-label", "secret-idle")
 PRICES = "currency: USD\nmodels:\n  NVIDIA H100 80GB HBM3:\n    gpu_hour: 4\n"
-USERS = {
+USERS: dict[str, dict[str, Any]] = {
     "token-of-admin": {"username": "admin", "groups": ["system:masters"], "uid": "1"},
     "token-of-ann": {"username": "ann", "groups": ["ml-team"]},
     "token-of-bob": {"username": "bob", "extra": {"scopes": ["x"]}},

@@ -75,6 +75,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         max_gpus=_MAX_GPUS,
     )
     with ExitStack() as stack:
+        protection = load_protection(options["web_config_file"])
+        access = _choose_access(options, protection)
         prices = read_prices(options["prices"])
         cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         past: Past
@@ -88,8 +90,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
             _log.info(text, MAX_GPUS, where)
             services.append(recorder)
-        protection = load_protection(options["web_config_file"])
-        access = _choose_access(options, protection)
         app = cluster_application(
             cluster, protection, past, options["web_enable_lifecycle"], access
         )
@@ -122,7 +122,7 @@ def _choose_access(options: Options, protection: Protection | None) -> Kubernete
             "only for a proxy in the same pod (-a 127.0.0.1:9401), or require the proxy's client "
             "certificate (client_auth_type: RequireAndVerifyClientCert in --web-config-file)"
         )
-    with naming_option("--auth kubernetes:"):
+    with naming_option("--auth kubernetes"):
         return KubernetesAccess(ApiClient(load_config(options["kubeconfig"])), headers)
 
 

@@ -57,12 +57,13 @@ class _Everything:
 
 
 EVERYTHING: Viewer = _Everything()
-_VIEWER = web.RequestKey("viewer", Viewer)  # type: ignore[type-abstract]
+_VIEWER: web.RequestKey[Viewer] = web.RequestKey("viewer", Viewer)
 
 
 def viewer_of(request: web.Request) -> Viewer:
     """Returns what the user may see. Without `--auth kubernetes`, everybody sees everything."""
-    return request.get(_VIEWER, EVERYTHING)
+    viewer: Viewer = request.get(_VIEWER, EVERYTHING)
+    return viewer
 
 
 class User(NamedTuple):

@@ -1,7 +1,8 @@
 {{/* Arguments of `podgpu cluster`. */}}
 
 {{- define "podgpu.cluster.token" -}}
-{{- if or (include "podgpu.source.discovers" .) .Values.cluster.podOwners -}} true {{- end -}}
+{{- $checksUsers := eq .Values.cluster.auth "kubernetes" -}}
+{{- if or (include "podgpu.source.discovers" .) .Values.cluster.podOwners $checksUsers -}} true {{- end -}}
 {{- end -}}
 
 {{/* Not empty if cluster.prices depend on the labels of nodes, at any date. */}}
@@ -29,6 +30,9 @@
 {{- if $cluster.webConfig.secretName }}
 - --web-config-file=/etc/podgpu/web/web-config.yml
 - {{ printf "--probe-address=:%s" (include "podgpu.probePort" .) | quote }}
+{{- end }}
+{{- if ne $cluster.auth "none" }}
+- --auth={{ $cluster.auth }}
 {{- end }}
 {{- with $cluster.arguments }}
 {{ include "podgpu.words" . }}
@@ -82,8 +86,8 @@
 {{- fail "cluster.historyDir: only one replica can use a claim; set cluster.replicas to 1, or use emptyDir" -}}
 {{- end -}}
 {{- range include "podgpu.words" $cluster.arguments | fromYamlArray -}}
-{{- if regexMatch "^--?(a|address|web-config-file|probe-address)(=.*)?$" . -}}
-{{- fail (printf "cluster.arguments: %s: use cluster.port or cluster.webConfig, which also set the Service and the probes" .) -}}
+{{- if regexMatch "^--?(a|address|web-config-file|probe-address|auth)(=.*)?$" . -}}
+{{- fail (printf "cluster.arguments: %s: use cluster.port, cluster.webConfig or cluster.auth, which also set the Service, the probes and the permissions" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $cluster.webConfig.secretName (eq (include "podgpu.probePort" .) (toString $cluster.port)) -}}
