@@ -182,6 +182,16 @@ class AtomicFile:
                 f"{self.path} was not written ({e.strerror}); the previous file is unchanged"
             ) from e
 
+    def touch(self) -> None:
+        """Sets the time of the file to now."""
+        try:
+            os.utime(self.path)
+        except OSError as e:
+            raise OutputError(
+                f"the time of {self.path} was not updated ({e.strerror}): "
+                "check the permissions of its directory"
+            ) from e
+
     def remove(self) -> None:
         try:
             self.path.unlink(missing_ok=True)

@@ -670,6 +670,8 @@ class Allocation:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of all allocatable GPUs
+    # All pods that the kubelet lists, also those without a GPU. Empty for other sources.
+    listed_pods: frozenset[PodName] = frozenset()
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
     api_uids: Mapping[str, str] = field(

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket as sockets
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -611,3 +612,52 @@ def test_output() -> None:
         == "WRONG mapping  id \\x1b[2J\\nx\n               → correct it\n\n1 problem"
     )
     assert as_text(findings[2:] * 2, colour=True).startswith("\x1b[1;31mWRONG\x1b[0m mapping  id")
+
+
+# podlist.json without a hook that maintains it
+
+
+def examine_podlist(
+    kubelet: FaultyKubelet, examined: Examined, age: float, **more: str
+) -> list[Finding]:
+    first, _ = uuids("2xH100")
+    entry = {"name": "gone", "namespace": "ns", "container": "main", "gpu_list": [first], **more}
+    path = Path(kubelet.socket).parent / "podlist.json"
+    path.write_text(json.dumps([entry]))
+    written_at = time.time() - age
+    os.utime(path, (written_at, written_at))
+    arguments = ["--allocation", f"podlist:{path},kubelet"]
+    arguments += ["--pod-resources-kubelet-socket", kubelet.socket]
+    return examined(FaultyNvml("2xH100"), *arguments)
+
+
+def test_a_podlist_that_no_hook_updates(kubelet: FaultyKubelet, examined: Examined) -> None:
+    findings = examine_podlist(kubelet, examined, age=3600.0, uid="u-1")
+    finding = only(findings, "podlist")
+    assert finding.level == Level.WRONG
+    assert "podlist.json has not been updated since" in finding.text
+    assert "delete the file" in finding.text
+
+
+def test_a_podlist_with_a_pod_that_does_not_exist(
+    kubelet: FaultyKubelet, examined: Examined
+) -> None:
+    kubelet.pods = (pod(uuids("2xH100")[1]),)
+    findings = examine_podlist(kubelet, examined, age=3600.0)
+    (finding,) = about(findings, "mapping")
+    assert finding.level == Level.NOTE
+    assert "ns/gone/main holds" in finding.text
+    assert "(podlist): the pod does not exist any more on this node" in finding.text
+    assert "delete the file" in finding.advice
+
+
+def test_an_old_podlist_is_right_if_its_pods_exist(
+    kubelet: FaultyKubelet, examined: Examined
+) -> None:
+    kubelet.pods = (pod(uuids("2xH100")[1]),)
+    findings = examine_podlist(kubelet, examined, age=3600.0, name="train")
+    assert "does not exist" not in str(about(findings, "mapping"))
+    assert [one.level for one in about(findings, "podlist")] == [Level.OK]
+    kubelet.pods = ()
+    findings = examine_podlist(kubelet, examined, age=3600.0, name="train")
+    assert "does not exist" not in str(about(findings, "mapping"))

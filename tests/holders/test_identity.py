@@ -213,6 +213,7 @@ def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
 
 
 RUNNING = Workload(uid=UID, container_id=X)
+ELSEWHERE = Workload("ml", "elsewhere", "main")
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,11 @@ RUNNING = Workload(uid=UID, container_id=X)
             id="other form of id",
         ),
         pytest.param(known(DIRECTORY, LOG), BY_NAME, (), None, id="nothing but names"),
+        pytest.param(known(OLD_DIRECTORY), Workload(uid=UID), (), False, id="no log of this uid"),
+        pytest.param(known(DIRECTORY), Workload(uid=UID), (), None, id="a log of this uid"),
+        pytest.param(known(DIRECTORY), ELSEWHERE, (), False, id="no log of a pod of this name"),
+        pytest.param(known(LOG), ELSEWHERE, (), None, id="logs of pods are not readable"),
+        pytest.param(known(DIRECTORY), Workload(job="4711"), (), None, id="a job has no logs"),
     ],
 )
 def test_whether_a_container_runs(

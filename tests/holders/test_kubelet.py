@@ -219,7 +219,8 @@ def test_ids_of_gpus_are_used_with_any_resource(device_id: str) -> None:
 
 @pytest.mark.parametrize("device_id", ["all", "tegra", "vf0", "tencent.com/vcuda-core-3", ""])
 def test_ids_of_other_plugins_are_ignored(device_id: str) -> None:
-    assert allocation_of({"example.com/nic": [device_id]}) == Allocation()
+    allocation = allocation_of({"example.com/nic": [device_id]})
+    assert allocation == Allocation(listed_pods=frozenset({("ns", "pod")}))
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/mig-9g.1gb", "example.com/gpu"])

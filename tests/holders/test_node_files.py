@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from podgpu.node.holders.node_files import (
     parse_podlist,
 )
 from tests.holders.devices import failure, gpu, mig_uuid, uuid
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import PATIENCE, FakeClock
 from tests.privilege import mounted_file, without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
@@ -89,6 +90,57 @@ def test_forms_of_ids(path: Path, text: str, key: str) -> None:
 @pytest.mark.parametrize("text", ["", "00", "-1", " 1", "1.0", "٣", "1" * 5000, "/dev/nvidia0"])
 def test_unrecognised_ids(path: Path, text: str) -> None:
     assert [one.reason for one in read(path, [entry("a", text)]).unmapped] == ["unrecognised_id"]
+
+
+# The heartbeat of podgpu's hook
+
+
+def test_a_file_without_a_heartbeat_is_stale(path: Path) -> None:
+    """The age after the first reading does not depend on the wall clock."""
+    clock = FakeClock()
+    source = PodlistAllocation([str(path)], clock.monotonic)
+    path.write_text(json.dumps([entry("a", "0", uid="u-1")]))
+    os.utime(path, (5e9, 5e9))  # the clock was set back after the hook wrote the file
+    expected = [(uuid(0), "a")]
+    assert pods(source.assignments(NODE)) == expected
+    clock.advance(60.0)
+    assert pods(source.assignments(NODE)) == expected
+    clock.advance(1.0)
+    assert failure(lambda: source.assignments(NODE), "delete the file").reason == "stale"
+
+    for wall_time in (0.0, 4e9):  # the clock of the node is set, and the hook continues
+        os.utime(path, (wall_time, wall_time))
+        assert pods(source.assignments(NODE)) == expected
+        clock.advance(60.0)
+        assert pods(source.assignments(NODE)) == expected
+
+
+@pytest.mark.parametrize(("age", "is_stale"), [(30.0, False), (90.0, True), (-1e6, False)])
+def test_the_age_of_a_file_at_the_first_reading(path: Path, age: float, is_stale: bool) -> None:
+    path.write_text(json.dumps([entry("a", "0", uid="u-1")]))
+    written_at = time.time() - age
+    os.utime(path, (written_at, written_at))
+    clock = FakeClock()
+    source = PodlistAllocation([str(path)], clock.monotonic)
+    if is_stale:
+        assert reason(source) == "stale"
+    else:
+        assert len(source.assignments(NODE).assignments) == 1
+        clock.advance(61.0)
+        assert reason(source) == "stale"
+
+
+def test_only_files_of_podgpus_hook_have_a_heartbeat(path: Path) -> None:
+    path.write_text(json.dumps([entry("a", "0")]))
+    os.utime(path, (0, 0))
+    source = PodlistAllocation([str(path)])
+    assert pods(source.assignments(NODE)) == [(uuid(0), "a")]
+    assert pods(source.assignments(NODE)) == [(uuid(0), "a")]
+
+
+def test_the_uid_of_an_entry_identifies_its_pod(path: Path) -> None:
+    (assignment,) = read(path, [entry("a", "0", uid="u-1")]).assignments
+    assert assignment.holder == Workload("ns", "a", "main", "u-1")
 
 
 # Changing files

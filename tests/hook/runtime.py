@@ -277,6 +277,7 @@ class Runtime:
                 "namespace": one.pod.namespace,
                 "container": one.name,
                 "gpu_list": list(one.gpus),
+                "uid": one.pod.message.uid,
             }
             for one in sorted(held, key=lambda one: (one.pod.namespace, one.pod.name, one.name))
         ]

@@ -59,6 +59,8 @@ class Identities:
         self.current = self.current.union(*map(_to_workloads, self.pods))
         # UID of a static pod -> UID of its mirror pod in the API server
         self.api_uids = {record.uid: record.api_uid for record in self.pods if record.api_uid}
+        # False if /var/log/pods cannot be read
+        self._has_pod_logs = any(log.uid for log in self.logged)
         # A cache, because `complete` is called every second.
         self._completed: dict[Workload, Workload] = {}
 
@@ -114,7 +116,7 @@ class Identities:
         """
         logs = self._find_logs(workload)
         # The kubelet removes logs only after the pod has ended.
-        if not self.logged.issuperset(logs):
+        if not self._is_known(workload) or not self.logged.issuperset(logs):
             return False
         uids = {container.uid for container in containers} - {""}
         if not uids:
@@ -131,6 +133,14 @@ class Identities:
         # restarted.
         return None if workload.container_id else True
 
+    def _is_known(self, workload: Workload) -> bool:
+        """Returns False if the pod has neither a log directory nor a record in the API server."""
+        if not self._has_pod_logs:
+            return True
+        if workload.uid:
+            return workload.uid in self._by_uid
+        return not workload.pod or workload.pod_name in self._uids
+
     def _find_logs(self, workload: Workload) -> list[Workload]:
         """Returns the logs that must exist while the container runs.
 
@@ -140,7 +150,7 @@ class Identities:
         container = f"{workload.pod}_{workload.namespace}_{workload.container}"
         container_log = f"{container}-{workload.container_id}.log"
         names = []
-        if any(log.uid for log in self.logged):
+        if self._has_pod_logs:
             names.append(pod_log)
         if self._logged_ids:
             names.append(container_log)

@@ -90,8 +90,11 @@ class KubeletAllocation(AllocationSource):
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.list()
         self._update_allocatable(response)
-        allocation = self.map(response, devices)
-        return replace(allocation, source_instance=self._source_instance, offered=self._offered)
+        return replace(
+            self.map(response, devices),
+            source_instance=self._source_instance,
+            offered=self._offered,
+        )
 
     def list(self) -> Any:
         """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
@@ -114,10 +117,11 @@ class KubeletAllocation(AllocationSource):
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
         held = list(_held_ids(response))
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
-        by_id = replace(map_held(SOURCE, gpus, devices, self._replicas), vcuda=count_vcuda(held))
-        if self.claims is None:
-            return by_id
-        return _unite(by_id, self.claims.held(response, devices))
+        allocation = map_held(SOURCE, gpus, devices, self._replicas)
+        if self.claims is not None:
+            allocation = _unite(allocation, self.claims.held(response, devices))
+        pods = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)
+        return replace(allocation, vcuda=count_vcuda(held), listed_pods=pods)
 
     def _update_allocatable(self, response: Any) -> None:
         """Reads the offered GPUs and replicas.
@@ -174,7 +178,7 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
             assignment = replace(assignment, attributes=held[key].attributes)
         held[key] = assignment
     unmapped = {*by_id.unmapped, *by_claim.unmapped}
-    return replace(sort_allocation(held.values(), unmapped), vcuda=by_id.vcuda)
+    return sort_allocation(held.values(), unmapped)
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache, partial
@@ -16,8 +17,14 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from podgpu.decode import decode_json
-from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, explain_read_error, read_bounded
+from podgpu.errors import SourceError, utc_text
+from podgpu.files import (
+    FileIdentity,
+    ReadOnChange,
+    explain_read_error,
+    identify_file,
+    read_bounded,
+)
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 from podgpu.node.holders import AllocationSource
 from podgpu.node.holders.device_ids import (
@@ -43,18 +50,23 @@ _log = logging.getLogger(__name__)
 
 
 # podlist.json: koordinator's hook or `podgpu hook` writes this file. It contains holders and
-# devices, but no shares.
+# devices, but no shares. `podgpu hook` also writes uids, and updates the file's time while it runs.
 
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
 """Directory of the kubelet's socket, and mount point in koordinator's manifest."""
 _NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
-class PodlistEntry(Struct, frozen=True):
+# Three times the interval in which `podgpu hook` updates the file's time.
+_STALE_SECONDS = 60.0
+
+
+class PodlistEntry(Struct, frozen=True, omit_defaults=True):
     name: _NonEmpty
     namespace: _NonEmpty
     container: str
     gpu_list: list[str] | None
+    uid: str = ""  # koordinator's hook does not write it
 
 
 class PodlistAllocation(AllocationSource):
@@ -62,15 +74,44 @@ class PodlistAllocation(AllocationSource):
 
     name = "podlist"
 
-    def __init__(self, paths: Sequence[str] = DEFAULT_PATHS) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str] = DEFAULT_PATHS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.paths = paths
         self._file = ReadOnChange(parse_podlist, MAX_BYTES)
+        self._clock = clock
+        self._identity: FileIdentity | None = None
+        self._changed_at = 0.0
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         path = next(filter(os.path.exists, self.paths), self.paths[0])
         held = self._file.read(path)
         _warn_if_mounted(path)
+        # koordinator's hook writes the file only when a container with a GPU starts.
+        if any(entry.holder.uid for entry in held):
+            self._check_heartbeat(path)
         return map_held(self.name, held, devices, parse=parse_id_or_minor)
+
+    def _check_heartbeat(self, path: str) -> None:
+        """Raises SourceError if no hook has updated the file for a while."""
+        now = self._clock()
+        identity = identify_file(path)
+        written_at = identity.modified_ns / 1e9
+        if self._identity is None:
+            self._changed_at = now - max(0.0, time.time() - written_at)
+        elif identity != self._identity:
+            # Not the file's own time, because the clock of the node may be set.
+            self._changed_at = now
+        self._identity = identity
+        if now - self._changed_at > _STALE_SECONDS:
+            raise SourceError(
+                "stale",
+                f"{path} has not been updated since {utc_text(written_at)}, so its holders are not "
+                "used: check that `podgpu hook` runs on this node and is connected, or delete the "
+                "file if you uninstalled the hook",
+            )
 
 
 @cache  # logs once per path
@@ -92,7 +133,7 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
     entries = decode_json(content, path, list[PodlistEntry] | None)  # type: ignore[arg-type]
     held = []
     for entry in entries or ():
-        holder = Workload(entry.namespace, entry.name, entry.container)
+        holder = Workload(entry.namespace, entry.name, entry.container, entry.uid)
         for text in entry.gpu_list or ():
             held.append(HeldId(holder, "podlist", text))
     return tuple(held)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -23,6 +23,7 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
+    PodName,
     SourceStatus,
     Unmapped,
     VcudaRequest,
@@ -48,6 +49,9 @@ LAST_RESORT = frozenset({"processes"})
 # Maps a source that may be outdated to a more current source. If both answer, the former only adds
 # details.
 LAGGING = {"checkpoint": "kubelet"}
+# Sources that may list pods that have ended, for example because its writer was turned off.
+OUTDATED = frozenset({"podlist"})
+KUBELET = "kubelet"
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,8 @@ class AllocationReader:
     def __post_init__(self) -> None:
         self.sources = self._holders.sources
         self._caches = {source.name: AllocationCache(source.name) for source in self.sources}
+        # When the kubelet last listed a pod of the sources that may be outdated.
+        self._listed_at: dict[PodName, float] = {}
 
     def complete(self, workload: Workload) -> Workload:
         """Adds names and ids from the last reading.
@@ -270,7 +276,65 @@ class AllocationReader:
             allocation = self._caches[name].update(result.value, now, self.complete, is_alive)
             if allocation is not None:
                 resolved[name] = allocation
-        return resolved
+
+        unlisted = self._find_unlisted(resolved, results, now)
+
+        def has_ended(workload: Workload) -> bool:
+            alive = self._identities.is_alive(workload, ())
+            if alive is None:
+                # Reads all processes, so it comes last.
+                alive = is_alive(workload)
+            if alive is None:
+                alive = workload.pod_name not in unlisted
+            return not alive
+
+        return reject_ended(resolved, self.complete, has_ended)
+
+    def _find_unlisted(
+        self,
+        readings: Mapping[str, Allocation],
+        results: Mapping[str, Result[Allocation]],
+        now: float,
+    ) -> set[PodName]:
+        """Returns the pods that the kubelet has not listed for a while.
+
+        A restarted kubelet does not list all of its pods yet.
+        """
+        kubelet = results.get(KUBELET)
+        listed: Set[PodName] = frozenset()
+        if kubelet is not None and kubelet.value is not None:
+            listed = kubelet.value.listed_pods
+
+        listed_at = {}
+        for name in OUTDATED & readings.keys():
+            for assignment in readings[name].assignments:
+                pod = assignment.holder.pod_name
+                # An empty list is no evidence.
+                is_listed = pod in listed or not listed
+                listed_at[pod] = now if is_listed else self._listed_at.get(pod, now)
+        self._listed_at = listed_at
+        return {pod for pod, at in listed_at.items() if now - at > GRACE_SECONDS}
+
+
+def reject_ended(
+    readings: Mapping[str, Allocation], complete: Complete, has_ended: Callable[[Workload], bool]
+) -> dict[str, Allocation]:
+    """Rejects the holders of outdated sources whose pods have ended."""
+    current = dict(readings)
+    for name in OUTDATED & readings.keys():
+        kept = []
+        rejected = []
+        for assignment in readings[name].assignments:
+            holder = assignment.holder
+            with suppress(SourceError):  # identities that contradict each other
+                holder = complete(holder)
+            if has_ended(holder):
+                rejected.append(_reject(assignment, holder, "ended"))
+            else:
+                kept.append(assignment)
+        unmapped = (*readings[name].unmapped, *rejected)
+        current[name] = replace(readings[name], assignments=tuple(kept), unmapped=unmapped)
+    return current
 
 
 # Precedence of sources

@@ -137,7 +137,8 @@ def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
     for container in sandbox.containers:
         gpus = assigned or _find_own(container, cards)
         if gpus:
-            entries.append(PodlistEntry(pod.name, pod.namespace, container.name, list(gpus)))
+            entry = PodlistEntry(pod.name, pod.namespace, container.name, list(gpus), pod.uid)
+            entries.append(entry)
     return entries
 
 

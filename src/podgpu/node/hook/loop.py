@@ -2,12 +2,14 @@
 
 Changes during or shortly after a write are combined into one write. If another program removes or
 overwrites the file, the hook restores it. If the file cannot be written, the old file stays, and
-the hook tries again every 5 s.
+the hook tries again every 5 s. While the hook is connected, it updates the time of the file, so
+that readers recognise a file that no hook maintains.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -31,6 +33,7 @@ _log = logging.getLogger("podgpu")
 _RETRY_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
 _CHECK_SECONDS = 5.0
+_HEARTBEAT_SECONDS = 20.0
 _STOP_SECONDS = 5.0
 _CARDS_INTERVAL = 10.0
 _CARDS_DEADLINE = 1.0
@@ -50,7 +53,9 @@ class Hook:
 
     def __post_init__(self) -> None:
         self._counters = HookCounters()
-        self.writer = PodlistWriter(self.file, self._counters, partial(self.read, self.proc))
+        self.writer = PodlistWriter(
+            self.file, self._counters, partial(self.read, self.proc), lambda: self.is_synchronised
+        )
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None  # plugin of the open connection
@@ -90,6 +95,11 @@ class Hook:
 
         Keeps the file, because containers continue to run without the hook.
         """
+        _log.info(
+            "stopping; %s stays, because the containers keep running; the exporter ignores it soon "
+            "unless a hook is started again; if you uninstall the hook, delete the file",
+            self.file.path,
+        )
         self._stopping.set()
         connection = self._connection
         if connection is not None:
@@ -176,11 +186,16 @@ def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
 
 class PodlistWriter:
     def __init__(
-        self, file: AtomicFile, counters: HookCounters, read_cards: Callable[[], Cards] = Cards
+        self,
+        file: AtomicFile,
+        counters: HookCounters,
+        read_cards: Callable[[], Cards] = Cards,
+        is_synchronised: Callable[[], bool] = lambda: True,
     ) -> None:
         self._file = file
         self._counters = counters
         self._read_cards = read_cards
+        self._is_synchronised = is_synchronised
         self._workers = Workers()
         self._next_cards_at = 0.0
         self.cards = Cards()
@@ -239,7 +254,10 @@ class PodlistWriter:
                 time.sleep(_PAUSE_SECONDS)
 
     def write_changes(self) -> None:
-        """Writes the file if its content changed. Raises OutputError if that fails."""
+        """Writes the file if its content changed, or else updates its time.
+
+        Raises OutputError if that fails.
+        """
         sandboxes = self._sandboxes
         if sandboxes is None:
             return
@@ -252,7 +270,14 @@ class PodlistWriter:
             self.is_up_to_date = False
             self._file.write(content)
             self._counters.add("podgpu_hook_podlist_writes_total")
+        elif self._is_synchronised() and self._is_heartbeat_due():
+            self._file.touch()
         self.is_up_to_date = sandboxes is self._sandboxes
+
+    def _is_heartbeat_due(self) -> bool:
+        # The time is in the future if the clock was set back.
+        age = time.time() - os.stat(self._file.path).st_mtime
+        return abs(age) >= _HEARTBEAT_SECONDS
 
     def _find_entries(self, sandboxes: Iterable[Sandbox]) -> list[PodlistEntry]:
         """Returns the entries of all pods. Counts and logs new problems."""

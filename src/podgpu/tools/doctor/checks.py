@@ -27,6 +27,7 @@ from podgpu.model import (
     PodName,
     Unmapped,
     UsageMethod,
+    Workload,
 )
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.dcgm.connection import format_version
@@ -42,7 +43,7 @@ from podgpu.node.holders.api import ApiAccess
 from podgpu.node.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.node.holders.identity import Identities, IdentityReader
 from podgpu.node.holders.kubelet import SOURCE, KubeletAllocation
-from podgpu.node.holders.reader import describe, explain, merge
+from podgpu.node.holders.reader import describe, explain, merge, reject_ended
 from podgpu.node.usage.containers import in_host_pid_namespace
 from podgpu.workers import Workers
 
@@ -537,6 +538,15 @@ def check_holders(
         return findings
 
     names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
+    kubelet_pods = allocations.get(SOURCE, Allocation()).listed_pods
+
+    def has_ended(workload: Workload) -> bool:
+        alive = names.is_alive(workload, ())
+        if alive is None and kubelet_pods:
+            alive = workload.pod_name in kubelet_pods
+        return alive is False
+
+    allocations = reject_ended(allocations, names.complete, has_ended)
     allocations = replace_reservations(allocations, names.pods, readings.devices, names.complete)
     merged = merge(allocations, names.complete)
     gpu_resources = kubelet.resource_names if kubelet is not None else frozenset()
