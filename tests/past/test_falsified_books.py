@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -766,3 +767,48 @@ def test_a_file_is_converted_without_a_copy_if_the_disk_is_nearly_full(
     store.close()
     assert not list(path.parent.glob("*.schema4*"))
     assert "converted without a copy of the old file" in caplog.text
+
+
+def test_ten_minutes_are_ten_minutes_after_hours_on_a_clock_that_was_ahead(
+    tmp_path: Path,
+) -> None:
+    seconds = 0.0
+    jump = 0.0
+    clock = Clock(lambda: seconds, lambda: START + seconds + jump)
+    recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    for minute in range(7 * 60):
+        # The clock is 20 hours ahead from minute 30 on, until 25 minutes past an hour.
+        jump = 20.0 * HOUR if 30 <= minute < 6 * 60 + 25 else 0.0
+        seconds += 60.0
+        recorder.add([GpuSample("GPU-0", "", "n1", 0, None, [held(60.0)])])
+        recorder.record()
+        now = START + seconds
+        if minute >= 6 * 60 + 38:
+            recent = sum_hours(recorder._store, now - 600, now)
+            assert 10 * 60 <= recent * HOUR <= 15 * 60 + 60, minute
+            whole = sum_hours(recorder._store, START + 6 * HOUR, START + 7 * HOUR)
+            assert whole * HOUR == pytest.approx(60 * (minute + 1 - 6 * 60 - 25), abs=130)
+            mixed = sum_hours(recorder._store, START + 5.9 * HOUR, now)
+            assert mixed == pytest.approx(whole)
+    recorder.stop()
+
+
+def test_a_conversion_that_is_tried_again_does_not_copy_the_file_again(path: Path) -> None:
+    open_schema_4(path).close()
+    copy = Path(f"{path}.schema4")
+    HistoryStore(path).close()
+    first = copy.stat().st_ino
+
+    # The conversion failed after the copy was made: the file still has schema 4.
+    path.unlink()
+    shutil.copy2(copy, path)
+    HistoryStore(path).close()
+    assert copy.stat().st_ino == first
+
+    # podgpu 0.3 wrote to the file before this upgrade: the copy is old.
+    with open_schema_4(path) as db:
+        db.execute("DELETE FROM span")
+    db.close()
+    HistoryStore(path).close()
+    with closing(sqlite3.connect(copy)) as db:
+        assert db.execute("SELECT count(*) FROM span").fetchone() == (0,)

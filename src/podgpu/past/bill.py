@@ -518,7 +518,9 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     """
     kept_since = dict(db.execute("SELECT resolution, since FROM kept").fetchall())
     first = floor_time(start, _find_resolution(start, kept_since))
-    last = ceil_time(end, _find_resolution(end, kept_since))
+    # The last hour is read from 5-minute rows only if they are kept from its start on.
+    last_hour_start = max(first, floor_time(end, HOUR))
+    last = ceil_time(end, _find_resolution(last_hour_start, kept_since))
     # Whole days are read from daily rows, other whole hours from hourly rows, and the remainder
     # from 5-minute rows. Open rows are in none of them.
     first_hour = min(ceil_time(first, HOUR), last)

@@ -44,14 +44,14 @@ class Retention(NamedTuple):
 IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY + HOUR)
 
 
-def keep_again(db: sqlite3.Connection, now: float) -> None:
-    """After the clock was set back, says that rows of the next hour and day are kept again.
+def keep_again(db: sqlite3.Connection, since: float) -> None:
+    """After the clock was set back, says that rows are kept again from the time `since` on.
 
     While the clock was ahead, rows were deleted up to a time that is still to come.
     """
-    for resolution, coarser in _COARSER.items():
-        sql = "UPDATE kept SET since = min(since, ?) WHERE resolution = ?"
-        db.execute(sql, (ceil_time(now, coarser), resolution))
+    sql = "UPDATE kept SET since = min(since, ?) WHERE resolution = ?"
+    db.execute(sql, (floor_time(since, COARSE), COARSE))
+    db.execute(sql, (ceil_time(since, DAY), HOUR))
 
 
 class Deletion:

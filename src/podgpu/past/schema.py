@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import filecmp
 import logging
 import shutil
 import sqlite3
@@ -176,12 +177,16 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
     copy = Path(f"{path}{_COPY_SUFFIX}")
     partial = Path(f"{copy}.partial")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    # The conversion is tried again every minute while the disk is full.
+    if copy.exists() and filecmp.cmp(path, copy):
+        return
     try:
         size = path.stat().st_size
         free = shutil.disk_usage(path.parent).free
         if free < _BYTES_TO_CONVERT * size:
             raise OSError(errno.ENOSPC, f"{free >> 20:,} MiB of the disk are free")
         shutil.copyfile(path, partial)
+        shutil.copystat(path, partial)  # the two files are compared by their times
         partial.chmod(0o600)
         partial.rename(copy)
     except OSError as error:

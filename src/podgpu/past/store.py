@@ -286,7 +286,7 @@ class HistoryStore(HistoryFile):
         for column in ("started", "ended"):
             sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ? OR {column} >= ?"
             self._db.execute(sql, (round(shift), now, self._unsettled_since))
-        keep_again(self._db, now)
+        keep_again(self._db, min(now, self._unsettled_since + shift))
 
     def _move_samples(self, table: str, shift: int, now: float) -> None:
         # Times are negative at first, so that no row meets one that has not been moved yet.
