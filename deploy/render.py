@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "podgpu"
 MANIFESTS = ROOT / "deploy" / "manifests"
 NAMESPACE = "podgpu"
-COUNTERS_1_X = "/etc/dcgm-exporter/1.x-compatibility-metrics.csv"
 OPERATOR = "monitoring.coreos.com/v1"
 """API version of the Prometheus operator. If the cluster has it, the value `auto` means enabled."""
 
@@ -70,7 +69,7 @@ FILES = {
             "enrich.enabled=true",
             "enrich.kubernetes.oldNames=true",
             f"enrich.dcgmExporter.image={REGISTRY}/podgpu:{__version__}",
-            f"enrich.dcgmExporter.arguments={{-o,--no-hostname,-f,{COUNTERS_1_X}}}",
+            "enrich.dcgmExporter.arguments={-o,--no-hostname,-f,1.x-all}",
             "enrich.nodeExporter.hostPort=9100",
             "gpuNodes.labels=hardware-type",
         ),

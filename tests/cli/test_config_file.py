@@ -147,3 +147,43 @@ def test_the_counter_file_it_names_is_followed_on_sighup(tmp_path: Path, write: 
             lambda: refused in exporter.client.ask("/metrics").text, "the collection would be empty"
         )
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
+
+
+def test_exporter_fields_and_binary_fields_without_dcgm(write: Write) -> None:
+    """With 1 s, the counters of throttling are read less often, as a second group."""
+    csv = write(
+        "DCGM_EXP_P2P_STATUS,gauge,p\n"
+        "DCGM_EXP_GPU_HEALTH_STATUS,gauge,h\n"
+        "DCGM_FI_GPU_TOPOLOGY_PCI,gauge,x\n"
+        "DCGM_FI_DEV_MIG_ATTRIBUTES,label,x\n",
+        "c.csv",
+    )
+    simulated = ("exporter", "--once", "--telemetry", "simulated:2xH100,T4", "-c", "1000")
+    ran = execute([*simulated, "-f", csv])
+    assert families(ran) == {"DCGM_EXP_P2P_STATUS", "DCGM_EXP_GPU_HEALTH_STATUS"}
+    assert "DCGM_FI_GPU_TOPOLOGY_PCI has no series: its values are binary data" in ran.err
+    assert "DCGM_EXP" not in ran.err
+    states = {}
+    for family in parse_text(ran.out):
+        if family.name == "DCGM_EXP_P2P_STATUS":
+            for sample in family.samples:
+                labels = sample.labels
+                key = labels["gpu"], labels["peer_gpu"]
+                states[key] = labels["link_status"], sample.value
+    ok, no = ("OK", 0.0), ("NotSupported", 5.0)
+    assert states == {
+        ("0", "1"): ok,
+        ("0", "2"): no,
+        ("1", "0"): ok,
+        ("1", "2"): no,
+        ("2", "0"): no,
+        ("2", "1"): no,
+    }
+
+
+def test_mig_instances_on_a_node_without_mig() -> None:
+    ran = execute([*QUICK, "-d", "i"])
+    assert ran.code == 1
+    assert "-d i selects nothing: no GPU of this node has MIG instances" in ran.err
+    assert "-d i selects none of this node's GPUs" in ran.err
+    assert "this node has no GPU" not in ran.err

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from deploy.render import COUNTERS_1_X, MANIFESTS, ROOT
+from deploy.render import MANIFESTS, ROOT
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.node.gpu.remote_exporter import parse_exposition
 from tests.deploy.chart import pods_of
@@ -89,7 +89,6 @@ def test_names_and_labels_of_seed_000(folder: Path) -> None:
         "127.0.0.1:9400": f"127.0.0.1:{dcgm}",
         ":9100": f"127.0.0.1:{node}",
         "/run/textfile": str(textfile),
-        COUNTERS_1_X: str(ROOT / "src/podgpu/metrics/counters" / Path(COUNTERS_1_X).name),
     }
     textfile.mkdir()
     with ExitStack() as stack:

@@ -106,3 +106,12 @@ def test_readings_leave_the_time_when_the_firmware_is_busy(
             cpu += costs[-1]
     assert costs.count(busy) <= 2
     assert len(set(delays[10:])) == 1, "the delay does not change any more"
+
+
+def test_a_lost_peer_does_not_matter_for_nvlink_states() -> None:
+    bench = NvmlBench("3xH100")
+    p2p = (fields()[9004],)
+    assert [labels["peer_gpu"] for _, labels, _ in bench.read(0, p2p).details] == ["1", "2"]
+    bench.driver.lose(1)
+    assert [labels["peer_gpu"] for _, labels, _ in bench.read(0, p2p).details] == ["2"]
+    assert bench.read(0, ()).details == ()

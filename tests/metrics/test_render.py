@@ -15,6 +15,7 @@ from podgpu.metrics.fields import HOST_LABELS, NameSet
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.render import render_own
 from podgpu.model import (
+    Condition,
     DeviceState,
     GpuOrInstance,
     Holder,
@@ -250,3 +251,39 @@ def test_jobs_that_share_a_gpu_have_a_series_each() -> None:
     lines = [one for one in series(text_of(state)) if one.startswith("DCGM_FI_DEV_FB_USED")]
     assert [line.partition("hpc_job")[2] for line in lines] == ['="4712"}', '="4713"}']
     assert text_of(state).count("DCGM_FI_DEV_XID_ERRORS{") == 2
+
+
+def health_of(state: NodeState) -> dict[str, tuple[float, str, str, str]]:
+    policy = Policy(parse_counters("DCGM_EXP_GPU_HEALTH_STATUS,gauge,h", "test"))
+    found = {}
+    for sample in render_dcgm(state, policy)[0].samples:
+        labels = dict(sample.labels.pairs)
+        kinds = labels["health_error_severity"], labels["health_error_category"]
+        found[labels["health_watch"]] = (sample.value, labels["health_error_code"], *kinds)
+    return found
+
+
+def test_health_without_dcgm_is_that_of_the_known_conditions() -> None:
+    well = 0, "DCGM_FR_OK", "NONE", "NONE"
+    pending = (10, "DCGM_FR_PENDING_ROW_REMAP", "RESET", "HARDWARE_MEMORY")
+    healthy = ("lost", "row_remap_failure", "ecc", "thermal", "nvlink")
+    assert health_of(gpu()) == {}
+    assert health_of(gpu(healthy=healthy)) == {"MEM": well, "THERMAL": well, "NVLINK": well}
+
+    remap = Condition("row_remap_pending", 1.0)
+    sick = gpu(healthy=healthy, conditions=(remap, Condition("power_brake", 1.0)))
+    power = (10, "DCGM_FR_CLOCK_THROTTLE_POWER", "MONITOR", "HARDWARE_POWER")
+    assert health_of(sick) == {"MEM": pending, "THERMAL": well, "POWER": power, "NVLINK": well}
+
+    broken = gpu(healthy=("row_remap_failure",), conditions=(remap, Condition("ecc", 1.0)))
+    failed = (20, "DCGM_FR_VOLATILE_DBE_DETECTED", "ISOLATE", "HARDWARE_MEMORY")
+    assert health_of(broken) == {"MEM": failed}
+
+
+def test_dcgm_s_own_health_checks_come_first() -> None:
+    name = "DCGM_EXP_GPU_HEALTH_STATUS"
+    detail = name, {"health_watch": "SM", "health_error_code": "DCGM_FR_OK"}, 0
+    state = gpu(healthy=("ecc",), details=(detail,))
+    policy = Policy(parse_counters(f"{name},gauge,h", "test"))
+    watches = [dict(one.labels.pairs)["health_watch"] for one in render_dcgm(state, policy)[0][3]]
+    assert watches == ["SM"]

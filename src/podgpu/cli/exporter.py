@@ -24,7 +24,7 @@ from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError
 from podgpu.files import read_bounded
 from podgpu.fleet.prices import read_prices
 from podgpu.metrics.counters import CounterSpec, make_counter
-from podgpu.model import has_readings
+from podgpu.model import NodeState, has_readings
 from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.device_selection import parse_selection
 from podgpu.node.agent.schedule import Collection
@@ -69,7 +69,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         for sentence in list_ignored_options(ctx, options["config"]):
             _log.warning("%s", sentence)
         if once:
-            _print_once(agent)
+            _print_once(agent, options)
             return
         recorder = node_recorder(agent, options["history_dir"], prices)
         app = application(
@@ -136,17 +136,22 @@ def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
     return warnings
 
 
-def _print_once(agent: Agent) -> None:
+def _print_once(agent: Agent, options: Mapping[str, Any]) -> None:
     try:
         agent.warm_up()
         published = agent.published
         print_out(published.fresh.plain)
         if not has_readings(published.state):
-            failed = [source.message for source in published.state.sources if source.up is False]
-            reasons = "; ".join(failed[:MOST_NAMED]) or "this node has no GPU"
-            raise StartError(f"no GPU could be read: {reasons}")
+            raise StartError(f"no GPU could be read: {_find_reason(published.state, options)}")
     finally:
         agent.stop()
+
+
+def _find_reason(state: NodeState, options: Mapping[str, Any]) -> str:
+    if state.gpus_visible and not state.devices:
+        return f"-d {options['devices']} selects none of this node's GPUs"
+    failed = [source.message for source in state.sources if source.up is False]
+    return "; ".join(failed[:MOST_NAMED]) or "this node has no GPU"
 
 
 # The configuration file. Flags and environment variables override it.

@@ -42,6 +42,8 @@ _ACTIONS: Mapping[str, str] = {
 class ConditionSpec:
     name: str
     severity: str  # `broken` or `warning`
+    dcgm_watch: str  # DCGM's health check for the same problem; empty if there is none
+    dcgm_code: str  # number of DCGM's error in health_codes.csv
     says: str
     says_many: str  # of several GPUs of a node, if it has a text of its own
     do: str

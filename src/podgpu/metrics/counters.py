@@ -20,8 +20,9 @@ SHIPPED = {
     "default": "default-counters.csv",
     "dcp": "dcp-metrics-included.csv",
     "1.x": "1.x-compatibility-metrics.csv",
+    "1.x-all": "1.x-all-metrics.csv",
 }
-"""Short name -> name of the file in dcgm-exporter."""
+"""Short name -> name of the file in dcgm-exporter, which has no file `1.x-all`."""
 _ADDED_IN_4_9 = "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "Total framebuffer memory (in bytes)."
 _PRINTED_AS_GAUGE = ("histogram", "summary")
 _TYPES = ("gauge", "counter", "untyped", "label", *_PRINTED_AS_GAUGE)
@@ -103,10 +104,6 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
             f"{name} has the unknown type {kind[:80]!a}: "
             f"use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
         )
-    if field.type == "blob":
-        raise UsageError(
-            f"{name} cannot be exported: its values are neither numbers nor text; remove the row"
-        )
     if field.type == "text" and kind != "label":
         raise UsageError(
             f"{name} has text values and cannot be of type {kind}: use label as its type"
@@ -127,7 +124,7 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
         return None
     counters = _parse_rows(table_text("counters", file_name), file_name)
     # 4.9 did not change the names of 1.x.
-    if names == "4.8" or file_name == SHIPPED["1.x"]:
+    if names == "4.8" or file_name.startswith("1."):
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
     return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from podgpu.metrics.conditions import xid_spec
+from podgpu.metrics.conditions import conditions, health_code, xid_spec
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.fields import (
     CLOCK_EVENTS,
     ENGINE,
     FB_USED,
+    HEALTH_FIELD,
     POWER,
     TOTAL_ENERGY,
     UTIL,
@@ -76,8 +77,11 @@ _EVENT_FIELDS = {
     XID_TOTAL_FIELD,
     CLOCK_EVENTS_COUNT_FIELD,
     CLOCK_EVENTS_TOTAL_FIELD,
+    HEALTH_FIELD,
 }
 _WINDOW = "window_size_in_ms"
+_WARN = 10  # health of a GPU with a warning, as in DCGM
+_FAIL = 20
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
@@ -223,6 +227,37 @@ def _count_events(
             _, total = device.clock_events.get(event, (0, 0))
             if total:
                 yield total, (("clock_event", event),)
+    elif field_id == HEALTH_FIELD and isinstance(device, DeviceState):
+        name = fields()[HEALTH_FIELD].name
+        # DCGM's own results are details.
+        if all(detail[0] != name for detail in device.details):
+            yield from _health_by_watch(device)
+
+
+def _health_by_watch(gpu: DeviceState) -> Iterator[tuple[int, Pairs]]:
+    """Yields the worst condition of each health check of DCGM. Omits unknown checks."""
+    present = {condition.name for condition in gpu.conditions}
+    worst: dict[str, tuple[int, int]] = {}  # health check -> health and error code
+    for name, spec in conditions().items():
+        if not spec.dcgm_watch or not (name in present or name in gpu.healthy):
+            continue
+        found = 0, 0
+        if name in present:
+            found = _FAIL if spec.severity == "broken" else _WARN, int(spec.dcgm_code)
+        worst[spec.dcgm_watch] = max(found, worst.get(spec.dcgm_watch, found))
+    for watch, (health, number) in worst.items():
+        yield health, tuple(health_labels(watch, number).items())
+
+
+def health_labels(watch: str, number: int) -> dict[str, str]:
+    """Returns the labels of a health check. `number`: DCGM's error code."""
+    code = health_code(number)
+    return {
+        "health_error_code": code.name,
+        "health_error_severity": code.severity,
+        "health_error_category": code.category,
+        "health_watch": watch,
+    }
 
 
 # Virtual GPUs

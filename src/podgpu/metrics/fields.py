@@ -32,6 +32,18 @@ ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
 DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
 XID_FIELD = 230
+HEALTH_FIELD = 9003
+P2P_FIELD = 9004
+P2P_STATES = (
+    "OK",
+    "ChipsetNotSupported",
+    "GPUNotSupported",
+    "TopologyNotSupported",
+    "DisabledByRegKey",
+    "NotSupported",
+    "Unknown",
+)
+"""States of an NVLink connection between two GPUs, by number. NVML and DCGM have the same."""
 CLOCK_EVENTS_FIELD = 112
 CLOCK_EVENTS: dict[int, str] = {
     0x1: "gpu_idle",

@@ -100,6 +100,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "milli": lambda raw: raw / 1000.0,
     "milli_whole": lambda raw: raw // 1000,
     "bytes_to_mib": lambda raw: raw // MIB,
+    "mib_to_kb": lambda raw: int(raw * MIB / 1000),
     "mib_to_bytes": lambda raw: int(raw * MIB),
     "mhz_to_hertz": lambda raw: raw * 1_000_000,
     "nano": lambda raw: raw / NS,

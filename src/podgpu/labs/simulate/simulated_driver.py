@@ -41,6 +41,7 @@ It is short, because stopping podgpu waits until it has passed.
 # Time slice and context switch, measured on an H200.
 _SLICE_NS = 2_200_000
 _SWITCH_NS = 84_000
+_NO_NVLINK = pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 _Target = tuple[SimulatedGpu, SimulatedInstance | None]
 
 
@@ -187,6 +188,11 @@ class SimulatedNvml:
                 return self._listed.index(gpu)
             case "nvmlDeviceGetMigDeviceHandleByIndex":
                 return self._find_mig_handle(gpu, *arguments)
+            case "nvmlDeviceGetP2PStatus":
+                peer, _ = self._find(self._targets, arguments[0])
+                _check_present(peer)
+                is_linked = gpu.nvlinks and peer.nvlinks
+                return pynvml.NVML_P2P_STATUS_OK if is_linked else _NO_NVLINK
             case "nvmlDeviceGetFieldValues":
                 return calls.read_field_values(gpu, arguments[0])
             case "nvmlDeviceRegisterEvents":

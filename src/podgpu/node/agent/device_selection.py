@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from podgpu.errors import UsageError, few_of
 from podgpu.model import Device
 
+_log = logging.getLogger("podgpu")
 _IDS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
 _PART = re.compile(rf"([gi])(?::({_IDS}(?:,{_IDS})*))?")
 Ids = tuple[int, ...] | None  # an empty tuple selects all devices; None selects none
@@ -47,8 +49,13 @@ class Selection:
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:
-        """Raises UsageError if a selected device does not exist."""
+        """Raises UsageError if a selected device does not exist.
+
+        Logs a warning for `-d i` on a node without MIG, because instances may be created later.
+        """
         gpus, instances = _split(devices)
+        if gpus and not self.select(devices):
+            _log.warning("-d %s selects nothing: no GPU of this node has MIG instances", self)
         numbers = [gpu.index for gpu in gpus if gpu.index is not None]
         self._require("GPU", self.gpus, numbers)
         self._require("MIG instance", self.instances, range(len(instances)))

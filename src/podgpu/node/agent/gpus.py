@@ -16,6 +16,7 @@ from typing import NamedTuple
 from podgpu.clock import Clock
 from podgpu.metrics.fields import Field
 from podgpu.model import (
+    Detail,
     Device,
     EntityState,
     FieldValues,
@@ -23,6 +24,7 @@ from podgpu.model import (
     Inventory,
     SourceStatus,
     Value,
+    group_by_key,
 )
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.source import FieldGroup, HostEngine, Telemetry
@@ -325,6 +327,10 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
             if device_key in values:
                 unsupported[device_key, number] = None
 
+    details: dict[int, list[Detail]] = {}
+    for reading in (*readings, *newest):
+        details |= group_by_key((detail[0], detail) for detail in reading.details)
+
     dropped: list[int] = []
     errors: list[str] = []
     for reading in newest:
@@ -333,6 +339,7 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
     return replace(
         last,
         values={device: values[device.key] for device in last.values},
+        details=tuple(chain.from_iterable(details.values())),
         unsupported=tuple(unsupported),
         dropped=tuple(dropped),
         errors=tuple(errors),

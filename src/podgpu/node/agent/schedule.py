@@ -184,7 +184,12 @@ def group_fields(
     set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
-    configured = {counter.field.id: counter.field for counter in counters}
+    configured = {}
+    for counter in counters:
+        if counter.field.type == "blob":
+            _log.warning("%s has no series: its values are binary data", counter.name)
+        else:
+            configured[counter.field.id] = counter.field
     own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS}
     if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
         own.add(CLOCK_EVENTS_FIELD)

@@ -16,8 +16,18 @@ from itertools import product
 from typing import Any
 
 from podgpu.errors import DeviceLost, SourceError
-from podgpu.metrics.conditions import health_code
-from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, by_name, fields
+from podgpu.metrics.dcgm import health_labels
+from podgpu.metrics.fields import (
+    DEVICE_LEVELS,
+    HEALTH_FIELD,
+    P2P_FIELD,
+    P2P_STATES,
+    XID_FIELD,
+    Field,
+    Recorded,
+    by_name,
+    fields,
+)
 from podgpu.model import (
     Detail,
     Device,
@@ -64,8 +74,6 @@ _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 Each kind has its own watch, because an engine may reject some kinds.
 """
 
-HEALTH_FIELD = 9003
-P2P_FIELD = 9004
 _PASS = 0
 _WATCHES = {
     0x1: "PCIE",
@@ -80,15 +88,6 @@ _WATCHES = {
     0x200: "DRIVER",
     s.HEALTH_ALL: "ALL",
 }
-_P2P_STATES = (
-    "OK",
-    "ChipsetNotSupported",
-    "GPUNotSupported",
-    "TopologyNotSupported",
-    "DisabledByRegKey",
-    "NotSupported",
-    "Unknown",
-)
 # Each reading starts this much before the last XID, because samples may arrive out of order.
 _OVERLAP_US = 60_000_000
 
@@ -452,14 +451,7 @@ def _make_health_details(
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))
         if watch != s.HEALTH_ALL or health:
-            code = health_code(number)
-            labels = {
-                "health_error_code": code.name,
-                "health_error_severity": code.severity,
-                "health_error_category": code.category,
-                "health_watch": name,
-            }
-            details.append((HEALTH_FIELD, labels, health))
+            details.append((HEALTH_FIELD, health_labels(name, number), health))
     return details
 
 
@@ -473,7 +465,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
         details[gpu.entityId] = []
         for peer in gpu_ids:
             state = gpu.linkStatus[peer]
-            if peer != gpu.entityId and 0 <= state < len(_P2P_STATES):
-                labels = {"link_status": _P2P_STATES[state], "peer_gpu": str(peer)}
+            if peer != gpu.entityId and 0 <= state < len(P2P_STATES):
+                labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer)}
                 details[gpu.entityId].append((P2P_FIELD, labels, state))
     return details

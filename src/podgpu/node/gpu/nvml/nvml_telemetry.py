@@ -21,8 +21,9 @@ from typing import Any
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.metrics.fields import Field, detail_helps, fields
+from podgpu.metrics.fields import P2P_FIELD, P2P_STATES, Field, detail_helps, fields
 from podgpu.model import (
+    Detail,
     Device,
     DeviceUsage,
     ErrorEvent,
@@ -267,7 +268,22 @@ class NvmlTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         with self._hold(gpu) as state:
-            return state.read(fields)
+            reading = state.read(fields)
+            if any(field.id == P2P_FIELD for field in fields):
+                reading = replace(reading, details=tuple(self._read_peers(state)))
+            return reading
+
+    def _read_peers(self, gpu: NvmlGpu) -> Iterator[Detail]:
+        """Yields the state of the NVLink connection between the GPU and each other GPU."""
+        index = self._driver.constant("NVML_P2P_CAPS_INDEX_NVLINK")
+        for peer in list(self._gpus.values()):
+            if peer.device.uuid == gpu.device.uuid:
+                continue
+            # The peer may be lost, which is no error of this GPU.
+            with suppress(SourceError):
+                state = self._driver.call("nvmlDeviceGetP2PStatus", gpu.handle, peer.handle, index)
+                labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer.device.index)}
+                yield P2P_FIELD, labels, state
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         with self._hold(gpu) as state:
