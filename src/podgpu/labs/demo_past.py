@@ -100,9 +100,15 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     last_day = floor_time(now - DAY, COARSE)
     last_hour = floor_time(now - HOUR, COARSE)
     first = floor_time(last_day, DAY) - 29 * DAY
-    times = [(at, min(6 * HOUR, last_day - at)) for at in range(first, last_day, 6 * HOUR)]
-    times += [(at, COARSE) for at in range(last_day, last_hour, COARSE)]
-    times += [(at, FINE) for at in range(last_hour, int(now) - FINE, FINE)]
+    periods = (
+        (first, last_day, 6 * HOUR),
+        (last_day, last_hour, COARSE),
+        (last_hour, int(now) - FINE, FINE),
+    )
+    times = []
+    for begin, end, step in periods:
+        for at in range(begin, end, step):
+            times.append((at, min(step, end - at)))
     return times
 
 

@@ -165,13 +165,14 @@ class SimulatedGpu:
 
     def _step(self, seconds: float, activity: GpuActivity) -> None:
         self.energy += activity.watts * seconds
-        progress = -math.expm1(-seconds / THERMAL_LAG)
-        self.celsius += progress * (final_celsius(self.model, activity.watts) - self.celsius)
+        warming = final_celsius(self.model, activity.watts) - self.celsius
+        self.celsius -= warming * math.expm1(-seconds / THERMAL_LAG)
         if activity.device.busy == 0:
             self.idle_seconds += seconds
         self.meter = self.meter.plus(activity.device, seconds, seconds)
         for gi_id, part in activity.instances.items():
-            self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(part, seconds, seconds)
+            meter = self.instance_meters[gi_id]
+            self.instance_meters[gi_id] = meter.plus(part, seconds, seconds)
 
     @property
     def activity(self) -> GpuActivity:
@@ -260,8 +261,10 @@ class SimulatedGpu:
 
     def _sample(self, index: int) -> UtilisationSample:
         moment = index / SAMPLES_PER_SECOND
-        second = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
         loads = [placed.load for placed in self.loads if placed.since < moment <= placed.until]
-        pids = [load.pid for load in loads]
-        shares = dict(zip(pids, split_busy(loads, second), strict=True))
+
+        second = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
+        shares = {}
+        for load, share in zip(loads, split_busy(loads, second), strict=True):
+            shares[load.pid] = share
         return UtilisationSample(int((moment + self.epoch) * 1e6), shares)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from podgpu.labs.simulate.gpu import SimulatedGpu, SimulatedLoad
 from podgpu.labs.simulate.models import MIB
 from podgpu.labs.simulate.simulated_driver import SimulatedNvml
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.model import PodName
 
 _GIB = 1024**3
 _FIRST_PID = 4000
@@ -190,10 +192,10 @@ def _container_id(tenant: Tenant) -> str:
 
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
     """Returns each pod once, with its containers and device ids, as the kubelet lists them."""
-    held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
+    held: defaultdict[PodName, dict[str, dict[str, list[str]]]] = defaultdict(dict)
     for tenant in of:
         if tenant.pod:
-            containers = held.setdefault((tenant.namespace, tenant.pod), {})
+            containers = held[tenant.namespace, tenant.pod]
             resources = containers.setdefault(tenant.container, {})
             resources.setdefault(tenant.resource, []).append(tenant.device_id)
     return [SimulatedPod(*pod, containers) for pod, containers in held.items()]

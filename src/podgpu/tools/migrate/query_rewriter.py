@@ -228,6 +228,15 @@ class _Token(NamedTuple):
         return _Token(self.text[1:-1], self.start + 1, self.end - 1, "")
 
 
+class _Matcher(NamedTuple):
+    """A part of a selector, such as `label="value"`."""
+
+    label: _Token | None  # None for {"metric"}, which selects by the name
+    is_name: bool
+    is_equal: bool
+    value: _Token
+
+
 def _tokenize(text: str) -> list[_Token]:
     tokens: list[_Token] = []
     for match in _TOKEN.finditer(text):
@@ -522,17 +531,15 @@ class _Rewriter:
         labels: list[_Token] = []
         patterns: list[str] = []
         if name is None or self._accept("{"):
-            for label in self._parse_list("}", self._take_label):
-                if name is None and label.kind == "string" and self._is_next(",", "}"):
-                    # {"metric"}
-                    name = label.unquote()
+            for matcher in self._parse_list("}", self._parse_matcher):
+                if matcher.label is not None:
+                    labels.append(matcher.label)
+                if not matcher.is_name:
                     continue
-                operator, value = self._parse_match()
-                labels.append(label)
-                if label.text == _NAME and operator == "=" and name is None:
-                    name = value.unquote()
-                elif label.text == _NAME:
-                    patterns.append(value.text)
+                if matcher.is_equal and name is None:
+                    name = matcher.value.unquote()
+                else:
+                    patterns.append(matcher.value.text)
 
         metric = name.text if name else ""
         part = _Expression(first.start, self._last_end, first, (metric,))
@@ -546,12 +553,16 @@ class _Rewriter:
         self._rename_labels(part, labels, (part,))
         return part
 
-    def _parse_match(self) -> tuple[str, _Token]:
-        """Parses the operator and the value after a label in a selector."""
+    def _parse_matcher(self) -> _Matcher:
+        label = self._take_label()
+        if label.kind == "string" and self._is_next(",", "}"):
+            # {"metric"}
+            return _Matcher(None, True, True, label)
         operator = self._take()
         if operator.text not in ("=", "!=", "=~", "!~"):
             raise _unexpected(operator, "one of = != =~ !~")
-        return operator.text, self._take_kind("a string", "string", "variable")
+        value = self._take_kind("a string", "string", "variable")
+        return _Matcher(label, label.text == _NAME, operator.text == "=", value)
 
     def _rename_metric(self, selector: _Expression, name: _Token) -> None:
         renamed = renamed_metrics().get(name.text)
