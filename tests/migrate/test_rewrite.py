@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.tools.migrate.query_rewriter import PromqlError, rewrite_query
+from podgpu.tools.migrate.query_rewriter import (
+    Edit,
+    PromqlError,
+    apply_edits,
+    find_old_names,
+    rewrite_query,
+)
 
 UTIL, UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
 USED, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
@@ -79,6 +85,30 @@ REWRITTEN = [
         f'label_join({TEMP}, "x", ",", "Hostname", "gpu")',
         f'label_join({CELSIUS}, "x", ",", "hostname", "gpu")',
     ),
+    (f"max without (Hostname) ({TEMP})", f"max without (hostname) ({CELSIUS})"),
+    (f"max({TEMP}) without (Hostname)", f"max({CELSIUS}) without (hostname)"),
+    (f"{TEMP} + ignoring (Hostname) {TEMP}", f"{CELSIUS} + ignoring (hostname) {CELSIUS}"),
+    # a label that the query itself sets
+    (f'count_values("Hostname", {TEMP})', f'count_values("Hostname", {CELSIUS})'),
+    (
+        'sum by (Hostname) (label_replace(foo, "Hostname", "$1", "a", "(.*)") + bar)',
+        'sum by (hostname) (label_replace(foo, "hostname", "$1", "a", "(.*)") + bar)',
+    ),
+    (
+        'sum by (Hostname) (label_join(label_replace(foo, "Hostname", "$1", "a", ""), "b", ""))',
+        'sum by (hostname) (label_join(label_replace(foo, "hostname", "$1", "a", ""), "b", ""))',
+    ),
+    (f"own_function({TEMP}[5m])", f"own_function({CELSIUS}[5m])"),
+    # times
+    (f"{TEMP} offset $interval", f"{CELSIUS} offset $interval"),
+    (f"{TEMP} offset 300", f"{CELSIUS} offset 300"),
+    (f"{TEMP} @ $time", f"{CELSIUS} @ $time"),
+    (f"{TEMP} @ start()", f"{CELSIUS} @ start()"),
+    (f"{TEMP} @ -5", f"{CELSIUS} @ -5"),
+    (
+        f"max_over_time({UTIL}[2 * 1h / 2 + 1m - 5])",
+        (f"(max_over_time({UTIL_RATIO}[2 * 1h / 2 + 1m - 5]) * 100)"),
+    ),
     # whitespace and comments are kept
     (f"{UTIL}  # busy\n  >   90", f"round({UTIL_RATIO} * 100, 0.0001)  # busy\n  >   90"),
     (f"( {TEMP}\n)", f"( {CELSIUS}\n)"),
@@ -120,6 +150,10 @@ def test_names_of_both_generations_stay(text: str) -> None:
         ("sum by (Hostname) (gpu:util:avg)", "may belong to another exporter"),
         (f'{TEMP} + on (gpu) foo{{Hostname="a"}}', "may belong to another exporter"),
         ("metrics(DCGM_FI_DEV_.*)", "by a pattern"),
+        (
+            'sum by (Hostname) (label_replace(foo, "a", "$1", "Hostname", ""))',
+            "may belong to another exporter",
+        ),
     ],
 )
 def test_an_expression_that_cannot_be_rewritten_stays_unchanged(text: str, words: str) -> None:
@@ -184,6 +218,59 @@ def test_invalid_text_is_rejected_in_one_line(text: str) -> None:
     with pytest.raises(PromqlError) as raised:
         rewrite_query(text)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected an expression, but got the end"),
+        ("sum(", "expected an expression, but got the end"),
+        ("a b", "expected an operator or the end, but got 'b' at character 3"),
+        ("(a", "expected ')', but got the end"),
+        ("sum by + (a)", "expected '(', but got '+' at character 8"),
+        ("sum by (1) (a)", "expected a label, but got '1' at character 9"),
+        ("a{b}", "expected one of = != =~ !~, but got '}' at character 4"),
+        ("a{b=1}", "expected a string, but got '1' at character 5"),
+        ("a[x]", "expected ']', but got 'x' at character 3"),
+        ("a offset b", "expected a duration, but got 'b' at character 10"),
+        ("a @ b", "expected a time, but got 'b' at character 5"),
+        ("a " + "b" * 50, f"expected an operator or the end, but got '{'b' * 40}' at character 3"),
+        ("a ~ b", "cannot parse '~ b' at character 3"),
+        ("(" * 2000 + "a", "nested too deep"),
+    ],
+)
+def test_messages_about_invalid_text(text: str, message: str) -> None:
+    with pytest.raises(PromqlError) as raised:
+        rewrite_query(text)
+    assert str(raised.value) == message
+
+
+def test_messages_about_text_that_stays() -> None:
+    problem = "has the label Hostname, which may belong to another exporter"
+
+    def explain(text: str) -> tuple[str, ...]:
+        return rewrite_query(text).unconverted
+
+    assert explain("sum by   (Hostname)\n (foo)") == (f"sum by (Hostname) (foo): {problem}",)
+    assert explain("bar + sum(foo) by (Hostname)") == (f"sum(foo) by (Hostname): {problem}",)
+    long = "f" * (100 - len("sum by (Hostname) ()"))
+    assert explain(f"sum by (Hostname) ({long})") == (f"sum by (Hostname) ({long}): {problem}",)
+    assert explain(f"sum by (Hostname) ({long}f)") == (f"sum by (Hostname) ({long}…: {problem}",)
+    assert explain('{__name__=~"DCGM_.*"} or {__name__=~"DCGM_.*"}') == (
+        '{__name__=~"DCGM_.*"}: selects metrics by a pattern of names; rewrite it manually',
+    )
+    assert explain("a + label_values(Hostname)") == (f"label_values(Hostname): {problem}",)
+
+
+def test_old_names_in_a_text() -> None:
+    text = f"{TEMP} of Hostname, see {UTIL}; DCGM_FI_DRIVER_VERSION, DCGM_FI_OTHER, {UTIL}"
+    assert find_old_names(text) == [TEMP, UTIL, "DCGM_FI_DRIVER_VERSION"]
+
+
+def test_edits_are_sorted_and_insertions_keep_their_order() -> None:
+    edits = [Edit(5, 6, "F"), Edit(2, 2, "x"), Edit(2, 2, "a"), Edit(0, 1, "A")]
+    assert apply_edits("abcdefg", edits) == "AbxacdeFg"
+    assert apply_edits("ab", []) == "ab"
 
 
 def test_a_long_chain_of_operators() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -214,14 +216,12 @@ def choose_collector(
             labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes")
             stack.callback(labels.close)
 
-    def notes() -> list[str]:
-        # With --owners auto, the page does not show that owners cannot be read.
-        texts: list[str] = []
-        if owners and options["owners"] == "api":
-            texts += owners.notes()
-        if labels:
-            texts += labels.notes()
-        return texts
+    notes: list[Callable[[], Sequence[str]]] = []
+    # With --owners auto, the page does not show that owners cannot be read.
+    if owners and options["owners"] == "api":
+        notes.append(owners.notes)
+    if labels:
+        notes.append(labels.notes)
 
     access = Access.from_options(options, "exporter")
     make_scraper = partial(
@@ -232,16 +232,18 @@ def choose_collector(
         node_labels=_names(options["node_label"]),
         read_owners=read_owners,
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
+        read_notes=lambda: list(chain.from_iterable(read() for read in notes)),
     )
     if options["scrape"]:
         with naming_option("--scrape"):
             urls = unique_targets(options["scrape"].split(","), access)
-        return partial(make_scraper, lambda: urls, read_notes=notes)
+        return partial(make_scraper, lambda: urls)
 
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
     stack.callback(targets.close)
+    notes.insert(0, targets.notes)
 
     def discover_and_make() -> Collector:
         """Waits for the API server.
@@ -250,7 +252,7 @@ def choose_collector(
         """
         if not targets.wait_synced(_SYNC_SECONDS):
             _log.warning("%s", "; ".join(targets.notes()))
-        return make_scraper(targets.urls, read_notes=lambda: [*targets.notes(), *notes()])
+        return make_scraper(targets.urls)
 
     return discover_and_make
 
