@@ -259,6 +259,13 @@ def test_messages_about_text_that_stays() -> None:
     assert explain('{__name__=~"DCGM_.*"} or {__name__=~"DCGM_.*"}') == (
         '{__name__=~"DCGM_.*"}: selects metrics by a pattern of names; rewrite it manually',
     )
+    assert explain('{__name__=~"DCGM_.*"} or {__name__=~"foo"}') == (
+        '{__name__=~"DCGM_.*"}: selects metrics by a pattern of names; rewrite it manually',
+    )
+    variable = "the metric's name is or contains a dashboard variable"
+    assert explain("rate($metric[5m])") == (f"$metric: {variable}",)
+    unit = "a range without a function cannot be converted to another unit"
+    assert explain(f"{UTIL}[5m]") == (f"{UTIL}[5m]: {unit}",)
     assert explain("a + label_values(Hostname)") == (f"label_values(Hostname): {problem}",)
 
 
@@ -294,6 +301,8 @@ def test_a_long_chain_of_operators() -> None:
         "a atan2 b % c",
         "((((((((((((((((((((((((((((((a))))))))))))))))))))))))))))))",
         'count_values("v", a)',
+        "sum by ($label) (a)",
+        'a{b!~"c", d!="e"}',
     ],
 )
 def test_valid_text_is_parsed(text: str) -> None:
