@@ -20,10 +20,18 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
 from podgpu.fleet.read.scrape import unique_targets
-from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
+from podgpu.http_client import (
+    Access,
+    HttpClient,
+    HttpResponse,
+    check_is_metrics,
+    open_session,
+    redact_url,
+)
 from podgpu.node.gpu.remote_exporter import (
     ExpositionSource,
     FileExposition,
@@ -259,21 +267,221 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"username": "a"},
-        {"password_file": "a"},
-        {"username": "a", "password_file": "b", "token_file": "c"},
-        {"ca_file": "a", "insecure_skip_verify": True},
+        ({"username": "a"}, "--my-username and --my-password-file must be set together"),
+        ({"password_file": "a"}, "--my-username and --my-password-file must be set together"),
+        (
+            {"username": "a", "password_file": "b", "token_file": "c"},
+            "--my-token-file and --my-username: only one of them can be set",
+        ),
+        (
+            {"ca_file": "a", "insecure_skip_verify": True},
+            "--my-ca-file: has no effect with --my-insecure-skip-verify: remove one",
+        ),
     ],
 )
-def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        Access.from_options(
-            {f"exporter_{name}": value for name, value in options.items()}, "exporter"
-        )
-    with pytest.raises(UsageError):
-        Access.from_options({}, "prometheus", **{"X-Scope-OrgID": "a\r\nHost: b"})
+def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:
+    named = {f"my_{name}": value for name, value in options.items()}
+    with pytest.raises(UsageError) as raised:
+        Access.from_options(named, "my")
+    assert str(raised.value) == message
+
+
+def test_access_of_options() -> None:
+    advice = "see --my-username, --my-password-file, --my-token-file, --my-ca-file"
+    assert Access.from_options({}, "my") == Access(advice=advice)
+    options = {"my_ca_file": "a", "my_token_file": "b", "other_username": "c"}
+    expected = Access(ca_file="a", token_file="b", headers=(("X-Id", "d"),), advice=advice)
+    assert Access.from_options(options, "my", **{"X-Id": "d"}) == expected
+    more: dict[str, Any] = {
+        "my_username": "a",
+        "my_password_file": "b",
+        "my_insecure_skip_verify": True,
+    }
+    expected = Access(insecure=True, username="a", password_file="b", advice=advice)
+    assert Access.from_options(more, "my") == expected
+
+    with pytest.raises(UsageError) as raised:
+        Access.from_options({}, "my", **{"X-Id": "a\r\nHost: b", "X-Good": "good"})
+    assert str(raised.value).startswith("the headers {'X-Id': 'a\\r\\nHost: b'")
+    assert str(raised.value).endswith("must not contain line breaks")
+
+
+def test_renewed_authorities(certificates: Certificates, tmp_path: Path) -> None:
+    authorities = tmp_path / "ca.crt"
+    authorities.write_bytes(Path(certificates.path("stranger.crt")).read_bytes())
+    access = Access(ca_file=str(authorities))
+    with serving(answer(), certificates.server_context()) as url:
+        assert error_of(UrlExposition(url, access)).reason == "tls"
+        authorities.write_bytes(Path(certificates.path("ca.crt")).read_bytes())
+        assert UrlExposition(url, access).fetch() == EXPOSITION
+
+
+def test_a_secret_that_is_no_text(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"\xffx")
+    headers = Access(token_file=str(secret), headers=(("X-Id", "d"),)).make_headers()
+    assert headers == {"X-Id": "d", "Authorization": "Bearer \ufffdx"}
+    secret.write_bytes(b" \n")
+    with pytest.raises(SourceError) as raised:
+        Access(username="a", password_file=str(secret)).make_headers()
+    text = "has no usable secret: write one line of text into it"
+    assert (raised.value.reason, str(raised.value)) == ("unauthorized", f"{secret} {text}")
+    secret.write_bytes(b"x" * 64 * 1024)
+    assert len(Access(token_file=str(secret)).make_headers()["Authorization"]) == 64 * 1024 + 7
+
+
+# Messages
+
+
+async def fail(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> tuple[str, str]:
+    """Returns the reason and the message of a request, without the URL."""
+    async with site(handle) as url, open_session() as session:
+        client = HttpClient(f"{url}/metrics?key=secret", max_bytes=100)
+        with pytest.raises(SourceError) as raised:
+            await client.get(session)
+    return raised.value.reason, str(raised.value).replace(f"{url}/metrics?…", "URL")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (301, "http_301", "answers 301: is the path right? Redirects are not followed"),
+        (404, "http_404", "answers 404: is the path right? Redirects are not followed"),
+        (499, "http_499", "answers 499: is the path right? Redirects are not followed"),
+        (500, "http_500", "answers 500"),
+        (
+            401,
+            "unauthorized",
+            f"rejected the credentials (401): {Access().advice}",
+        ),
+        (403, "unauthorized", f"rejected the credentials (403): {Access().advice}"),
+    ],
+)
+async def test_messages_about_a_status(status: int, reason: str, message: str) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    assert await fail(refuse) == (reason, f"URL {message}")
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_the_message_about_a_large_response(is_chunked: bool) -> None:
+    async def send(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if is_chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.content_length = 101
+        await response.prepare(request)
+        await response.write(b"x" * 101)
+        return response
+
+    text = "URL answers with more than 100 bytes: is it the right URL?"
+    assert await fail(send) == ("too_large", text)
+
+
+async def test_a_response_of_the_largest_size_has_its_type() -> None:
+    async def send(request: web.Request) -> web.Response:
+        assert request.headers["Accept"] == "text/x"
+        assert request.headers["User-Agent"] == f"podgpu/{__version__}"
+        assert request.headers["Accept-Encoding"] == "gzip"
+        return web.Response(body=b"x" * 100, headers={"Content-Type": "Text/HTML; charset=x"})
+
+    async with site(send) as url, open_session() as session:
+        client = HttpClient(url, max_bytes=100)
+        response = await client.send(session, accept="text/x")
+        assert response == HttpResponse(200, b"x" * 100, "text/html")
+
+
+async def test_a_closed_connection_is_tried_again_once() -> None:
+    asked = 0
+    closes = 1
+
+    async def close(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        assert request.transport is not None
+        if asked <= closes:
+            request.transport.abort()
+        return web.Response(body=b"good")
+
+    async with site(close) as url, open_session() as session:
+        client = HttpClient(url)
+        assert (await client.send(session, "POST", form={"a": "b"})).body == b"good"
+        assert asked == 2
+        closes = 100
+        with pytest.raises(SourceError) as raised:
+            await client.send(session, "POST")
+        assert raised.value.reason == "unreachable"
+        assert asked == 4
+
+
+def test_messages_about_a_server_that_does_not_answer() -> None:
+    def explain(client: HttpClient) -> tuple[str, str]:
+        with pytest.raises(SourceError) as raised:
+            client.get_blocking()
+        return raised.value.reason, str(raised.value).removeprefix(client.shown)
+
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    text = ": nothing listens there: check that the server runs there"
+    assert explain(HttpClient(f"127.0.0.1:{port}")) == ("unreachable", text)
+
+    with serving(answer(EXPOSITION, Content_Length="1000")) as url:
+        text = ": the response is incomplete or damaged"
+        assert explain(HttpClient(url)) == ("truncated", text)
+
+    def no_http(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"SSH-2.0 secret\r\n\r\n")
+
+    with serving(no_http) as url:
+        text = ": its response is not HTTP: is the port right?"
+        assert explain(HttpClient(url)) == ("not_http", text)
+
+
+def test_a_web_page_is_no_metrics() -> None:
+    text = "URL is a web page, not metrics: add the path of the metrics to the URL"
+    for body in (b"<html>", b"\n \t<!DOCTYPE html>", b" " * 511 + b"<"):
+        with pytest.raises(SourceError) as raised:
+            check_is_metrics(body, "URL")
+        assert (raised.value.reason, str(raised.value)) == ("not_prometheus", text)
+    for body in (b"", b"# <html>", b" " * 512 + b"<"):
+        check_is_metrics(body, "URL")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("gpu-1:9400", "'gpu-1:9400'"),
+        ("https://me:secret@gpu-1/metrics?key=secret#x", "'https://gpu-1/metrics'"),
+        ("me:secret%40gpu-1", "'gpu-1'"),
+        ("a@b://c", "'c'"),
+        ("http://" + "a" * 300, "'http://" + "a" * 192),
+    ],
+)
+def test_urls_in_messages(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+
+
+def test_both_logins() -> None:
+    with pytest.raises(UsageError) as raised:
+        HttpClient("http://me:secret@gpu-1:9400/", Access(token_file="x"))
+    text = "both the URL and the options have a login: remove it from the URL"
+    assert str(raised.value) == f"http://gpu-1:9400: {text}"
+    assert HttpClient("gpu-1:9400", default_path="/metrics").shown == "http://gpu-1:9400/metrics"
+    assert HttpClient("gpu-1:9400/x", default_path="/metrics").shown == "http://gpu-1:9400/x"
+    with_query = HttpClient("gpu-1:9400/?a=secret", default_path="/metrics")
+    assert (with_query.shown, with_query.host) == ("http://gpu-1:9400/metrics?…", "gpu-1:9400")
+    assert HttpClient("gpu-1:9400", Access(insecure=True)).shown == "https://gpu-1:9400"
+    with pytest.raises(UsageError) as raised:
+        HttpClient("http://gpu-1:9400/a b")
+    assert str(raised.value) == (
+        "'http://gpu-1:9400/a b': not the URL of an HTTP server; "
+        "write HOST:PORT or http(s)://HOST:PORT, "
+        "and escape @, /, ? and # in a password (@ is %40)"
+    )
 
 
 # URLs and paths
