@@ -33,6 +33,8 @@ class Exporter:
     document: bytes | None = None
     status: int = 200
     hangs: bool = False
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends the hanging of this exporter."""
     url: str = ""
     paths: list[str] = field(default_factory=list)
     peers: set[object] = field(default_factory=set)
@@ -44,7 +46,7 @@ class Exporter:
         assert request.transport is not None
         self.peers.add(request.transport.get_extra_info("peername"))
         if self.hangs:
-            await asyncio.sleep(3600)
+            await self.release.wait()
         if request.path == "/metrics":
             return web.Response(body=self.text, status=self.status)
         if request.path == "/api/v1/node" and self.document is not None:

@@ -17,6 +17,7 @@ from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.http_client import Access
 from podgpu.model import DeviceState, Fields, WorkloadOwner
 from tests.fleet.exporters import Exporter, metrics_text, node_document, running_exporters
+from tests.nodes.clock import PATIENCE
 
 SETTINGS = ViewSettings(drop_after=60.0)
 
@@ -163,11 +164,24 @@ def test_any_document_is_read_or_refused(body: bytes) -> None:
 
 
 def test_hanging_exporters_do_not_delay_others() -> None:
+    """The others are read while 50 exporters hang: these end only afterwards."""
     exporters = [Exporter(metrics_text(n), hangs=n < 50) for n in range(60)]
 
-    reading = run_rounds(*exporters, timeout=0.7)
-    assert {n.state.node for n in reading.nodes} == {f"node-{n}" for n in range(50, 60)}
-    assert {o.error for o in reading.outcomes} == {"", "timeout"}
+    async def release_when_others_are_read(collector: ScrapeCollector) -> ClusterReading:
+        round_of_all = asyncio.create_task(collector.run_round())
+        while not all("/metrics" in exporter.paths for exporter in exporters[50:]):
+            await asyncio.sleep(0.01)
+        for exporter in exporters:
+            exporter.release.set()
+        return await round_of_all
+
+    reading = run_rounds(*exporters, steps=release_when_others_are_read, timeout=PATIENCE)
+    assert {n.state.node for n in reading.nodes} == {f"node-{n}" for n in range(60)}
+
+
+def test_an_exporter_that_hangs_times_out() -> None:
+    (outcome,) = run_rounds(Exporter(metrics_text(0), hangs=True), timeout=0.2).outcomes
+    assert outcome.error == "timeout"
 
 
 async def test_targets_come_and_go() -> None:
