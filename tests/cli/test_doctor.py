@@ -628,7 +628,7 @@ def examine_podlist(
     os.utime(path, (written_at, written_at))
     arguments = ["--allocation", f"podlist:{path},kubelet"]
     arguments += ["--pod-resources-kubelet-socket", kubelet.socket]
-    return examined(FaultyNvml("2xH100"), *arguments)
+    return examined(FaultyNvml("2xH100", uuids=uuids("2xH100")), *arguments)
 
 
 def test_a_podlist_that_no_hook_updates(kubelet: FaultyKubelet, examined: Examined) -> None:
