@@ -53,9 +53,54 @@ def test_all_keys_pass_without_a_list_and_only_matching_ones_with_one() -> None:
     }
 
 
-def test_a_bad_pattern_is_refused() -> None:
-    with pytest.raises(UsageError, match="allowlist-regex"):
-        LabelFilter("(")
+KEYS_OF_A_POD = ("app", "Tier", "app.kubernetes.io/name", "x{y}", "7")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "selected"),
+    [
+        ("^[[:alpha:]]+$", {"app", "Tier"}),
+        (r"^\pL+\z", {"app", "Tier"}),
+        (r"^\p{Lu}", {"Tier"}),
+        (r"\Qs.io/\E", {"app.kubernetes.io/name"}),
+        ("^t(?i)IER$|^aPP$", {"app"}),
+        (r"^\d$", {"7"}),
+        ("x{", {"x{y}"}),
+        ("^(?<first>a)pp$", {"app"}),
+    ],
+)
+def test_patterns_have_the_syntax_of_go(pattern: str, selected: set[str]) -> None:
+    """Python's `re` rejects most of these, or reads them in another way."""
+    record = PodRecord("ns", "p", "u", labels=tuple((key, "") for key in KEYS_OF_A_POD))
+    expected = {label_name(key) for key in selected}
+    assert set(dict(LabelFilter(pattern).select([record])["ns", "p"])) == expected
+
+
+def test_a_pattern_takes_linear_time() -> None:
+    """Users of the cluster choose the keys of labels."""
+    record = PodRecord("ns", "p", "u", labels=(("a" * 63 + "/" + "a" * 63 + "!", ""),))
+    assert LabelFilter("^(a+)+$,^(/|a+)+$").select([record])["ns", "p"] == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(", r"missing \): \("),
+        ("app,(?=x)", r"regex '\(\?=x\)'.*invalid perl operator"),
+        (r"(a)\1", "invalid escape sequence"),
+        (r"app\Z", "invalid escape sequence"),
+        ("a++", "bad repetition operator"),
+        ("a{1001}", "invalid repetition size"),
+    ],
+)
+def test_a_bad_pattern_is_refused(
+    pattern: str, problem: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=problem) as caught:
+        LabelFilter(pattern)
+    assert "--kubernetes-pod-label-allowlist-regex" in str(caught.value)
+    assert "Go's syntax" in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 @given(st.text(min_size=1))

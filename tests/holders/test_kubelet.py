@@ -82,6 +82,7 @@ def test_another_server(kubelet: FaultyKubelet, source: KubeletAllocation) -> No
     error = failure(source)
     assert error.reason == "error"
     assert "UNIMPLEMENTED" in str(error)
+    assert "before Kubernetes 1.20, the kubelet serves only v1alpha1" in str(error)
     assert "--pod-resources-kubelet-socket" in str(error)
 
 

@@ -228,7 +228,11 @@ _ERRORS = {
         "unavailable",
         "it is stopped or restarting; if this persists, check the kubelet's log",
     ),
-    "UNIMPLEMENTED": ("error", f"set {OPTION} to the kubelet's pod-resources socket"),
+    "UNIMPLEMENTED": (
+        "error",
+        "before Kubernetes 1.20, the kubelet serves only v1alpha1, but podgpu needs v1: upgrade "
+        f"Kubernetes; if it is newer, set {OPTION} to the kubelet's pod-resources socket",
+    ),
 }
 """Reason and advice by gRPC status."""
 
