@@ -66,6 +66,10 @@ UsageMethod = Literal["samples", "switches", "exact", "mps"]
 context switches. `exact`: by context switches and busy samples. `mps`: not split, because the
 driver reports only the MPS server.
 """
+WantedMethod = Literal["auto", "samples", "switches", "exact"]
+"""Value of `--usage-from`. `auto`: the best method that works."""
+HIDDEN_PID = 0
+"""Stands for the processes of other users in the context-switch log, whose pids are hidden."""
 _SHORT_ID = 12  # length of a container id in the output of crictl
 
 
@@ -337,6 +341,8 @@ class DeviceTotals(Document, frozen=True):
     unattributed_busy_ns: Amount | None = None
     unattributed_energy_mj: Millijoules | None = None
     method: Name = ""  # samples, switches, exact or mps
+    # why no better method is used on a shared device, see `metrics.usage_methods.IMPROVEMENTS`
+    method_limit: Name = ""
     pressure_ratio: Ratio | None = (
         None  # fraction of the last usage window in which at least one workload waited
     )
@@ -746,9 +752,12 @@ class DeviceUsage:
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None  # None if podgpu is in another PID namespace
     process_busy_ns: Mapping[int, int | None] | None = (
-        None  # by pid; None if the driver does not report it
+        None  # by pid; None if the driver does not report it; see also `HIDDEN_PID`
     )
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
+    method_limit: str = ""  # see `DeviceTotals.method_limit`
+    # by pid: busy time in recent samples of the driver, if the log has times of hidden processes
+    sampled_busy_ns: Mapping[int, int] = field(default_factory=dict)
     resident_ns: Mapping[int, int] | None = (
         None  # by pid: time in which its context was on the engine, busy or idle
     )

@@ -42,10 +42,13 @@ class SimulatedNode:
         proc: FaultyProc | None = None,
         telemetry: dict[str, Any] | None = None,
         identities: Callable[[], Identities] = Identities,
+        driver_version: str = "580.159.04",
         **agent: Any,
     ) -> None:
         self.time, self.leapt = 1000.0, 0.0
-        self.driver = FaultyNvml(gpus, clock=self.monotonic, wall=self.wall)
+        self.driver = FaultyNvml(
+            gpus, clock=self.monotonic, wall=self.wall, driver_version=driver_version
+        )
         self.faults = self.driver.faults
         self.expected = len(self.driver.gpus)
         self.holders = Holders()

@@ -4,17 +4,20 @@ loads.
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podgpu.labs.simulate.gpu import SimulatedLoad
-from podgpu.model import Assignment, UsageMethod, Workload
+from podgpu.model import Assignment, UsageMethod, WantedMethod, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
@@ -56,30 +59,43 @@ class Node(SimulatedNode):
     def __init__(
         self,
         root: Path,
-        usage_from: UsageMethod,
+        usage_from: WantedMethod,
         loads: Sequence[Burst],
         *,
         spec: str = "1xH200",
         privileged: bool = True,
         log: Callable[[SwitchLog], Any] = lambda log: log,
+        driver_version: str = "580.159.04",
     ) -> None:
         self.random = random.Random(7)
+        self.logs: list[Any] = []
+        self.between: Callable[[], object] = lambda: None
         self.listeners: list[SwitchListener] = []
         self.proc = FaultyProc(root / "proc")
         switch_logs = SwitchLogFactory(
             usage_from,
-            open_log=lambda device, _: log(self.driver.switch_log(device.uuid)),
+            open_log=lambda device, _: self.open_log(log, device.uuid),
             privileged=lambda: privileged,
             make_listener=self.listen,
         )
         telemetry = {"switch_logs": None if usage_from == "samples" else switch_logs}
         settings = Settings(interval=5.0)  # deadline of a turn, long enough for slow machines
         super().__init__(
-            spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES
+            spec,
+            settings,
+            proc=self.proc,
+            telemetry=telemetry,
+            identities=lambda: NAMES,
+            driver_version=driver_version,
         )
         self.gpu: Any = self.driver.gpus[0]
         for number, burst in enumerate(loads):
             self.start(number, burst)
+
+    def open_log(self, wrap: Callable[[SwitchLog], Any], gpu: str) -> SwitchLog:
+        log: SwitchLog = wrap(self.driver.switch_log(gpu))
+        self.logs.append(log)
+        return log
 
     def listen(self, *arguments: Any, **named: Any) -> SwitchListener:
         listener = SwitchListener(*arguments, **named, clock=lambda: self.time, in_background=False)
@@ -104,6 +120,7 @@ class Node(SimulatedNode):
         end = self.time + seconds
         while (step := self.random.uniform(0.025, 0.075)) < end - self.time:
             self.time += step
+            self.between()
             for listener in self.listeners:
                 listener.step()
         return super().turn(end - self.time)
@@ -117,9 +134,11 @@ class Node(SimulatedNode):
         }
 
     def series(self, name: str) -> dict[str, float]:
-        """Returns the values of a metric by pod, or by method."""
+        """Returns the values of a metric by pod, method or its limit."""
         found = re.findall(
-            rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', self.exposition, re.MULTILINE
+            rf'^{name}{{.*?(?:pod|method|method_limit)="(\w+)".*}} (\S+)$',
+            self.exposition,
+            re.MULTILINE,
         )
         return {key: float(value) for key, value in found}
 
@@ -141,7 +160,8 @@ MakeNode = Callable[..., Node]
 
 @pytest.fixture
 def make(tmp_path: Path) -> MakeNode:
-    return lambda *arguments, **named: Node(tmp_path, *arguments, **named)
+    numbers = count()
+    return lambda *arguments, **named: Node(tmp_path / str(next(numbers)), *arguments, **named)
 
 
 BUSY = "podgpu_container_gpu_busy_seconds_total"
@@ -342,39 +362,215 @@ class Slow(Broken):
 
 
 class Renaming(Broken):
-    """A log that replaces a pid. Without CAP_SYS_ADMIN, the driver writes pid 0 for processes of
-    other users.
-    """
+    """A log that replaces pids."""
 
     def __init__(self, pid: int, other: int, log: SwitchLog) -> None:
         super().__init__(log)
-        self._pid, self._other = pid, other
+        self._others = {pid: other}
 
     def drain(self) -> bytes:
         data = bytearray(super().drain())
         for at in range(16, len(data), 32):
-            if int.from_bytes(data[at : at + 4], "little") == self._pid:
-                data[at : at + 4] = self._other.to_bytes(4, "little")
+            pid = int.from_bytes(data[at : at + 4], "little")
+            data[at : at + 4] = self._others.get(pid, pid).to_bytes(4, "little")
         return bytes(data)
 
 
+class Hiding(Renaming):
+    """A log without CAP_SYS_ADMIN: the driver writes pid 0 for processes of other users."""
+
+    def __init__(self, *numbers: int, log: SwitchLog) -> None:
+        super().__init__(0, 0, log)
+        self._others = {FIRST_PID + number: 0 for number in numbers}
+
+
+def hide(*numbers: int) -> Callable[[SwitchLog], SwitchLog]:
+    return lambda log: Hiding(*numbers, log=log)
+
+
+def as_other_user(node: Node, *numbers: int) -> None:
+    """Gives user ids to the processes of these pods. All other processes run as podgpu does."""
+    for folder in node.proc.root.iterdir():
+        if folder.name.isdigit():
+            uid = os.geteuid() + (int(folder.name) - FIRST_PID in numbers)
+            (folder / "status").write_text(f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+
 @pytest.mark.parametrize(
-    ("log", "privileged", "reason"),
+    ("log", "reason"),
     [
-        (Slow, True, "unaccounted_time"),
-        (partial(Renaming, FIRST_PID + 1, 4242), True, "unlisted_process"),
-        (partial(Renaming, FIRST_PID + 1, 0), False, "hidden_process"),
+        (Slow, "unaccounted_time"),
+        (partial(Renaming, FIRST_PID + 1, 4242), "unlisted_process"),
     ],
-    ids=["time is missing", "an unlisted process", "a hidden process"],
+    ids=["time is missing", "an unlisted process"],
 )
 def test_a_log_that_contradicts_other_sources_is_not_used(
-    make: MakeNode, log: Callable[[SwitchLog], SwitchLog], privileged: bool, reason: str
+    make: MakeNode, log: Callable[[SwitchLog], SwitchLog], reason: str
 ) -> None:
-    node = make("exact", SCENARIOS["40/10/10 of 100"], log=log, privileged=privileged)
+    node = make("exact", SCENARIOS["40/10/10 of 100"], log=log)
     node.run(10)
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert node.series("podgpu_device_usage_method_limit") == {"log_failed": 1}
     assert set(node.errors()) == {reason}
     adds_up(node)
+
+
+def test_hidden_time_belongs_to_the_only_container_with_hidden_processes(make: MakeNode) -> None:
+    node = make("auto", SCENARIOS["40/10/10 of 100"], log=hide(1), privileged=False)
+    as_other_user(node, 1)
+    visible = gains(make("switches", SCENARIOS["40/10/10 of 100"]), SECONDS)
+    for pod, (_, told) in gains(node, SECONDS).items():
+        assert told == pytest.approx(visible[pod][1], abs=0.1), pod
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+    assert node.series("podgpu_device_usage_method_limit") == {"no_capability": 1}
+    assert node.series(WAIT).keys() == {"p0", "p1", "p2"}
+    assert node.errors() == {}
+    adds_up(node)
+
+
+def test_samples_divide_the_time_of_several_containers_with_hidden_processes(
+    make: MakeNode,
+) -> None:
+    """The loads do not run in step with the driver's samples."""
+    loads = SCENARIOS["drifting"]
+    node = make("auto", loads, log=hide(1, 2), privileged=False)
+    as_other_user(node, 1, 2)
+    visible = {pod: told for pod, (_, told) in gains(make("switches", loads), SECONDS).items()}
+    hidden = {pod: told for pod, (_, told) in gains(node, SECONDS).items()}
+    assert hidden["p0"] == pytest.approx(visible["p0"], abs=0.1), "the visible process"
+    visible_sum = visible["p1"] + visible["p2"]
+    assert hidden["p1"] + hidden["p2"] == pytest.approx(visible_sum, abs=1), "their sum is exact"
+    assert min(hidden.values()) > 1
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+    assert node.series("podgpu_device_usage_method_limit") == {"hidden_users": 1}
+    assert node.series(WAIT).keys() == {"p0"}, "it is unknown which of the others waited"
+    most = node.series("podgpu_container_gpu_busy_seconds_max_total")
+    assert all(most[pod] >= told for pod, told in node.series(BUSY).items())
+    adds_up(node)
+
+
+def test_if_all_containers_are_hidden_they_are_measured_by_samples(make: MakeNode) -> None:
+    node = make("auto", SCENARIOS["drifting"], log=hide(0, 1, 2), privileged=False)
+    as_other_user(node, 0, 1, 2)
+    node.run(10)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert node.series("podgpu_device_usage_method_limit") == {"hidden_users": 1}
+    assert node.series(WAIT) == {}
+    adds_up(node)
+
+
+@pytest.mark.parametrize(
+    ("spec", "privileged", "method", "limit"),
+    [
+        ("1xH200", True, "exact", None),
+        ("1xH200", False, "switches", "no_capability"),
+        ("1xB200", True, "samples", "not_measured"),
+    ],
+)
+def test_auto_is_the_best_method_that_works(
+    make: MakeNode, spec: str, privileged: bool, method: str, limit: str | None
+) -> None:
+    node = make("auto", SCENARIOS["drifting"], spec=spec, privileged=privileged)
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {method: 1}
+    assert set(node.series("podgpu_device_usage_method_limit")) == ({limit} if limit else set())
+    assert node.errors() == {}
+
+
+def test_auto_on_another_driver_branch_uses_samples(make: MakeNode) -> None:
+    node = make("auto", SCENARIOS["drifting"], driver_version="590.44.01")
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert node.listeners == []
+
+
+def test_auto_does_without_samples_if_the_register_cannot_be_read(make: MakeNode) -> None:
+    logs: list[Broken] = []
+
+    def broken(log: SwitchLog) -> Broken:
+        logs.append(Broken(log))
+        return logs[-1]
+
+    node = make("auto", SCENARIOS["drifting"], log=broken)
+    node.run(5)
+    logs[0].fault = "register_value"
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+    assert node.series("podgpu_device_usage_method_limit") == {"log_failed": 1}
+
+
+def test_a_log_that_auto_cannot_use_is_no_failure_of_a_source(make: MakeNode) -> None:
+    node = make("auto", SCENARIOS["drifting"], log=Slow)
+    node.run(10)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert node.errors().keys() == {"unaccounted_time"}
+    sources = {source.name: source.up for source in node.agent.published.state.sources}
+    assert sources["switches"] is not False
+
+
+class ShortLived:
+    """Replaces the process of a pod again and again. Each lives for a part of a second."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self._node = node
+        self._number = number
+        self._pid = FIRST_PID + number
+        self._next_pid = 1000
+        self._ends_at = 0.0
+        self.worked = 0.0
+
+    def step(self) -> None:
+        node = self._node
+        if node.time < self._ends_at:
+            return
+        engine = node.gpu.engines[None]
+        self.worked += engine.worked.get(self._pid, 0) / 1e9
+        node.driver.remove(self._pid)
+        node.proc.remove(self._pid)
+        self._next_pid += 1
+        self._pid = self._next_pid
+        number = self._number
+        node.proc.add(self._pid, container_cgroup(uid(number), f"{number:064x}"))
+        node.driver.place(BurstLoad(0, self._pid, 0.1, None, 0.05))
+        self._ends_at = node.time + node.random.uniform(0.4, 1.3)
+
+
+@pytest.mark.parametrize("usage_from", ["switches", "exact"])
+def test_processes_that_end_before_they_are_listed(
+    make: MakeNode, usage_from: WantedMethod
+) -> None:
+    node = make(usage_from, [(300, 1000, 0), (5, 50, 0)])
+    short = ShortLived(node, 1)
+    node.between = short.step
+    node.run(5)
+    before = node.series(BUSY)
+    worked = short.worked
+    methods: set[str] = set()
+    for _ in range(SECONDS):
+        node.turn()
+        methods |= node.series("podgpu_device_usage_method").keys()
+    assert methods == {usage_from}
+    assert node.errors() == {}
+    told = node.series(BUSY)["p1"] - before["p1"]
+    assert told == pytest.approx(short.worked - worked, abs=0.05 * SECONDS)
+    assert "p1" in node.series(WAIT)
+    adds_up(node)
+
+
+def test_a_fallback_is_logged_once(make: MakeNode, caplog: pytest.LogCaptureFixture) -> None:
+    """The log contradicts the driver's list in every other second."""
+    node = make("switches", SCENARIOS["40/10/10 of 100"], log=partial(Renaming, FIRST_PID + 1, 101))
+    caplog.set_level(logging.INFO)
+    for second in range(40):
+        for each in node.logs:
+            each._others = {FIRST_PID + 1: 4242 if second % 2 else FIRST_PID + 1}
+        node.turn()
+    assert node.errors()["unlisted_process"] > 5
+    assert caplog.text.count("temporarily measured") == 1
+    for each in node.logs:
+        each._others = {}
+    node.run(70)
+    assert caplog.text.count("by context switches again") == 1
 
 
 def test_without_the_capability_exact_becomes_switches(make: MakeNode) -> None:

@@ -209,7 +209,7 @@ def test_no_problems(
         "ok    privileges  running as uid 0; root is needed only for the kubelet socket; "
         "capabilities needed: none\n"
         "ok    sharing     busy time of shared GPUs is estimated from the driver's samples;"
-        " --usage-from switches or exact is more accurate\n"
+        " --usage-from auto is more accurate where it can read context switches\n"
         f"ok    kubelet     {kubelet.socket} responds: 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
         "ok    mapping     2 assignments, all to devices of this node\n"
@@ -390,7 +390,7 @@ def test_the_process(tree: Tree, driver: FaultyNvml, examined: Examined) -> None
     tree.pid_namespace("pid:[4026532288]")
     for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
         (tree.dev / name).touch()
-    findings = examined(driver, kubernetes=False)
+    findings = examined(driver, "--usage-from", "samples", kubernetes=False)
     first, second = about(findings, "privileges")
     assert (first.text[:19], second.level, "does not need" in second.text) == (
         "running as uid 1000",

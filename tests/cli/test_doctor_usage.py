@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from podgpu.labs.simulate.gpu import SimulatedLoad
-from podgpu.model import Device, UsageMethod
+from podgpu.model import Device, WantedMethod
 from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.node.gpu.nvml.switch_log import check_driver
 from podgpu.node.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
@@ -24,7 +24,7 @@ Examine = Callable[..., list[tuple[Level, str, str]]]
 def examine(examined: Examined, clock: FakeClock) -> Examine:
     def run(
         spec: str = "1xH200",
-        wanted: UsageMethod = "exact",
+        wanted: WantedMethod = "exact",
         *,
         privileged: bool = True,
         version: str = "580.159.04",
@@ -68,7 +68,28 @@ def test_what_is_possible(examine: Examine) -> None:
         True,
     )
     ((level, text, _),) = examine(wanted="switches", privileged=False)
-    assert (level, "processes of other users" in text) == (Level.NOTE, True)
+    assert (level, "run as other users" in text) == (Level.NOTE, True)
+
+
+def test_auto_is_the_best_method_that_works(examine: Examine) -> None:
+    ((level, text, _),) = examine(wanted="auto")
+    assert (level, text.startswith("GPU 0: busy time is exact")) == (Level.OK, True)
+    ((level, text, advice),) = examine(wanted="auto", privileged=False)
+    assert (level, "context switches" in text, "CAP_SYS_ADMIN" in advice) == (
+        Level.NOTE,
+        True,
+        True,
+    )
+    for unknown in ({"spec": "1xB200"}, {"version": "575.57.08"}, {"spec": "1xH200/2x1g.18gb"}):
+        ((level, text, advice),) = examine(wanted="auto", **unknown)
+        assert (level, "driver samples" in text, "--usage-from switches" in advice) == (
+            Level.NOTE,
+            True,
+            True,
+        )
+    missing = SwitchLogError("no_device_node", "/dev/nvidiactl cannot be opened")
+    ((level, text, _),) = examine(wanted="auto", error=missing)
+    assert (level, "/dev/nvidiactl" in text) == (Level.NOTE, True)
 
 
 def test_clients_of_mps(examine: Examine) -> None:

@@ -49,7 +49,7 @@ def test_exporter_without_pod_mapping_is_not_root(values: Mapping[str, Any]) -> 
 
 def test_host_pid_only_with_container_usage() -> None:
     assert pod()["hostPID"] is True
-    assert env()["PODGPU_USAGE_FROM"] == "samples"
+    assert env()["PODGPU_USAGE_FROM"] == "auto"
     assert "hostPID" not in pod(NO_USAGE)
     assert env(NO_USAGE)["PODGPU_USAGE_FROM"] == "none"
     assert [volume["name"] for volume in pod(NO_USAGE)["volumes"]] == ["pod-resources"]

@@ -186,10 +186,13 @@ def check_unprivileged(bench: SharedGpu) -> None:
         bench.loads(THREE[:2], user=65534) as tenants,
         bench.exporters(tenants, ["switches"], wrapper=drop),
     ):
-        wait_for(lambda: "hidden_process" in errors_of(exposition("switches")), 20, "an error")
-        text = exposition("switches")
+        time.sleep(6)
+        measured, truth = busy_percent(tenants, SECONDS, ["switches"])
+        off = max(abs(a - b) for a, b in zip(measured["switches"], truth, strict=True))
+        method = method_of(exposition("switches"))
         bench.check(
-            f"with a process of another user: {method_of(text)}", method_of(text) == "samples"
+            f"with a process of another user: {method}, {off:.1f} points off",
+            method == "switches" and off <= 5,
         )
 
 

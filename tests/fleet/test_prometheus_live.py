@@ -220,7 +220,12 @@ def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 def comparable_holder(holder: Holder) -> Holder:
     usage = holder.usage and replace(
-        holder.usage, allocated_ns=None, busy_min_ns=None, busy_max_ns=None
+        holder.usage,
+        allocated_ns=None,
+        busy_min_ns=None,
+        busy_max_ns=None,
+        wasted_idle_ns=None,
+        wasted_underused_ns=None,
     )
     return replace(holder, labels={}, usage=usage)
 

@@ -101,7 +101,7 @@ def examine_node(
             except UsageError as error:
                 findings.append(wrong("devices", str(error)))
 
-        findings += checks.check_privileges(proc, usage_from == "exact")
+        findings += checks.check_privileges(proc, usage_from)
         if telemetry.name == "nvml":
             findings += checks.check_device_files(dev)
         if telemetry.name != checks.SIMULATED and usage_from != "none":

@@ -31,10 +31,9 @@ from podgpu.cli.terminal import quiet_logs, stop_on_signal
 from podgpu.errors import SourceError, StartError, UsageError, few_of
 from podgpu.files import AtomicFile
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, fields
-from podgpu.model import Device
+from podgpu.model import HIDDEN_PID, Device
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from podgpu.node.gpu.nvml.switch_attribution import (
-    HIDDEN_PID,
     KERNEL_PID,
     MAX_SWITCH_NS,
     BusySample,
@@ -292,7 +291,10 @@ class EngineTrace:
         self.periods += periods
         worked = int(busy_share * residency.window) - residency.switching
         self.estimator.add(residency, estimate_without_samples(residency, worked))
-        self.waits += [wait for wait in self.estimator.intervals if wait[0] < wait[1]]
+        for begin, end, pid in self.estimator.intervals:
+            # Hidden processes are not told apart, so it is unknown which of them waited.
+            if begin < end and pid != HIDDEN_PID:
+                self.waits.append((begin, end, pid))
 
     def make_events(self, tracks: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
         """Yields the events, unsorted. `since`: start of the recording."""

@@ -45,6 +45,7 @@ from podgpu.metrics.fields import (
     fields,
 )
 from podgpu.metrics.mig import parent_and_fraction, slices_of_gpu, slices_of_profile
+from podgpu.metrics.usage_methods import IMPROVEMENTS
 from podgpu.model import (
     MJ,
     NS,
@@ -230,6 +231,8 @@ class GpuDetails(_Answer, kw_only=True):
     xids: list[XidView] | None = None
     sources: list[SourceView] = []
     method: str = ""
+    method_limit: str = ""
+    improvement: str = ""  # what would improve the method
 
 
 class GpuResponse(GpuDetails, kw_only=True):
@@ -558,6 +561,8 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
         xids=details.xids,
         sources=details.sources,
         method=details.method,
+        method_limit=details.method_limit,
+        improvement=details.improvement,
     )
 
 
@@ -581,6 +586,8 @@ def make_details(
         xids=_make_xids(gpu),
         sources=_make_sources(state, gpu),
         method=gpu.known_usage.method,
+        method_limit=gpu.known_usage.method_limit,
+        improvement=IMPROVEMENTS.get(gpu.known_usage.method_limit, ""),
     )
 
 

@@ -385,6 +385,8 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
             text.add(f"usage by container: {MPS_REASON}", "dim")
         elif details.method:
             text.add(f"usage measured by: {details.method}", "dim")
+            if details.improvement:
+                text.add(f"better: {details.improvement}", "dim")
         _add_fields(text, details.fields or ())
     return text.lines
 

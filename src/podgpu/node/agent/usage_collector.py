@@ -11,6 +11,7 @@ from msgspec import structs
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.model import (
+    HIDDEN_PID,
     NS,
     Allocation,
     Assignment,
@@ -28,7 +29,14 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
-from podgpu.node.usage.ledger import DeviceUse, Ledger, OwnedProcess, OwnedUsage, Owner
+from podgpu.node.usage.ledger import (
+    DeviceUse,
+    Ledger,
+    OwnedProcess,
+    OwnedUsage,
+    Owner,
+    divide_exactly,
+)
 from podgpu.workers import ErrorCounts, Workers
 
 OwnersByPid = Mapping[int, ProcessOwner]
@@ -59,7 +67,7 @@ class _Reading:
         for usage in self.usages:
             pids.update(process.pid for process in usage.processes or ())
             pids.update(usage.process_busy_ns or ())
-        return pids
+        return pids - {HIDDEN_PID}
 
 
 @dataclass(eq=False)
@@ -106,7 +114,9 @@ class UsageCollector:
         for device in telemetry.devices:
             if not device.is_instance and device.uuid not in telemetry.absent:
                 gpus.append(device)
-                jobs[f"usage-{device.uuid}"] = partial(self._telemetry.usage, device, self._shared)
+                jobs[f"usage-{device.uuid}"] = partial(
+                    self._telemetry.usage, device, self._shared, self._processes.find_early
+                )
         results = self._workers.run(jobs, self._deadline)
 
         reading = _Reading()
@@ -202,7 +212,8 @@ def add_owners_to_device(
         if process.device == usage.device.key:
             listed[process.pid] = process
 
-    busy = usage.process_busy_ns or {}
+    busy = dict(usage.process_busy_ns or {})
+    hidden_ns = busy.pop(HIDDEN_PID, 0)
     pids = set(listed)
     if usage.processes is not None:
         pids.update(pid for pid, ns in busy.items() if ns != 0)
@@ -226,7 +237,44 @@ def add_owners_to_device(
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
     processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
-    return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns)
+    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
+    hidden -= (usage.resident_ns or {}).keys()
+    by_samples: set[Owner] = set()
+    if hidden_ns:
+        processes, by_samples = _attribute_hidden(
+            processes, hidden, hidden_ns, usage.sampled_busy_ns
+        )
+    return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns, frozenset(by_samples))
+
+
+def _attribute_hidden(
+    processes: list[OwnedProcess],
+    hidden: Collection[int],
+    hidden_ns: int,
+    sampled_ns: Mapping[int, int],
+) -> tuple[list[OwnedProcess], set[Owner]]:
+    """Attributes the busy time of processes whose pids the context-switch log hides.
+
+    If all `hidden` processes have the same owner, it gets this time. Otherwise, the driver's
+    samples divide it, and the second value contains the owners.
+    """
+    owners = {process.owner for process in processes if process.pid in hidden}
+    if len(owners) <= 1:
+        owner = owners.pop() if owners else "unknown"
+        return [*processes, OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)], set()
+
+    weights = {pid: sampled_ns.get(pid, 0) for pid in sorted(hidden)}
+    is_divided = any(weights.values())
+    parts = divide_exactly(hidden_ns, weights)
+    attributed = []
+    for process in processes:
+        if process.pid in hidden:
+            busy_ns = parts[process.pid] if is_divided else None
+            process = replace(process, busy_ns=busy_ns)
+        attributed.append(process)
+    if not is_divided:
+        attributed.append(OwnedProcess(HIDDEN_PID, "host", hidden_ns, only_busy=True))
+    return attributed, owners
 
 
 def _merge_workloads(
@@ -343,7 +391,9 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
         workload = owner.workload or owner.container
         ratio = None
         if usage.process_busy_ns is not None and usage.window_ns:
-            busy_ns = usage.process_busy_ns.get(process.pid, 0)
+            # Without its pid in the log, a process may have been hidden.
+            unnamed = None if HIDDEN_PID in usage.process_busy_ns else 0
+            busy_ns = usage.process_busy_ns.get(process.pid, unnamed)
             if busy_ns is not None:
                 ratio = busy_ns / usage.window_ns
         processes.append(

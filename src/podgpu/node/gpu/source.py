@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,17 @@ from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory,
 # dcgm-exporter or podgpu computes the fields from this id on. DCGM does not have them.
 EXPORTER_FIELDS = 9000
 _COMPANION_WAIT = 0.5
+
+
+FindProcesses = Callable[[Collection[int]], Collection[int]]
+"""Finds the containers of new processes at once, because they may end before the next reading.
+
+Returns the pids of those that exist. Thread-safe.
+"""
+
+
+def find_no_processes(pids: Collection[int]) -> Collection[int]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,12 +81,15 @@ class Telemetry(Protocol):
         May run in another worker than `read`. Raises SourceError.
         """
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
+    def usage(
+        self, gpu: Device, shared: Collection[str] = (), find: FindProcesses = find_no_processes
+    ) -> DeviceUsage:
         """Returns the usage of one GPU and its instances since the last call.
 
-        `shared`: keys of devices on which processes of several containers run. All calls for a GPU
-        come from the same worker, which may differ from the worker of `read`. Raises SourceError if
-        the usage cannot be read.
+        `shared`: keys of devices on which processes of several containers run. `find`: is called
+        from other threads for processes that the driver does not list. All calls for a GPU come
+        from the same worker, which may differ from the worker of `read`. Raises SourceError if the
+        usage cannot be read.
         """
 
     def error_events(self) -> Sequence[ErrorEvent]:
@@ -165,8 +179,10 @@ class CompanionDriver:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._find_driver(gpu).processes(gpu)
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
-        return self._find_driver(gpu).usage(gpu, shared)
+    def usage(
+        self, gpu: Device, shared: Collection[str] = (), find: FindProcesses = find_no_processes
+    ) -> DeviceUsage:
+        return self._find_driver(gpu).usage(gpu, shared, find)
 
     def discard_error_events(self) -> None:
         """Discards the driver's XIDs, because DCGM or the exporter reports them, too."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -29,7 +30,7 @@ _MPS_SERVER = b"(nvidia-cuda-mps)"
 """nvidia-cuda-mps-server, truncated to 15 characters by the kernel."""
 _MAX_BYTES = 64 * 1024
 _MAX_COMMAND = 64
-_UID_LINE = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
+_UID_LINE = re.compile(rb"^Uid:\s+(\d+)\s+(\d+)", re.MULTILINE)  # real and effective
 # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
 _SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")
 _SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
@@ -53,6 +54,7 @@ class ContainerLookup:
     workload: Workload = field(default_factory=Workload)
     is_mps_server: bool = False
     command: str = ""
+    user_id: int | None = None  # effective user id
 
 
 class _Cached(NamedTuple):
@@ -71,7 +73,7 @@ class ContainerFinder:
     """
 
     proc: str = "/proc"
-    _clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic
     finds_users: bool = False
     _cache: dict[int, _Cached] = field(default_factory=dict)  # by pid
 
@@ -92,7 +94,7 @@ class ContainerFinder:
 
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
         stat = _read(f"{folder}/stat")
-        now = self._clock()
+        now = self.clock()
         # The fields are counted after the last parenthesis, because the program's name can contain
         # spaces.
         _, _, after_name = stat.rpartition(b")")
@@ -113,7 +115,8 @@ class ContainerFinder:
         if self.finds_users and not workload.uid:
             workload = _find_user(folder, cgroup, workload.container_id)
             command = _find_command(folder, stat)
-        lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command)
+        user_id = _read_user_id(folder)
+        lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command, user_id)
         self._cache[pid] = _Cached(started, now, lookup)
         return lookup
 
@@ -175,6 +178,14 @@ def _read(path: str) -> bytes:
         return file.read(_MAX_BYTES) or b""
 
 
+def _read_user_id(folder: str) -> int | None:
+    """Returns the effective user id of a process, or None if it cannot be read."""
+    with suppress(OSError):
+        if uid := _UID_LINE.search(_read(f"{folder}/status")):
+            return int(uid[2])
+    return None
+
+
 # Owners
 
 
@@ -187,9 +198,16 @@ class ProcessOwner:
     container: Workload | None = None  # set if the pod of the container is unknown
     is_mps_server: bool = False
     command: str = ""  # only on a node without Kubernetes
+    # True if it runs as another user. Without CAP_SYS_ADMIN, the driver then hides its pid.
+    may_be_hidden: bool = field(default=True, compare=False)
 
 
 NOT_IN_POD = ProcessOwner()
+
+
+class _Early(NamedTuple):
+    at: float
+    lookup: ContainerLookup
 
 
 @dataclass(eq=False)
@@ -198,12 +216,29 @@ class ProcessOwners:
     _complete: Callable[[Workload], Workload]
     """Adds the names of pod and container. Raises SourceError if sources disagree."""
     _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
-    _lookups: Mapping[int, ContainerLookup] = field(default_factory=dict)
+    _lookups: dict[int, ContainerLookup] = field(default_factory=dict)
     _last: Mapping[int, ProcessOwner] = field(default_factory=dict)
+    _early: dict[int, _Early] = field(default_factory=dict)  # see `find_early`
+    _early_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def find_early(self, pids: Collection[int]) -> Collection[int]:
+        """Looks up processes that may end before the next call of `find`.
+
+        Returns the pids of those that exist. Thread-safe.
+        """
+        finder = replace(self._finder, _cache={})
+        lookups = finder.find_all(pids)
+        now = self._finder.clock()
+        existing = [pid for pid, lookup in lookups.items() if lookup.outcome != "gone"]
+        with self._early_lock:
+            for pid in existing:
+                self._early[pid] = _Early(now, lookups[pid])
+        return existing
 
     def find(self, pids: Collection[int]) -> Mapping[int, ProcessOwner]:
         before = self._lookups
         self._lookups = self._finder.find_all(pids)
+        self._use_early_lookups()
         owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
         if not _list_containers(owners) <= _list_containers(self._last):
             # now, before a short job ends
@@ -211,6 +246,15 @@ class ProcessOwners:
             owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
         self._last = owners
         return owners
+
+    def _use_early_lookups(self) -> None:
+        """Uses the early lookups of processes that have ended since."""
+        oldest = self._finder.clock() - CACHE_SECONDS
+        with self._early_lock:
+            self._early = {pid: early for pid, early in self._early.items() if early.at > oldest}
+            for pid, early in self._early.items():
+                if pid in self._lookups and self._lookups[pid].outcome == "gone":
+                    self._lookups[pid] = early.lookup
 
     def _find_owner(self, pid: int, lookup_before: ContainerLookup | None) -> ProcessOwner:
         lookup = self._lookups[pid]
@@ -243,7 +287,14 @@ class ProcessOwners:
                 else:
                     container = workload
                     problem = NO_NAME if workload.uid else ""  # a UID means a pod
-        return ProcessOwner(owner, problem, container, lookup.is_mps_server, lookup.command)
+        return ProcessOwner(
+            owner,
+            problem,
+            container,
+            lookup.is_mps_server,
+            lookup.command,
+            may_be_hidden=lookup.user_id != os.geteuid(),
+        )
 
     def require_permission(self) -> None:
         """Raises SourceError if the last lookup found the owner of no process.

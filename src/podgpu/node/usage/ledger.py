@@ -15,7 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from msgspec import structs
 
 from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
+from podgpu.metrics.usage_methods import HIDDEN_USERS, MPS
 from podgpu.model import (
+    HIDDEN_PID,
     NS,
     Device,
     DeviceTotals,
@@ -138,6 +140,8 @@ class OwnedUsage:
     """None if not visible, for example without hostPID."""
     mps_busy_ns: int | None = None
     """Busy time of the MPS server. None unless its clients have several owners."""
+    by_samples: frozenset[Owner] = frozenset()
+    """Owners whose busy time is divided by the driver's samples, because the log hides them."""
 
     @property
     def device(self) -> Device:
@@ -189,11 +193,7 @@ class OwnedUsage:
                 wasted_underused_ns=waste.underused,
             )
 
-        method = ""
-        if self.mps_busy_ns is not None:
-            method = "mps"
-        elif busy.parts is not None:
-            method = self.usage.method
+        method, method_limit = self._name_method(busy)
         device = DeviceTotals(
             utilization_ratio=_ratio(busy.total, window_ns),
             memory_used_bytes=memory.total,
@@ -201,9 +201,24 @@ class OwnedUsage:
             unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
             unattributed_busy_ns=busy.without_series,
             method=method,
+            method_limit=method_limit,
             pressure_ratio=_ratio(waits.pressure_ns, window_ns),
         )
         return device, usages
+
+    def _name_method(self, busy: Division) -> tuple[str, str]:
+        """Returns `DeviceTotals.method` and `DeviceTotals.method_limit`."""
+        if self.mps_busy_ns is not None:
+            return "mps", MPS
+        if busy.parts is None:
+            return "", self.usage.method_limit
+        if not self.by_samples:
+            return self.usage.method, self.usage.method_limit
+        all_hidden = all(owner in self.by_samples for owner, part in self._list_busy() if part)
+        return "samples" if all_hidden else self.usage.method, HIDDEN_USERS
+
+    def _list_busy(self) -> list[tuple[Owner, int | None]]:
+        return [(process.owner, process.busy_ns) for process in self.processes or ()]
 
     def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
         """Splits the device's busy time among the workloads.
@@ -226,7 +241,7 @@ class OwnedUsage:
                 return Division(total)
             return Division(total, dict.fromkeys(self.holders, total))
 
-        reported = [(process.owner, process.busy_ns) for process in self.processes]
+        reported = self._list_busy()
         parts, others = self._sum_by_owner(reported)
         measured = sum(parts.values()) + others
         # Samples are inexact and processes can run concurrently, so the sum can be too large.
@@ -283,7 +298,8 @@ class OwnedUsage:
         own = [process for process in self.processes or () if process.owner == workload]
         if part or any(process.busy_ns for process in own) or not self.usage.window_ns:
             return 0
-        is_certain = not busy.total or not own or self.usage.method != "samples"
+        is_by_samples = self.usage.method == "samples" or workload in self.by_samples
+        is_certain = not busy.total or not own or not is_by_samples
         return elapsed_ns if is_certain else None
 
     def measure_waste(
@@ -302,7 +318,7 @@ class OwnedUsage:
             return Waste(allocated_ns, 0)
 
         used_ns = busy.total or 0
-        if self.usage.method != "samples":
+        if self.usage.method != "samples" and workload not in self.by_samples:
             used_ns = (busy.part(workload) or 0) + self.usage.switching_ns
         # The driver's window is not exactly as long as the time since the last reading.
         return Waste(0, max(0, allocated_ns - used_ns * elapsed_ns // window_ns))
@@ -327,7 +343,10 @@ class OwnedUsage:
         for workload, part in busy.parts.items():
             if self.usage.resident_ns is not None:
                 pids = [pid for pid in self.usage.resident_ns if owners.get(pid) == workload]
-                bounds[workload] = self._bound_by_residency(pids, part, busy.total)
+                hidden_ns = 0
+                if workload in self.by_samples:
+                    hidden_ns = self.usage.resident_ns.get(HIDDEN_PID, 0)
+                bounds[workload] = self._bound_by_residency(pids, part, busy.total, hidden_ns)
             elif users == {workload}:
                 # Samples are certain only without other users.
                 bounds[workload] = Bounds(part, part)
@@ -337,15 +356,20 @@ class OwnedUsage:
                 bounds[workload] = Bounds(0, part)
         return bounds
 
-    def _bound_by_residency(self, pids: Sequence[int], part: int, total: int) -> Bounds:
-        """A process runs only while its context is resident, but may be idle then."""
+    def _bound_by_residency(
+        self, pids: Sequence[int], part: int, total: int, hidden_ns: int
+    ) -> Bounds:
+        """A process runs only while its context is resident, but may be idle then.
+
+        `hidden_ns`: residency of hidden processes, of which some may belong to the workload.
+        """
         resident_ns = self.usage.resident_ns or {}
         resident = sum(resident_ns[pid] for pid in pids)
         saving = sum(self.usage.saving_ns.get(pid, 0) for pid in pids)
         others = sum(resident_ns.values()) - resident + saving
         worked = max(0, total - self.usage.switching_ns)
         least = min(resident, max(0, worked - others))
-        most = min(resident, worked)
+        most = min(resident + hidden_ns, worked)
         return Bounds(min(least, part), max(most, part))
 
     def _map_owners(self) -> dict[int, Owner]:
@@ -395,6 +419,10 @@ class OwnedUsage:
                 waits_for=_name_runners(parts, window_ns),
             )
             waited_ns += estimate
+        # It is unknown which of the hidden processes waited.
+        for owner in self.by_samples:
+            if isinstance(owner, Workload):
+                usages[owner] = HolderUsage()
         return Waits(usages, _NO_WAIT, min(waits.pressure_ns, waited_ns, window_ns))
 
     def compute_shares(self) -> dict[Workload | None, int]:

@@ -19,6 +19,7 @@ from podgpu.errors import SourceError, StartError, few_of, plural
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
+from podgpu.metrics.usage_methods import IMPROVEMENTS, NO_CAPABILITY, NOT_MEASURED
 from podgpu.model import (
     Allocation,
     Device,
@@ -26,7 +27,6 @@ from podgpu.model import (
     Inventory,
     PodName,
     Unmapped,
-    UsageMethod,
     Workload,
 )
 from podgpu.node.agent.device_selection import Selection
@@ -35,6 +35,7 @@ from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmTelemetry
 from podgpu.node.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.node.gpu.nvml.switch_splitter import LogNotMeasured
 from podgpu.node.gpu.remote_exporter import ExporterTelemetry
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders import AllocationSource
@@ -306,10 +307,6 @@ def _advise_on_counters(missing: Iterable[CounterSpec], provider: str) -> str:
 
 # Usage of shared GPUs
 
-_ADD_CAPABILITY = (
-    "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; "
-    "docker run --cap-add SYS_ADMIN --user 0), without a user namespace"
-)
 _MPS = (
     "used by clients of MPS. The driver reports only the MPS server, so busy time, idle time, "
     "energy, waste, cost by use and autoscaling metrics are not known, "
@@ -325,16 +322,21 @@ _CHECK_DRIVER = (
 def check_usage(
     telemetry: Telemetry,
     gpus: Sequence[Device],
-    method: UsageMethod,
+    usage_from: str,
     workers: Workers,
     deadline: float,
 ) -> list[Finding]:
     """Checks whether the method of `--usage-from` works, and finds GPUs under MPS."""
     findings = _check_mps(telemetry, gpus, workers, deadline)
+    method = usage_from
+    if isinstance(telemetry, NvmlTelemetry):
+        method = telemetry.switch_logs.wanted
+    elif method == "auto":
+        method = "samples"
     if method == "samples" or telemetry.name == SIMULATED:
         text = (
             "busy time of shared GPUs is estimated from the driver's samples; "
-            "--usage-from switches or exact is more accurate"
+            "--usage-from auto is more accurate where it can read context switches"
         )
         findings.append(ok("sharing", text))
         return findings
@@ -343,9 +345,7 @@ def check_usage(
         findings.append(note("sharing", text, "use --telemetry nvml"))
         return findings
 
-    jobs = {
-        f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu, method) for gpu in gpus
-    }
+    jobs = {f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu) for gpu in gpus}
     results = workers.run(jobs, deadline)
     gpus_by_finding: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
@@ -371,21 +371,31 @@ def _check_mps(
     return [note("MPS", f"GPU {few_of(shared)}: {_MPS}")] if shared else []
 
 
-def _check_switches(telemetry: NvmlTelemetry, gpu: Device, method: UsageMethod) -> Finding:
+def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
+    method = telemetry.switch_logs.wanted
     try:
         with closing(telemetry.open_switch_log(gpu)) as listener:
+            limit = listener.limit
             unsampled = listener.unsampled
+    except LogNotMeasured as e:
+        text = f"busy time is estimated from driver samples: {e}"
+        return note("sharing", text, IMPROVEMENTS[NOT_MEASURED])
     except SwitchLogError as e:
         text = "busy time is estimated from driver samples, because context switches cannot be read"
-        return wrong("sharing", f"{text}: {e}", _CHECK_DRIVER)
+        finding = note if method == "auto" else wrong
+        return finding("sharing", f"{text}: {e}", _CHECK_DRIVER)
     if not unsampled:
         return ok("sharing", "busy time is exact: it comes from context switches and busy samples")
 
     text = "busy time comes from context switches and has a lower and an upper bound"
-    if not telemetry.switch_logs.privileged():
+    if limit == NO_CAPABILITY:
         finding = wrong if method == "exact" else note
-        hidden = "processes of other users are hidden, so driver samples are used while they run"
-        return finding("sharing", f"{text}: CAP_SYS_ADMIN is missing; {hidden}", _ADD_CAPABILITY)
+        hidden = (
+            "if several containers run as other users than podgpu, the driver's samples divide "
+            "their time"
+        )
+        text = f"{text}: CAP_SYS_ADMIN is missing; {hidden}"
+        return finding("sharing", text, IMPROVEMENTS[NO_CAPABILITY])
     if method == "exact":
         return note("sharing", f"{text}, not exact: {unsampled}")
     return ok("sharing", f"{text} (exact would add busy samples)")
@@ -411,11 +421,12 @@ def _read(path: Path) -> str:
         return ""
 
 
-def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
+def check_privileges(proc: str, usage_from: str) -> list[Finding]:
+    """`usage_from`: see `--usage-from`. `auto` and `exact` use CAP_SYS_ADMIN."""
     status = _read(Path(proc, "self/status"))
     uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE | re.ASCII)
     user = f"uid {uid[1]}" if uid else "unknown uid"
-    needed = "CAP_SYS_ADMIN for --usage-from exact" if exact_usage else "none"
+    needed = "CAP_SYS_ADMIN for --usage-from exact" if usage_from == "exact" else "none"
     text = (
         f"running as {user}; root is needed only for the kubelet socket; "
         f"capabilities needed: {needed}"
@@ -424,7 +435,7 @@ def check_privileges(proc: str, exact_usage: bool) -> list[Finding]:
 
     capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
     is_admin = capabilities is not None and int(capabilities[1], 16) & _SYS_ADMIN
-    if is_admin and not exact_usage:
+    if is_admin and usage_from not in ("auto", "exact"):
         text = "this process has CAP_SYS_ADMIN, which podgpu does not need"
         advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
         findings.append(note("privileges", text, advice))

@@ -157,7 +157,7 @@ export class GpuView {
     place(this.fields, fieldSections(list("fields")));
     place(this.sources, sourceRows(list("sources")));
     this.sourceSection.hidden = !list("sources").length;
-    showText(this.method, methodText(data?.method));
+    showText(this.method, methodText(data ?? {}));
   }
 }
 
@@ -207,7 +207,9 @@ function healthFacts(device, fields, xids) {
   ].filter(Boolean);
 }
 
-function methodText(method) {
+function methodText({ method, improvement }) {
   if (method === "mps") return "Usage by container: not known under MPS";
-  return method ? `Usage measured by: ${plain(method)}` : "";
+  if (!method) return "";
+  const measured = `Usage measured by: ${plain(method)}`;
+  return improvement ? `${measured}. Better: ${plain(improvement)}` : measured;
 }

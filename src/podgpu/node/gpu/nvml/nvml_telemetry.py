@@ -47,7 +47,7 @@ from podgpu.node.gpu.nvml.driver import (
 )
 from podgpu.node.gpu.nvml.process_usage import CounterReading, UsageReader, UsageSettings
 from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
-from podgpu.node.gpu.source import ErrorEvents
+from podgpu.node.gpu.source import ErrorEvents, FindProcesses, find_no_processes
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
@@ -289,9 +289,11 @@ class NvmlTelemetry:
         with self._hold(gpu) as state:
             return list_processes(self._driver, state.read_layout())
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> DeviceUsage:
+    def usage(
+        self, gpu: Device, shared: Collection[str] = (), find: FindProcesses = find_no_processes
+    ) -> DeviceUsage:
         with self._hold(gpu) as state:
-            return state.usage_reader.read(state.read_layout(), shared)
+            return state.usage_reader.read(state.read_layout(), shared, find)
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the GPU's context-switch log. Raises SourceError."""

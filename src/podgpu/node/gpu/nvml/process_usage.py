@@ -14,7 +14,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
-from podgpu.model import Device, DeviceUsage, Lack, ProcessUsage, UsageProblems
+from podgpu.model import (
+    HIDDEN_PID,
+    Device,
+    DeviceUsage,
+    Lack,
+    ProcessUsage,
+    UsageProblems,
+)
 from podgpu.node.gpu.nvml.driver import (
     ENERGY_COUNTER,
     MAX_PID,
@@ -27,6 +34,7 @@ from podgpu.node.gpu.nvml.driver import (
     translate,
 )
 from podgpu.node.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
+from podgpu.node.gpu.source import FindProcesses, find_no_processes
 
 T = TypeVar("T")
 _MEMORY = "nvmlDeviceGetMemoryInfo"
@@ -122,18 +130,25 @@ class UsageReader:
         self._energy_is_known = False
         self._phase = FirmwarePhase()
         self._pids: Collection[int] | None = None
+        self._sampled: dict[int, int] = {}  # see `_update_sampled`
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
-            open_listener = partial(settings.switch_logs.open_listener, driver, wall=settings.wall)
-            self._splitter = BusyTimeSplitter(open_listener, settings.clock)
+            logs = settings.switch_logs
+            open_listener = partial(logs.open_listener, driver, wall=settings.wall)
+            self._splitter = BusyTimeSplitter(open_listener, settings.clock, logs.is_auto)
 
     def continue_after(self, previous: UsageReader) -> None:
         """Continues where another reader of the same GPU stopped, so that no time is lost."""
         self._window_start = previous._window_start
         self._last_energy = previous._last_energy
 
-    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> DeviceUsage:
-        """Reads the GPU and its instances.
+    def read(
+        self,
+        layout: tuple[DeviceHandle, ...],
+        shared: Collection[str] = (),
+        find: FindProcesses = find_no_processes,
+    ) -> DeviceUsage:
+        """Reads the GPU and its instances. `shared`, `find`: see `Telemetry.usage`.
 
         Raises DeviceLost or DriverGone. Other errors are in `problems`.
         """
@@ -145,7 +160,7 @@ class UsageReader:
         if self._settings.sees_processes:
             running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
         if self._splitter is not None:
-            self._splitter.begin_reading(layout[0], running, shared)
+            self._splitter.begin_reading(layout[0], running, shared, find)
 
         instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
         busy = BusyTime() if device.mig_enabled else self._read_busy()
@@ -214,8 +229,23 @@ class UsageReader:
         if self._splitter is not None:
             usage = self._splitter.split(usage, busy.until)
         if usage.method == "samples":
-            usage = replace(usage, process_busy_ns=self._read_process_busy(busy))
+            return replace(usage, process_busy_ns=self._read_process_busy(busy))
+        if _may_hide_several(usage):
+            return replace(usage, sampled_busy_ns=self._update_sampled(busy, usage))
         return usage
+
+    def _update_sampled(self, busy: BusyTime, usage: DeviceUsage) -> dict[int, int]:
+        """Returns the busy time of each listed process in about the last eight readings.
+
+        One reading has about five samples, which may all be of other processes.
+        """
+        sampled = self._read_process_busy(busy) or {}
+        recent = {}
+        for process in usage.processes or ():
+            before = self._sampled.get(process.pid, 0)
+            recent[process.pid] = before * 7 // 8 + (sampled.get(process.pid) or 0)
+        self._sampled = recent
+        return recent
 
     def _read(self, part: str, call: Callable[[], T]) -> T | None:
         """Returns the result of `call`, or None if `part` is not supported or the call fails."""
@@ -416,3 +446,10 @@ class UsageReader:
     def _read_counter(self, now: float) -> CounterReading:
         with self._phase.avoid_busy_firmware():
             return CounterReading(now, int(self._driver.call(ENERGY_COUNTER, self._handle)))
+
+
+def _may_hide_several(usage: DeviceUsage) -> bool:
+    """Returns True if the log has times of hidden processes, and these may be several."""
+    named = usage.resident_ns or {}
+    unnamed = [process for process in usage.processes or () if process.pid not in named]
+    return HIDDEN_PID in named and len(unnamed) > 1

@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from podgpu.errors import SourceError
+from podgpu.model import HIDDEN_PID
 
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
 """One record of the log.
@@ -30,8 +31,6 @@ instance, time.
 FECS_RECORD = 2
 SWITCHED_IN = 6
 SAVED = 7
-# Pid in the log for processes of other users if podgpu has no CAP_SYS_ADMIN.
-HIDDEN_PID = 0
 KERNEL_PID = 0xFFFFFFFF
 UNKNOWN_PIDS = frozenset({HIDDEN_PID, KERNEL_PID})  # they do not identify a process
 WHOLE_GPU = 255

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from podgpu.model import Device, DeviceUsage, ProcessUsage, SwitchStatus, UsageMethod
+from podgpu.metrics.usage_methods import LOG_FAILED, NO_CAPABILITY, NOT_MEASURED
+from podgpu.model import Device, DeviceUsage, ProcessUsage, SwitchStatus, WantedMethod
 from podgpu.node.gpu.nvml.driver import CallGuard, DeviceHandle, NvmlDriver
 from podgpu.node.gpu.nvml.switch_attribution import (
-    HIDDEN_PID,
+    KERNEL_PID,
     UNKNOWN_PIDS,
     WHOLE_GPU,
     BusySample,
@@ -36,6 +37,7 @@ from podgpu.node.gpu.nvml.switch_attribution import (
 )
 from podgpu.node.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.node.gpu.nvml.switch_waiting import WaitEstimator
+from podgpu.node.gpu.source import FindProcesses, find_no_processes
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,15 @@ _DRAIN_SECONDS = 2.0
 
 At 5,000 switches per second, the log is full after 3 seconds.
 """
+_SHORT_DRAIN_SECONDS = 0.15
+"""The same while new processes appear, because they may end soon.
+
+A process is looked up when the log first names it, and this must happen while it runs.
+"""
+_NEW_PROCESS_SECONDS = 30.0
+"""How long the log is read at the shorter interval after a new process."""
+_MENTION_SECONDS = 60.0
+"""How long it is remembered that a process was looked up. Pids are reused."""
 _MAX_UNREAD_SECONDS = 90.0
 """The listener closes itself if `take_window` is not called for this long.
 
@@ -82,16 +93,28 @@ class SwitchListener:
         costs: SwitchCosts = SwitchCosts(),  # noqa: B008 - immutable
         *,
         unsampled: str = "",
+        limit: str = "",
+        needs_samples: bool = True,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
         """Opens the timeline at the current time of the GPU.
 
-        `unsampled`: reason why no busy samples are taken. `in_background`: if False, the caller
-        must call `step`.
+        `unsampled`: reason why no busy samples are taken. `limit`: see
+        `DeviceTotals.method_limit`. `needs_samples`: if False, the log is also used if samples
+        fail. `in_background`: if False, the caller must call `step`.
         """
         self.unsampled = unsampled
+        self.limit = limit
+        self._needs_samples = needs_samples
+        self._listed: frozenset[int] = frozenset()  # pids that the driver lists
+        self._find: FindProcesses = find_no_processes
+        # When the log last named a process that was looked up, by pid.
+        self._mentioned: dict[int, float] = {}
+        # Those that existed when they were looked up.
+        self._existing: set[int] = set()
+        self._new_process_at = float("-inf")
         # True while no samples are taken, because all contexts were busy all the time.
         self.pauses_sampling = False
         self._log = log
@@ -111,6 +134,17 @@ class SwitchListener:
         self._ended = threading.Event()
         if in_background:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
+
+    def follow(self, listed: frozenset[int], find: FindProcesses) -> None:
+        """Sets the pids that the driver lists. `find`: looks up processes that it does not."""
+        with self._lock:
+            self._listed = listed
+            self._find = find
+
+    def list_existing(self) -> frozenset[int]:
+        """Returns the processes that the driver did not list, but that were found."""
+        with self._lock:
+            return frozenset(self._existing)
 
     def take_window(
         self, until: float, instance: int | None = None
@@ -172,7 +206,15 @@ class SwitchListener:
 
     def _take_sample(self) -> None:
         before = self._wall()
-        busy = self._log.is_busy()
+        try:
+            busy = self._log.is_busy()
+        except SwitchLogError as e:
+            if self._needs_samples:
+                raise
+            self.unsampled = str(e)
+            self.limit = LOG_FAILED
+            self._samples = []
+            return
         moment = self.to_gpu_time((before + self._wall()) / 2)
         self._samples.append((moment, busy))
 
@@ -183,13 +225,19 @@ class SwitchListener:
             )
 
     def _seconds_until_drain(self) -> float:
-        return self._drained_at + _DRAIN_SECONDS - self._clock()
+        now = self._clock()
+        interval = _DRAIN_SECONDS
+        if now - self._new_process_at < _NEW_PROCESS_SECONDS:
+            interval = _SHORT_DRAIN_SECONDS
+        return self._drained_at + interval - now
 
     def _drain(self) -> None:
         before = self._wall()
         self._log_time = self._log.now()
         self._offset = self._log_time - int((before + self._wall()) / 2 * 1e9)
+        named: set[int] = set()
         for instance, compute_instance, times, pids in self._records.decode(self._log.drain()):
+            named.update(pid if pid >= 0 else ~pid for pid in set(pids))
             self._find_timeline(instance).add(times, pids)
             if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
                 raise SwitchLogError(
@@ -198,6 +246,20 @@ class SwitchListener:
                     "so busy time cannot be divided",
                 )
         self._drained_at = self._clock()
+        self._look_up(named - UNKNOWN_PIDS)
+
+    def _look_up(self, named: set[int]) -> None:
+        """Looks up processes when the log first names them, unless the driver lists them."""
+        now = self._drained_at
+        new = named - self._mentioned.keys() - self._listed
+        if new:
+            self._existing.update(self._find(new))
+            self._new_process_at = now
+        self._mentioned.update(dict.fromkeys(named, now))
+        for pid, at in list(self._mentioned.items()):
+            if now - at > _MENTION_SECONDS:
+                del self._mentioned[pid]
+                self._existing.discard(pid)
 
     def _find_timeline(self, instance: int) -> Timeline:
         return self._timelines.setdefault(instance, Timeline(self.began, self._costs))
@@ -224,6 +286,8 @@ than it worked. The busy bit differed from NVML's utilization by at most one per
 were preempted after 2,100 µs. Saving a context took 68 µs (one warp per multiprocessor) to 107 µs
 (all memory of the multiprocessors in use), and 121 µs for PyTorch.
 """
+MEASURED_BRANCHES = frozenset({580})
+"""Driver branches with which the log was measured. `auto` uses no other ones."""
 
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
@@ -245,15 +309,23 @@ def has_sys_admin() -> bool:
     return has_capability and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
 
 
+class LogNotMeasured(SwitchLogError):
+    """`auto` does not use the log of this GPU, because nobody has measured it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SwitchLogFactory:
     """Opens context-switch logs. `wanted` is the value of `--usage-from`."""
 
-    wanted: UsageMethod = "samples"
+    wanted: WantedMethod = "samples"
     open_log: Callable[[Device, str], SwitchLog] = open_switch_log
     """Opens the log of a GPU, given the GPU and the driver's version. Raises SwitchLogError."""
     privileged: Callable[[], bool] = has_sys_admin
     make_listener: Callable[..., SwitchListener] = SwitchListener
+
+    @property
+    def is_auto(self) -> bool:
+        return self.wanted == "auto"
 
     def open_listener(
         self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]
@@ -264,40 +336,65 @@ class SwitchLogFactory:
         if not gpu.device.mig_enabled:
             with CallGuard[str]().catch():
                 architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
+        version = str(driver.call("nvmlSystemGetDriverVersion"))
+        if self.is_auto:
+            _require_measured(architecture, version)
         _, costs = MEASURED_ARCHITECTURES.get(architecture, ("", SwitchCosts()))
-        unsampled = self._explain_unsampled(architecture)
-        log = self.open_log(gpu.device, str(driver.call("nvmlSystemGetDriverVersion")))
-        return self.make_listener(log, costs, unsampled=unsampled, wall=wall)
+        limit, unsampled = self._explain_unsampled(architecture)
+        return self.make_listener(
+            self.open_log(gpu.device, version),
+            costs,
+            unsampled=unsampled,
+            limit=limit,
+            needs_samples=not self.is_auto,
+            wall=wall,
+        )
 
-    def _explain_unsampled(self, architecture: int) -> str:
-        """Returns the reason why no busy samples are taken, or an empty string."""
-        if self.wanted != "exact":
-            return f"--usage-from is {self.wanted}"
-        if architecture not in MEASURED_ARCHITECTURES:
-            measured = ", ".join(name for name, _ in MEASURED_ARCHITECTURES.values())
-            return f"the busy register is only read on {measured} without MIG"
+    def _explain_unsampled(self, architecture: int) -> tuple[str, str]:
+        """Returns why no busy samples are taken: `DeviceTotals.method_limit` and a text."""
         # Without CAP_SYS_ADMIN, each read fails and writes a line to the kernel log.
         if not self.privileged():
-            return "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
-        return ""
+            return NO_CAPABILITY, "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact)"
+        if self.wanted == "switches":
+            return "", "--usage-from is switches"
+        if architecture not in MEASURED_ARCHITECTURES:
+            text = f"the busy register is only read on {_name_architectures()} without MIG"
+            return NOT_MEASURED, text
+        return "", ""
+
+
+def _name_architectures() -> str:
+    return ", ".join(name for name, _ in MEASURED_ARCHITECTURES.values())
+
+
+def _require_measured(architecture: int, driver_version: str) -> None:
+    """Raises LogNotMeasured for other GPUs and drivers than those that were measured."""
+    branch, _, _ = driver_version.partition(".")
+    if architecture in MEASURED_ARCHITECTURES and branch in map(str, MEASURED_BRANCHES):
+        return
+    branches = ", ".join(map(str, sorted(MEASURED_BRANCHES)))
+    raise LogNotMeasured(
+        NOT_MEASURED,
+        f"auto reads context switches only on {_name_architectures()} without MIG and with driver "
+        f"{branches}, because they were not measured elsewhere",
+    )
 
 
 _LINGER_SECONDS = 60.0
-"""How long the log stays open when the GPU is no longer shared.
+"""How long the log stays in use when the GPU is no longer shared.
 
-Most GPUs are soon shared again.
+Most GPUs are soon shared again, and short-lived processes are not in every list.
 """
 _RETRY_SECONDS = 60.0
+_STEADY_SECONDS = 60.0
+"""How long the log must have been used before another fallback is logged."""
 _UNKNOWN_PART = 50
 """At most 1/50 of a window may be missing in the log.
 
 Contexts count as completely busy if they were idle for at most 1/50 of their residency.
 """
-_HIDDEN_PART = 100
-"""At most 1/100 of a window may belong to processes that the driver does not list.
-
-The same limit applies to processes that are hidden.
-"""
+_UNLISTED_PART = 100
+"""At most 1/100 of a window may belong to processes that do not exist for the driver and /proc."""
 _SATURATED_NS = 30 * 10**9
 """Sampling pauses if contexts were completely busy for this long.
 
@@ -316,56 +413,75 @@ class BusyTimeSplitter:
     """
 
     def __init__(
-        self, open_listener: Callable[[DeviceHandle], SwitchListener], clock: Callable[[], float]
+        self,
+        open_listener: Callable[[DeviceHandle], SwitchListener],
+        clock: Callable[[], float],
+        is_auto: bool = False,
     ) -> None:
+        """`is_auto`: if the log cannot be used, this is no failure of a source."""
         self._clock = clock
         self._open_listener = open_listener
+        self._is_auto = is_auto
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
         self._waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)  # by device key
-        self._shared: frozenset[str] = frozenset()
+        self._shared_at: dict[str, float] = {}  # by device key, see `begin_reading`
         self._previous_pids: frozenset[int] = frozenset()
         self._pids: frozenset[int] = frozenset()
-        self._shared_at = float("-inf")
         self._retry_at = float("-inf")
         self._saturated_ns = 0
+        self._limit = ""
+        # Reasons that were logged, and when the log last could not be used.
+        self._logged: set[str] = set()
+        self._failed_at = float("-inf")
         self.status = SwitchStatus()
 
     def begin_reading(
-        self, target: DeviceHandle, running: Sequence[ProcessUsage] | None, shared: Collection[str]
+        self,
+        target: DeviceHandle,
+        running: Sequence[ProcessUsage] | None,
+        shared: Collection[str],
+        find: FindProcesses = find_no_processes,
     ) -> None:
         """Opens the log if the GPU is shared, and closes it some time after the sharing has ended.
 
         `running`: processes on the GPU. `shared`: keys of devices with processes of several
-        containers.
+        containers. `find`: see `Telemetry.usage`.
         """
         gpu = target.device
         self._name = f"GPU {gpu.index} ({gpu.uuid})"
         self.status = replace(self.status, errors=())
         self._previous_pids = self._pids
         self._pids = frozenset(process.pid for process in running or ())
-        self._shared = frozenset()
-        if running is not None:
-            prefix = f"{gpu.uuid}/"
-            self._shared = frozenset(
-                key for key in shared if key == gpu.uuid or key.startswith(prefix)
-            )
+        self._update_shared(gpu, running is not None, shared)
 
-        now = self._clock()
-        if not self._shared:
+        if not self._shared_at:
             self.status = SwitchStatus()
+            self.close()
         elif any(process.mps for process in running or ()):
-            self._shared = frozenset()
+            self._shared_at = {}
+            self.close()
             self._fall_back(
                 _WindowError("mps", "it is shared by MPS, where all clients use the same context")
             )
-        else:
-            self._shared_at = now
-            if self._listener is None and now >= self._retry_at:
-                self._open(target)
-        if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
-            self.close()
+        elif self._listener is None and self._clock() >= self._retry_at:
+            self._open(target)
+        if self._listener is not None:
+            self._listener.follow(self._pids, find)
+
+    def _update_shared(self, gpu: Device, sees_processes: bool, shared: Collection[str]) -> None:
+        """Updates which devices of this GPU are, or were recently, shared."""
+        now = self._clock()
+        if not sees_processes:
+            self._shared_at = {}
+            return
+        for key in shared:
+            if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"):
+                self._shared_at[key] = now
+        for key, at in list(self._shared_at.items()):
+            if now - at > _LINGER_SECONDS:
+                del self._shared_at[key]
 
     def _open(self, target: DeviceHandle) -> None:
         try:
@@ -386,24 +502,27 @@ class BusyTimeSplitter:
         time.
         """
         usage = replace(usage, bounded=True)
+        if usage.device.key in self._shared_at:
+            usage = replace(usage, method_limit=self._limit)
         listener = self._listener
         if listener is None or until is None or not usage.window_ns:
             return usage
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
-            is_shared = usage.device.key in self._shared
+            is_shared = usage.device.key in self._shared_at
             if usage.busy_ns is None or not is_shared or not residency.periods:
                 return usage
             # If the log was opened during the window, it must still cover almost all of the window.
             is_first = residency.since == listener.began
             if is_first and not _covers(residency.window, usage.window_ns):
                 return usage
-            _check(residency, usage.window_ns, self._previous_pids | self._pids)
+            known = self._previous_pids | self._pids | listener.list_existing()
+            _check(residency, usage.window_ns, known)
         except SwitchLogError as e:
             self._fall_back(e)
-            return usage
+            return replace(usage, method_limit=self._limit)
 
-        self.status = SwitchStatus(self.status.errors)
+        self._succeed(listener)
         worked = max(0, usage.busy_ns - residency.switching)
         if listener.unsampled:
             figures = estimate_without_samples(residency, worked)
@@ -413,8 +532,9 @@ class BusyTimeSplitter:
             figures = self._model.estimate(residency, worked, samples)
         return replace(
             usage,
-            process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in UNKNOWN_PIDS},
+            process_busy_ns={pid: ns for pid, ns in figures.items() if pid != KERNEL_PID},
             method="switches" if listener.unsampled else "exact",
+            method_limit=self._limit,
             resident_ns=residency.resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
@@ -440,15 +560,35 @@ class BusyTimeSplitter:
             self._waits.clear()
             _log.info("%s: the context-switch log is closed", self._name)
 
+    def _succeed(self, listener: SwitchListener) -> None:
+        self.status = SwitchStatus(self.status.errors)
+        self._limit = listener.limit
+        if self._logged and self._clock() - self._failed_at >= _STEADY_SECONDS:
+            self._logged.clear()
+            _log.info("%s: processes are measured by context switches again", self._name)
+
     def _fall_back(self, error: SwitchLogError) -> None:
-        if self.status.fallback_reason != error.reason:
-            _log.warning(
-                "%s: processes are temporarily measured by the driver's samples: %s",
-                self._name,
-                error,
-            )
+        """Reports that processes are measured by the driver's samples.
+
+        Logs each reason once, until the log has been used for some time without a failure.
+        """
+        self._failed_at = self._clock()
+        self._limit = LOG_FAILED
         errors = (*self.status.errors, error.reason)
-        self.status = SwitchStatus(errors, error.reason, f"{self._name}: {error}")
+        level = logging.WARNING
+        if isinstance(error, LogNotMeasured):
+            self._limit = NOT_MEASURED
+            errors = self.status.errors
+            level = logging.INFO
+        if error.reason not in self._logged:
+            self._logged.add(error.reason)
+            text = "%s: processes are temporarily measured by the driver's samples: %s"
+            _log.log(level, text, self._name, error)
+
+        if self._is_auto:
+            self.status = SwitchStatus(errors)
+        else:
+            self.status = SwitchStatus(errors, error.reason, f"{self._name}: {error}")
         if not isinstance(error, _WindowError):
             self.close()
             self._retry_at = self._clock() + _RETRY_SECONDS
@@ -458,7 +598,7 @@ def _covers(part: int, whole: int) -> bool:
     return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
-def _check(residency: Residency, window_ns: int, listed: Set[int]) -> None:
+def _check(residency: Residency, window_ns: int, known: Set[int]) -> None:
     """Raises _WindowError if the log does not show all processes for almost the whole window."""
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if missing * _UNKNOWN_PART > window_ns:
@@ -466,13 +606,7 @@ def _check(residency: Residency, window_ns: int, listed: Set[int]) -> None:
         raise _WindowError(
             "unaccounted_time", f"the context-switch log does not cover {percent} % of the time"
         )
-    if residency.resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
-        raise _WindowError(
-            "hidden_process",
-            "processes of other users run on it, and their pids are visible only with CAP_SYS_ADMIN"
-            " (chart: exporter.usage.from: exact)",
-        )
-    unlisted = residency.resident.keys() - listed - UNKNOWN_PIDS
+    unlisted = residency.resident.keys() - known - UNKNOWN_PIDS
     unlisted_ns = sum(residency.resident[pid] for pid in unlisted)
-    if unlisted_ns * _HIDDEN_PART > window_ns:
+    if unlisted_ns * _UNLISTED_PART > window_ns:
         raise _WindowError("unlisted_process", "a process runs on it that the driver does not list")

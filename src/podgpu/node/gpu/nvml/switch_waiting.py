@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from podgpu.model import ProcessWaits
 from podgpu.node.gpu.nvml.switch_attribution import (
+    KERNEL_PID,
     MAX_SAVE_NS,
-    UNKNOWN_PIDS,
     Period,
     Residency,
 )
@@ -245,7 +245,7 @@ class WaitEstimator:
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
-            if position >= first_new and pid not in UNKNOWN_PIDS:
+            if position >= first_new and pid != KERNEL_PID:
                 waits = found[pid]
                 waits.periods += 1
                 if -1 < before < position - 1:
