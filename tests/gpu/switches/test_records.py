@@ -52,7 +52,7 @@ def test_a_stay_continues_in_the_next_window() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
     assert (first.resident, first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
     assert second.resident == {1: 5 * MS}
-    assert second.unknown == 5 * MS  # nothing is resident between the save and the end
+    assert (second.unknown, second.unloaded) == (0, 5 * MS), "no context is loaded after the save"
 
 
 def test_the_time_between_contexts_and_the_lead_are_switching() -> None:
@@ -112,7 +112,8 @@ def test_stays_switching_and_unknown_add_up_to_any_window(
         at += pause + period
     cuts = [sum(ends[: n + 1]) for n in range(len(ends))]
     for window in windows(switches, cuts, lead):
-        assert sum(window.resident.values()) + window.switching + window.unknown == window.window
+        empty = window.unknown + window.unloaded
+        assert sum(window.resident.values()) + window.switching + empty == window.window
         assert all(
             window.since <= period.since < period.until <= window.until for period in window.periods
         )

@@ -30,7 +30,7 @@ _MPS_SERVER = b"(nvidia-cuda-mps)"
 """nvidia-cuda-mps-server, truncated to 15 characters by the kernel."""
 _MAX_BYTES = 64 * 1024
 _MAX_COMMAND = 64
-_UID_LINE = re.compile(rb"^Uid:\s+(\d+)\s+(\d+)", re.MULTILINE)  # real and effective
+_UID_LINE = re.compile(rb"^Uid:\s+(\d+)(?:\s+(\d+))?", re.MULTILINE)  # real and effective
 # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
 _SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")
 _SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
@@ -182,7 +182,7 @@ def _read_user_id(folder: str) -> int | None:
     """Returns the effective user id of a process, or None if it cannot be read."""
     with suppress(OSError):
         if uid := _UID_LINE.search(_read(f"{folder}/status")):
-            return int(uid[2])
+            return int(uid[2] or uid[1])
     return None
 
 

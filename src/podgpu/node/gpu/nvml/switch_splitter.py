@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from podgpu.metrics.usage_methods import LOG_FAILED, NO_CAPABILITY, NOT_MEASURED
-from podgpu.model import Device, DeviceUsage, ProcessUsage, SwitchStatus, WantedMethod
+from podgpu.model import HIDDEN_PID, Device, DeviceUsage, ProcessUsage, SwitchStatus, WantedMethod
 from podgpu.node.gpu.nvml.driver import CallGuard, DeviceHandle, NvmlDriver
 from podgpu.node.gpu.nvml.switch_attribution import (
     KERNEL_PID,
@@ -516,8 +516,8 @@ class BusyTimeSplitter:
             is_first = residency.since == listener.began
             if is_first and not _covers(residency.window, usage.window_ns):
                 return usage
-            known = self._previous_pids | self._pids | listener.list_existing()
-            _check(residency, usage.window_ns, known)
+            known = self._previous_pids | self._pids | listener.list_existing() | {HIDDEN_PID}
+            _check(residency, usage.window_ns, usage.busy_ns, known)
         except SwitchLogError as e:
             self._fall_back(e)
             return replace(usage, method_limit=self._limit)
@@ -532,7 +532,7 @@ class BusyTimeSplitter:
             figures = self._model.estimate(residency, worked, samples)
         return replace(
             usage,
-            process_busy_ns={pid: ns for pid, ns in figures.items() if pid != KERNEL_PID},
+            process_busy_ns={pid: ns for pid, ns in figures.items() if pid in known},
             method="switches" if listener.unsampled else "exact",
             method_limit=self._limit,
             resident_ns=residency.resident,
@@ -598,15 +598,18 @@ def _covers(part: int, whole: int) -> bool:
     return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
-def _check(residency: Residency, window_ns: int, known: Set[int]) -> None:
+def _check(residency: Residency, window_ns: int, busy_ns: int, known: Set[int]) -> None:
     """Raises _WindowError if the log does not show all processes for almost the whole window."""
     missing = max(residency.unknown, abs(residency.window - window_ns))
+    if residency.unloaded:
+        # Nothing can have run while no context was loaded.
+        missing = max(missing, busy_ns - (residency.window - residency.unloaded))
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
         raise _WindowError(
             "unaccounted_time", f"the context-switch log does not cover {percent} % of the time"
         )
-    unlisted = residency.resident.keys() - known - UNKNOWN_PIDS
+    unlisted = residency.resident.keys() - known - {KERNEL_PID}
     unlisted_ns = sum(residency.resident[pid] for pid in unlisted)
     if unlisted_ns * _UNLISTED_PART > window_ns:
         raise _WindowError("unlisted_process", "a process runs on it that the driver does not list")
