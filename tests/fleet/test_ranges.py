@@ -13,13 +13,15 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+import msgspec
 import pytest
+from focus_data_toolkit.model.validator import lint_focus_1_4_structure
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.clock import Clock
-from podgpu.errors import UsageError, utc_text
+from podgpu.errors import UsageError
 from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.pages import GpuQuery
@@ -33,11 +35,10 @@ from podgpu.past.bill import (
     RangeQuery,
     RangeRow,
     describe_row,
-    encode_range_csv,
-    escape_cell,
     group_now,
     parse_range_query,
 )
+from podgpu.past.focus import encode_csv, escape_cell, split_days
 from podgpu.past.moment import read_past
 from podgpu.past.record import SqlitePast, make_records
 from podgpu.past.recorder import HistoryRecorder
@@ -364,11 +365,18 @@ def test_current_gpus_if_another_cluster_is_only_in_the_past() -> None:
     }
 
 
+def write_csv(cluster: Cluster, by: str, **more: Any) -> list[dict[str, str]]:
+    """Asks for the range as the page does."""
+    query = RangeQuery(by, **more)
+    whole = cluster.range(by, **more)
+    days = [cluster.range(**day._asdict()) for day in split_days(query, whole)]
+    return list(csv.DictReader(io.StringIO(encode_csv(days).decode())))
+
+
 def test_csv_has_the_columns_of_focus() -> None:
     cluster = Cluster()
     an_hour(cluster)
-    answer = cluster.range("label:team", seconds=DAY)
-    first, *_, last = csv.DictReader(io.StringIO(encode_range_csv(answer).decode()))
+    first, *_, last = write_csv(cluster, "label:team", seconds=DAY)
     assert (first["BilledCost"], first["BillingCurrency"], first["ConsumedUnit"]) == (
         "10.0",
         "EUR",
@@ -379,14 +387,67 @@ def test_csv_has_the_columns_of_focus() -> None:
         "0.25",
         "samples",
     )
-    assert (first["BillingPeriodStart"], first["BillingPeriodEnd"]) == (
-        utc_text(answer.from_),
-        utc_text(answer.to),
+    assert (last["ChargeDescription"], last["ConsumedQuantity"]) == (
+        "GPU hours: unallocated",
+        "1.5",
     )
-    assert (last["ChargeDescription"], last["PricingQuantity"]) == ("GPU hours: unallocated", "1.5")
-    empty = encode_range_csv(cluster.range(start=0.0, end=DAY)).decode()
-    assert empty.startswith("BilledCost,")
-    assert empty.count("\n") == 1
+    assert last["AllocatedMethodId"] == last["AllocatedResourceId"] == ""
+    assert write_csv(cluster, "pod", start=0.0, end=DAY) == []
+
+
+@pytest.mark.parametrize("by", ["pod", "owner", "namespace", "label:team"])
+def test_csv_is_valid_focus_1_4(by: str) -> None:
+    cluster = Cluster()
+    an_hour(cluster)
+    report = lint_focus_1_4_structure("Cost and Usage", write_csv(cluster, by, seconds=DAY))
+    assert report.messages() == []
+    assert report.row_count > 0
+
+
+def test_csv_has_a_row_per_day_and_charge_and_months_as_billing_periods() -> None:
+    cluster = Cluster()
+    an_hour(cluster)
+    cluster.round(gpu(0, holder("a")))
+    start = 1_793_491_200.0 - 1800  # half an hour before November 2026
+    whole = cluster.range(seconds=DAY)
+    whole.from_ = start
+    whole.recorded_from = None
+    whole.to = start + 1800 + 2 * DAY
+    days = split_days(RangeQuery(), whole)
+    assert [(day.start, day.end) for day in days] == [
+        (start, start + 1800),
+        (start + 1800, start + 1800 + DAY),
+        (start + 1800 + DAY, start + 1800 + 2 * DAY),
+    ]
+    answers = []
+    for day in days:
+        assert day.start is not None
+        assert day.end is not None
+        answers.append(msgspec.structs.replace(whole, from_=day.start, to=day.end))
+    rows = list(csv.DictReader(io.StringIO(encode_csv(answers).decode())))
+    periods = ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd")
+    found = {tuple(row[name][:13] for name in periods) for row in rows}
+    assert found == {
+        ("2026-10-01T00", "2026-11-01T00", "2026-10-31T23", "2026-11-01T00"),
+        ("2026-11-01T00", "2026-12-01T00", "2026-11-01T00", "2026-11-02T00"),
+        ("2026-11-01T00", "2026-12-01T00", "2026-11-02T00", "2026-11-03T00"),
+    }
+    with pytest.raises(UsageError, match="at most 366 days"):
+        split_days(RangeQuery(), msgspec.structs.replace(whole, to=start + 367 * DAY))
+
+
+def test_csv_says_who_got_which_part_of_the_gpus() -> None:
+    cluster = Cluster()
+    an_hour(cluster)
+    rows = {row["x_Pod"]: row for row in write_csv(cluster, "pod", seconds=DAY)}
+    pod = rows["a"]
+    assert pod["AllocatedMethodId"] == "podgpu:allocated-time"
+    assert pod["AllocatedResourceName"] == "a"
+    assert pod["AllocatedResourceId"] == "ml/a"
+    total = sum(float(row["BilledCost"]) for row in rows.values())
+    [part] = json.loads(pod["AllocatedMethodDetails"])["Elements"]
+    assert part["AllocatedRatio"] == pytest.approx(float(pod["BilledCost"]) / total)
+    assert part["UsageQuantity"] == float(pod["ConsumedQuantity"])
 
 
 @pytest.mark.parametrize(

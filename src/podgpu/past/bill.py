@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from sqlite3 import Connection
@@ -41,8 +38,6 @@ Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _SHOWN = {"seconds": 3600, "joules": 3_600_000, "money": 1}  # as hours, kWh and money
-_FORMULA_STARTS = frozenset("=+-@|%")
-_SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
 _NO_OWNER = WorkloadOwner("", "")
 _ACCOUNT_FIELDS = len(UsageAccount._fields)
 # Sums each window by itself, and joins the sums: both save a quarter of the time.
@@ -415,82 +410,6 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
         row.label,
     )
     return "/".join(filter(None, names)) or nameless
-
-
-def encode_range_csv(answer: RangeAnswer) -> bytes:
-    """Writes CSV with the columns of FOCUS (a format for bills).
-
-    Other columns begin with `x_`. Unknown is empty.
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
-    writer.writeheader()
-    for row in answer.rows:
-        cells = _make_cells(answer, row)
-        for name, value in cells.items():
-            if isinstance(value, str):
-                cells[name] = escape_cell(value)
-        writer.writerow(cells)
-    return text.getvalue().encode()
-
-
-def escape_cell(text: str) -> str:
-    """Prevents spreadsheets from running the cell as a formula."""
-    is_formula = _first_visible(text) in _FORMULA_STARTS
-    return f"'{text}" if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")) else text
-
-
-def _first_visible(text: str) -> str:
-    """Returns the first character that a reader sees. Fullwidth signs become ASCII.
-
-    Spreadsheets skip spaces, control characters (C) and other separators (Z) before a formula.
-    """
-    for character in text:
-        is_skipped = unicodedata.category(character)[0] in "CZ" or character in _SEPARATORS
-        if not is_skipped:
-            return unicodedata.normalize("NFKC", character)[0]
-    return ""
-
-
-def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
-    owner = "" if row.owner is None else f"{row.owner.kind}/{row.owner.name}"
-    tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
-    if answer.by.startswith(_LABEL):
-        tags[answer.by.removeprefix(_LABEL)] = row.label
-    start = utc_text(answer.from_)
-    end = utc_text(answer.to)
-    amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
-    return {
-        "BilledCost": row.cost,
-        "EffectiveCost": row.cost,
-        "ListCost": row.cost,
-        "ContractedCost": row.cost,
-        "BillingCurrency": answer.currency,
-        "BillingPeriodStart": start,
-        "ChargePeriodStart": start,
-        "BillingPeriodEnd": end,
-        "ChargePeriodEnd": end,
-        "ChargeCategory": "Usage",
-        "ChargeClass": "",
-        "ChargeDescription": f"GPU hours: {describe_row(row)}",
-        "PricingQuantity": row.gpu_hours,
-        "ConsumedQuantity": row.gpu_hours,
-        "PricingUnit": "GPU-Hours",
-        "ConsumedUnit": "GPU-Hours",
-        "ServiceCategory": "Compute",
-        "ServiceName": "GPU",
-        "Tags": json.dumps({name: value for name, value in tags.items() if value}),
-        "SubAccountId": row.cluster,
-        "SubAccountName": row.cluster,
-        "x_Namespace": row.namespace,
-        "x_Pod": row.pod or row.job or row.uid or row.container_id,
-        "x_Owner": owner,
-        "x_Label": row.label,
-        **amounts,
-        "x_UnknownGpuHours": row.unknown_hours,
-        "x_MeanUse": row.mean_use,
-        "x_UsageMethod": " ".join(row.methods),
-    }
 
 
 # The history in SQLite

@@ -23,8 +23,9 @@ from podgpu.fleet.round import PublishedState
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
-from podgpu.past.bill import Order, encode_range_csv, parse_range_query
+from podgpu.past.bill import Order, parse_range_query
 from podgpu.past.events import parse_events_query
+from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
 from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.web.access import Viewer, viewer_of
@@ -277,10 +278,11 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
             if not query.is_csv:
                 return await _json_response(request, answer)
 
+            days = [await past.range(day) for day in split_days(query, answer)]
             suffix = "-SIMULATED" if answer.simulated else ""
             attachment = f'attachment; filename="{file_name}{suffix}.csv"'
             headers = {**_CSV_HEADERS, "Content-Disposition": attachment}
-            return await _response(request, partial(encode_range_csv, answer), headers)
+            return await _response(request, partial(encode_csv, days), headers)
 
         return handle
 

@@ -1,0 +1,159 @@
+"""Writes a bill as CSV in the format FOCUS 1.4, which tools for cloud costs import.
+
+podgpu's own columns begin with `x_`. An unknown value is an empty cell.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from podgpu.charge import AMOUNTS
+from podgpu.errors import UsageError, utc_text
+from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, RangeTotals, describe_row
+from podgpu.past.schema import DAY, FINE, floor_time
+
+_MAX_DAYS = 366  # each day is a query
+_ISSUER = "podgpu"
+_UNIT = "GPU-Hours"
+_METHOD = "podgpu:allocated-time"  # a pod pays for the time, and the share, that it was allocated
+_LONGEST_MONTH = timedelta(days=32)
+_FORMULA_STARTS = frozenset("=+-@|%")
+_SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
+
+
+def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
+    """Returns a query for each UTC day of the range. `whole`: the answer to `query`."""
+    start = max(whole.from_, whole.recorded_from or 0.0)
+    if whole.to - start > _MAX_DAYS * DAY:
+        raise UsageError(f"format=csv: a range has at most {_MAX_DAYS} days; ask for a shorter one")
+    days = []
+    # Less than the 15 s of a round has no usage of its own.
+    while start + FINE <= whole.to:
+        midnight = floor_time(start, DAY) + DAY
+        days.append(query._replace(start=start, end=min(midnight, whole.to)))
+        start = midnight
+    return days
+
+
+def encode_csv(days: Iterable[RangeAnswer]) -> bytes:
+    """Writes the rows of each day. `days`: the bills of single UTC days, or of parts of a day."""
+    nothing = RangeAnswer(from_=0.0, to=0.0, by="pod", totals=RangeTotals(), rows=[])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(_make_cells(nothing, RangeRow())), lineterminator="\r\n")
+    writer.writeheader()
+    for day in days:
+        for row in day.rows:
+            cells = _make_cells(day, row)
+            for name, value in cells.items():
+                if isinstance(value, str):
+                    cells[name] = escape_cell(value)
+            writer.writerow(cells)
+    return text.getvalue().encode()
+
+
+def escape_cell(text: str) -> str:
+    """Prevents spreadsheets from running the cell as a formula."""
+    is_formula = _first_visible(text) in _FORMULA_STARTS
+    return f"'{text}" if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")) else text
+
+
+def _first_visible(text: str) -> str:
+    """Returns the first character that a reader sees. Fullwidth signs become ASCII.
+
+    Spreadsheets skip spaces, control characters (C) and other separators (Z) before a formula.
+    """
+    for character in text:
+        is_skipped = unicodedata.category(character)[0] in "CZ" or character in _SEPARATORS
+        if not is_skipped:
+            return unicodedata.normalize("NFKC", character)[0]
+    return ""
+
+
+def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
+    owner = "" if row.owner is None else f"{row.owner.kind}/{row.owner.name}"
+    tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
+    if day.by.startswith("label:"):
+        tags[day.by.removeprefix("label:")] = row.label
+    month = datetime.fromtimestamp(day.from_, UTC).replace(day=1, hour=0, minute=0, second=0)
+    next_month = (month + _LONGEST_MONTH).replace(day=1)
+    amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
+    return {
+        "BilledCost": row.cost,
+        "EffectiveCost": row.cost,
+        "ListCost": row.cost,
+        "ContractedCost": row.cost,
+        "BillingCurrency": day.currency,
+        "BillingAccountId": _ISSUER,
+        "BillingAccountName": _ISSUER,
+        "BillingPeriodStart": utc_text(month.timestamp()),
+        "BillingPeriodEnd": utc_text(next_month.timestamp()),
+        "ChargePeriodStart": utc_text(day.from_),
+        "ChargePeriodEnd": utc_text(day.to),
+        "ChargeCategory": "Usage",
+        "ChargeClass": "",
+        "ChargeDescription": f"GPU hours: {describe_row(row)}",
+        "ChargeFrequency": "Usage-Based",
+        "HostProviderName": _ISSUER,
+        "InvoiceIssuerName": _ISSUER,
+        "ServiceProviderName": _ISSUER,
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU",
+        # A row adds up GPUs of different models, so it has no SKU, and thus no pricing quantity.
+        "PricingQuantity": None,
+        "PricingUnit": None,
+        "ConsumedQuantity": row.gpu_hours,
+        "ConsumedUnit": _UNIT,
+        **_make_allocation(day, row),
+        "Tags": _write_object(tags),
+        "SubAccountId": row.cluster,
+        "SubAccountName": row.cluster,
+        "x_Namespace": row.namespace,
+        "x_Pod": row.pod or row.job or row.uid or row.container_id,
+        "x_Owner": owner,
+        "x_Label": row.label,
+        **amounts,
+        "x_UnknownGpuHours": row.unknown_hours,
+        "x_MeanUse": row.mean_use,
+        "x_UsageMethod": " ".join(row.methods),
+    }
+
+
+def _make_allocation(day: RangeAnswer, row: RangeRow) -> dict[str, str]:
+    """Returns who got a part of the shared GPUs, and how large it was. Empty if nobody did."""
+    cells = dict.fromkeys(
+        (
+            "AllocatedMethodId",
+            "AllocatedMethodDetails",
+            "AllocatedResourceId",
+            "AllocatedResourceName",
+            "AllocatedTags",
+        ),
+        "",
+    )
+    if row.unallocated:
+        return cells
+    cells["AllocatedMethodId"] = _METHOD
+    if row.cost is not None and day.totals.cost:
+        part = {
+            "AllocatedRatio": round(min(1.0, row.cost / day.totals.cost), 9),
+            "UsageUnit": _UNIT,
+            "UsageQuantity": row.gpu_hours,
+        }
+        cells["AllocatedMethodDetails"] = json.dumps({"Elements": [part]})
+    name = row.pod or row.job or row.uid or row.container_id
+    if row.owner is not None:
+        name = name or row.owner.name
+    cells["AllocatedResourceId"] = describe_row(row)
+    cells["AllocatedResourceName"] = name or row.label or row.namespace
+    cells["AllocatedTags"] = _write_object(row.labels)
+    return cells
+
+
+def _write_object(values: Mapping[str, str]) -> str:
+    return json.dumps({name: value for name, value in values.items() if value})
