@@ -110,7 +110,8 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
     answered: Collection[SampleKey]
     if metric is USED and request.pods.is_scope:
         # The row of a namespace or the cluster has each GPU once, even if several pods share it.
-        value = _compute_mean(snapshot, request, {(request.pods.namespace, ""): math.inf})
+        scope = (request.pods.namespace, "")
+        value = _compute_mean(snapshot, request, {scope: math.inf})
         answered = snapshot.last.rows
     else:
         by_pod = _compute_pods(snapshot, request, pods)

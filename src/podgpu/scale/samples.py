@@ -55,13 +55,7 @@ class RoundSamples(NamedTuple):
 
 
 def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamples:
-    samples = RoundSamples(at, {}, {}, set())
-    for scope, used in state.used.items():
-        if scope.scope in ("namespace", "cluster"):
-            percent = 100 * used.mean / state.settings.full
-            values = {USED.column: percent * used.devices, USED_COUNT: used.devices}
-            samples.rows[scope.namespace, ""] = _make_row(values)
-
+    samples = RoundSamples(at, _sample_scopes(state), {}, set())
     node_names = {pod.node for pod in pods.by_key.values()}
     has_node_names = any(node.name in node_names for node in state.nodes)
     for pod, by_node in _find_devices(state).items():
@@ -74,6 +68,17 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
         if by_node:
             samples.ignored[pod] = ", ".join(by_node)
     return samples
+
+
+def _sample_scopes(state: ClusterState) -> dict[SampleKey, Sequence[float]]:
+    """Returns the rows of the namespaces and of the cluster, which have the used utilisation."""
+    rows: dict[SampleKey, Sequence[float]] = {}
+    for scope, used in state.used.items():
+        if scope.scope in ("namespace", "cluster"):
+            percent = 100 * used.mean / state.settings.full
+            values = {USED.column: percent * used.devices, USED_COUNT: used.devices}
+            rows[scope.namespace, ""] = _make_row(values)
+    return rows
 
 
 def _make_row(values: Mapping[int, float | None]) -> array[float]:
@@ -118,28 +123,45 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: 
 
 def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float | None]:
     """Returns a pod's values by column."""
-    values: dict[int, float | None] = {}
+    values = _measure_ratios(devices)
+    values[MEMORY.column] = _measure_memory(devices)
+    values[POWER.column] = _sum(device.read_watts() for device in devices)
+    values[IDLE] = _measure_idle(devices)
+    values |= _measure_used(devices, settings)
+    return values
+
+
+def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
+    """Returns the means over the devices, in per cent, of the ratios that all devices have."""
     ratios = [device.read_ratios() for device in devices]
+    means: dict[int, float | None] = {}
     for column in ratios[0]:
         total = _sum(each.get(column) for each in ratios)
         if total is not None:
-            values[column] = 100 * total / len(devices)
+            means[column] = 100 * total / len(devices)
+    return means
 
-    memory = _sum(device.read_memory() for device in devices)
-    memory_total = _sum(device.device.memory_total_bytes or None for device in devices)
-    if memory is not None and memory_total is not None:
-        values[MEMORY.column] = min(100.0, 100 * memory / memory_total)
 
-    values[POWER.column] = _sum(device.read_watts() for device in devices)
+def _measure_memory(devices: Sequence[_PodDevice]) -> float | None:
+    """Returns the used part of the memory, in per cent."""
+    used = _sum(device.read_memory() for device in devices)
+    total = _sum(device.device.memory_total_bytes or None for device in devices)
+    if used is None or total is None:
+        return None
+    return min(100.0, 100 * used / total)
 
-    used = [used_value(device.device, settings) for device in devices]
-    known = [value for value in used if value is not None]
-    if len(known) == len(devices):
-        values[USED.column] = 100 * sum(min(1.0, value / settings.full) for value in known)
-        values[USED_COUNT] = sum(value > 0 for value in known)
 
-    values[IDLE] = _measure_idle(devices)
-    return values
+def _measure_used(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float]:
+    """Returns sum and number of the devices in use. Empty if the value of a device is unknown."""
+    total = 0.0
+    count = 0
+    for device in devices:
+        value = used_value(device.device, settings)
+        if value is None:
+            return {}
+        total += 100 * min(1.0, value / settings.full)
+        count += value > 0
+    return {USED.column: total, USED_COUNT: count}
 
 
 def _measure_idle(devices: Iterable[_PodDevice]) -> float | None:
@@ -173,16 +195,17 @@ class _PodDevice(NamedTuple):
 
     def read_ratios(self) -> dict[int, float]:
         """Returns the known ratios by column. A pod's value is the mean over its devices."""
-        utilization = _sum(usage.utilization_ratio for usage in self._usages)
-        ratios = {UTILIZATION.column: utilization, BUSY.column: self._sum_rates("busy", _MAX_BUSY)}
+        ratios = {
+            UTILIZATION.column: _sum(usage.utilization_ratio for usage in self._usages),
+            BUSY.column: self._sum_rates("busy", _MAX_BUSY),
+            WAIT.column: self._sum_rates("waited", _MAX_BUSY),
+        }
         if self.is_alone:
-            if utilization is None:
+            if ratios[UTILIZATION.column] is None:
                 ratios[UTILIZATION.column] = self.device.utilization_ratio
             ratios[WAIT.column] = 0.0
             for metric in PROFILING_METRICS:
                 ratios[metric.column] = read_field(self.device, metric.field)
-        else:
-            ratios[WAIT.column] = self._sum_rates("waited", _MAX_BUSY)
         return {column: min(1.0, ratio) for column, ratio in ratios.items() if ratio is not None}
 
     def read_memory(self) -> float | None:
@@ -283,8 +306,8 @@ class SampleStore:
         rounds = [each for each in self._rounds if each.at > now - self.max_window]
         if rounds:
             # Reuses the key objects of the last round, to save memory.
-            keys = {key: key for key in rounds[-1].rows}
-            rows = {keys.get(key, key): row for key, row in samples.rows.items()}
+            known = {key: key for key in rounds[-1].rows}
+            rows = {known.get(key, key): row for key, row in samples.rows.items()}
             samples = samples._replace(rows=rows)
         self._rounds = (*rounds, samples)
 
