@@ -1,4 +1,4 @@
-# Every target creates and uses .venv. PYTHON is the interpreter (3.11 or later; exactly 3.11 for `make release`).
+# Every target creates and uses .venv. PYTHON is the interpreter (3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy release

@@ -44,7 +44,8 @@ def normalize_tar_gz(data: bytes, time: int) -> bytes:
         for member in sorted(source.getmembers(), key=lambda member: member.name):
             member.uid = member.gid = 0
             member.uname = member.gname = ""
-            member.mtime, member.pax_headers = time, {}
+            member.mtime = time
+            member.pax_headers = {}
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             target.addfile(member, source.extractfile(member) if member.isreg() else None)
     return compress(buffer.getvalue())
@@ -84,7 +85,8 @@ class OciLayout:
     """
 
     def __init__(self, config: Mapping[str, Any], time: str) -> None:
-        self._config, self._time = dict(config), time
+        self._config = dict(config)
+        self._time = time
         self._blobs: dict[str, bytes] = {}
         self._manifests: list[dict[str, Any]] = []
 
@@ -154,7 +156,9 @@ def _tar_files(files: Iterable[tuple[str, bytes]], time: int) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, data in files:
             member = tarfile.TarInfo(name)
-            member.size, member.mtime, member.mode = len(data), time, 0o644
+            member.size = len(data)
+            member.mtime = time
+            member.mode = 0o644
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
@@ -168,25 +172,28 @@ def write_deb(
     """Writes a Debian package with the files in a folder. Marks files below /etc as configuration
     files.
     """
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    sums = "".join(
-        f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}\n"
-        for file in files
-    )
-    settings = [
-        f"/{file.relative_to(folder)}\n"
-        for file in files
-        if file.relative_to(folder).parts[0] == "etc"
-    ]
-    size = {"Installed-Size": str(sum(file.stat().st_size for file in files) // 1024)}
-    text = "".join(f"{key}: {value}\n" for key, value in {**control, **size}.items())
-    members = {"control": text, "md5sums": sums, "conffiles": "".join(settings), **scripts}
+    sums = ""
+    settings = ""
+    size = 0
+    for file in sorted(folder.rglob("*")):
+        if not file.is_file():
+            continue
+        name = file.relative_to(folder)
+        sums += f"{hashlib.md5(file.read_bytes()).hexdigest()}  {name}\n"
+        size += file.stat().st_size
+        if name.parts[0] == "etc":
+            settings += f"/{name}\n"
+
+    text = "".join(f"{key}: {value}\n" for key, value in control.items())
+    text += f"Installed-Size: {size // 1024}\n"
+    members = {"control": text, "md5sums": sums, "conffiles": settings, **scripts}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(f"./{name}")
-            member.size, member.mtime = len(content.encode()), time
-            member.mode = 0o755 if name in scripts else 0o644
+        for member_name, content in members.items():
+            member = tarfile.TarInfo(f"./{member_name}")
+            member.size = len(content.encode())
+            member.mtime = time
+            member.mode = 0o755 if member_name in scripts else 0o644
             archive.addfile(member, io.BytesIO(content.encode()))
     parts = {
         "debian-binary": b"2.0\n",
@@ -195,6 +202,6 @@ def write_deb(
     }
     with path.open("wb") as deb:
         deb.write(b"!<arch>\n")
-        for name, data in parts.items():
-            deb.write(f"{name:<16}{time:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode())
+        for part, data in parts.items():
+            deb.write(f"{part:<16}{time:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode())
             deb.write(data + b"\n" * (len(data) % 2))

@@ -1,5 +1,4 @@
-"""`python -m release.lock`: pins the Debian packages and wheels of the images in debian.lock and
-*.txt.
+"""`python -m release.lock`: pins Debian packages in debian.lock, and wheels in *.txt.
 
 Run it on Debian to update the packages, and commit the result. It needs `dpkg` to compare versions.
 """
@@ -13,106 +12,122 @@ import sys
 import tempfile
 import tomllib
 import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from release.rootfs import ARCHITECTURES, HERE, MIRROR, PYTHON_VERSION, wheel_platforms
+from release.rootfs import ARCHITECTURES, HERE, IMAGE_PYTHON, MIRROR, PYTHONS, wheel_platforms
 
 SUITES = (
     ("debian", "bookworm"),
     ("debian", "bookworm-updates"),
     ("debian-security", "bookworm-security"),
 )
-PACKAGES = (
-    *(
-        "base-files",
-        "ca-certificates",
-        "libc6",
-        "libgcc-s1",
-        "libstdc++6",
-        "libcrypt1",
-        "zlib1g",
-        "libbz2-1.0",
-    ),
-    *("liblzma5", "libexpat1", "libffi8", "libssl3", "libsqlite3-0", "libuuid1"),
-    *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
-)
+PACKAGES = [
+    "base-files",
+    "ca-certificates",
+    "libc6",
+    "libgcc-s1",
+    "libstdc++6",
+    "libcrypt1",
+    "zlib1g",
+    "libbz2-1.0",
+    "liblzma5",
+    "libexpat1",
+    "libffi8",
+    "libssl3",
+    "libsqlite3-0",
+    "libuuid1",
+    f"python{IMAGE_PYTHON}-minimal",
+    f"libpython{IMAGE_PYTHON}-minimal",
+    f"libpython{IMAGE_PYTHON}-stdlib",
+]
 _AUTOSCALE = ("grpcio", "cryptography", "cffi", "pycparser")
+
+
+Package = dict[str, str]
+"""The fields of a Debian package in an index."""
 
 
 def lock_debian() -> str:
     lines = []
     for architecture in ARCHITECTURES:
-        newest: dict[str, dict[str, str]] = {}
+        newest: dict[str, Package] = {}
         for archive, suite in SUITES:
-            url = f"{MIRROR}/{archive}/dists/{suite}/main/binary-{architecture}/Packages.xz"
-            with urllib.request.urlopen(url, timeout=60) as answer:
-                text = lzma.decompress(answer.read()).decode()
-            for paragraph in text.split("\n\n"):
-                package = dict(
-                    line.split(": ", 1)
-                    for line in paragraph.splitlines()
-                    if ": " in line and line[0] != " "
-                )
+            for package in _read_index(archive, suite, architecture):
                 name = package.get("Package", "")
-                if name in PACKAGES and (name not in newest or _is_newer(package, newest[name])):
-                    newest[name] = package | {"Filename": f"{archive}/{package['Filename']}"}
-        lines += [
-            " ".join(
-                (
-                    architecture,
-                    name,
-                    newest[name]["Version"],
-                    newest[name]["SHA256"],
-                    newest[name]["Filename"],
-                )
-            )
-            for name in PACKAGES
-        ]
+                if name not in PACKAGES:
+                    continue
+                if name not in newest or _is_newer(package, newest[name]):
+                    package["Filename"] = f"{archive}/{package['Filename']}"
+                    newest[name] = package
+
+        for name in PACKAGES:
+            package = newest[name]
+            fields = [package["Version"], package["SHA256"], package["Filename"]]
+            lines.append(" ".join([architecture, name, *fields]))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _is_newer(package: dict[str, str], other: dict[str, str]) -> bool:
+def _read_index(archive: str, suite: str, architecture: str) -> Iterator[Package]:
+    url = f"{MIRROR}/{archive}/dists/{suite}/main/binary-{architecture}/Packages.xz"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        text = lzma.decompress(answer.read()).decode()
+    for paragraph in text.split("\n\n"):
+        package = {}
+        for line in paragraph.splitlines():
+            key, separator, value = line.partition(": ")
+            # A line that begins with a space continues the value of the previous line.
+            if separator and not line.startswith(" "):
+                package[key] = value
+        yield package
+
+
+def _is_newer(package: Package, other: Package) -> bool:
     command = ["dpkg", "--compare-versions", package["Version"], "gt", other["Version"]]
     return subprocess.run(command, check=False).returncode == 0
 
 
 def lock_wheels() -> tuple[str, str]:
-    """Returns the requirements of all images, and the additional ones of the autoscale image."""
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["autoscale"]]
+    """Returns the requirements of all images, and the additional ones of the autoscale image.
+
+    They have the same versions for every architecture and Python, but other checksums.
+    """
     hashes: dict[tuple[str, str], set[str]] = {}
     for architecture in ARCHITECTURES:
-        constraints = [
-            f"{name}=={version}" for name, version in hashes
-        ]  # the same versions for every architecture
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "constraints.txt").write_text("\n".join(constraints), encoding="utf-8")
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--dest",
-                folder,
-                "--only-binary=:all:",
-            ]
-            command += [
-                "--constraint",
-                f"{folder}/constraints.txt",
-                "--python-version",
-                PYTHON_VERSION,
-            ]
-            subprocess.run([*command, *wheel_platforms(architecture), *wanted], check=True)
-            for wheel in Path(folder).glob("*.whl"):
-                name, version = wheel.name.split("-")[:2]
-                digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-                hashes.setdefault((name.lower().replace("_", "-"), version), set()).add(digest)
-    texts = {True: "", False: ""}
+        for python in PYTHONS:
+            constraints = [f"{name}=={version}" for name, version in hashes]
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = Path(temporary)
+                _download_wheels(architecture, python, constraints, folder)
+                for wheel in folder.glob("*.whl"):
+                    name, version = wheel.name.split("-")[:2]
+                    key = (name.lower().replace("_", "-"), version)
+                    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+                    hashes.setdefault(key, set()).add(digest)
+
+    base = ""
+    autoscale = ""
     for (name, version), digests in sorted(hashes.items()):
-        options = "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(digests))
-        texts[name in _AUTOSCALE] += f"{name}=={version}{options}\n"
-    return texts[False], texts[True]
+        line = f"{name}=={version}"
+        for digest in sorted(digests):
+            line += f" \\\n    --hash=sha256:{digest}"
+        if name in _AUTOSCALE:
+            autoscale += f"{line}\n"
+        else:
+            base += f"{line}\n"
+    return base, autoscale
+
+
+def _download_wheels(
+    architecture: str, python: str, constraints: Sequence[str], folder: Path
+) -> None:
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["autoscale"]]
+    (folder / "constraints.txt").write_text("\n".join(constraints), encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
+    command += ["--only-binary=:all:", "--constraint", str(folder / "constraints.txt")]
+    command += ["--python-version", python, *wheel_platforms(architecture)]
+    subprocess.run([*command, *wanted], check=True)
 
 
 def main() -> None:

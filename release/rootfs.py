@@ -1,19 +1,18 @@
 """`python3 -m release.rootfs ARCH FOLDER [--variant autoscale]`: writes the root file system of an
 image.
 
-The Dockerfile and `make release` use this script, so both produce the same files. It needs Python
-3.11 with pip, but no root privileges. Debian packages and wheels are pinned with checksums (see
-lock.py). The image contains Python and its libraries, but no shell and no package manager.
+The Dockerfile and `make release` use this script, so both produce the same files. It needs pip, but
+no root privileges. Debian packages and wheels are pinned with checksums (see lock.py). The image
+contains Python and its libraries, but no shell and no package manager.
 """
 
 from __future__ import annotations
 
 import argparse
-import compileall
 import hashlib
 import io
 import os
-import py_compile
+import platform
 import re
 import shutil
 import subprocess
@@ -22,18 +21,22 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 VARIANTS = ("", "autoscale")
-PYTHON_VERSION = "3.11"
+IMAGE_PYTHON = "3.11"
+"""Python of Debian 12, which is in the images."""
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""The Pythons for which the Debian package has compiled modules."""
 MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org")
 # Fallback: the mirror removes old versions of packages, but this archive keeps them.
 SNAPSHOT = "https://snapshot.debian.org/archive/{archive}/20261101T000000Z/{path}"
 SITE_PACKAGES = Path("usr/lib/python3/dist-packages")
 COMMAND = """\
-#!/usr/bin/python3.11 -I
+#!/usr/bin/python3 -I
 import sys
 {path}
 from podgpu.__main__ import main
@@ -49,6 +52,8 @@ _UNUSED = (
     "usr/lib/init",
     "usr/share/base-files",
 )
+_LINKED = ("bin", "sbin", "lib", "lib64")
+"""Directories that are links to those in /usr."""
 _UNUSED_MODULES = ("ensurepip", "lib2to3", "pydoc_data", "distutils", "test")
 
 
@@ -81,68 +86,69 @@ def build_wheel(source: Path, folder: Path) -> Path:
     return next(folder.glob("podgpu-*.whl"))
 
 
-def install_wheels(wheel: Path, architecture: str, variant: str, folder: Path) -> None:
-    """Installs podgpu and its dependencies into a folder, with reproducible .pyc files."""
-    requirements = [HERE / "requirements.txt"] + (
-        [HERE / "requirements-autoscale.txt"] if variant else []
-    )
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--no-compile",
-        "--no-deps",
-    ]
-    platform = [
-        "--only-binary=:all:",
-        "--python-version",
-        PYTHON_VERSION,
-        *wheel_platforms(architecture),
-    ]
-    pip += ["--target", str(folder), *platform]
-    locked = [word for file in requirements for word in ("--requirement", str(file))]
-    for packages in (
-        ["--require-hashes", *locked],
-        ["--no-index", "--find-links", str(wheel.parent), "podgpu"],
-    ):
+def install_wheels(
+    wheel: Path, architecture: str, variant: str, folder: Path, python: str = IMAGE_PYTHON
+) -> None:
+    """Installs podgpu and its dependencies into a folder, for one version of Python."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip += ["--no-compile", "--no-deps", "--target", str(folder)]
+    pip += ["--only-binary=:all:", "--python-version", python, *wheel_platforms(architecture)]
+
+    locked = ["--require-hashes", "--requirement", str(HERE / "requirements.txt")]
+    if variant:
+        locked += ["--requirement", str(HERE / "requirements-autoscale.txt")]
+    own = ["--no-index", "--find-links", str(wheel.parent), "podgpu"]
+    for packages in (locked, own):
         subprocess.run([*pip, *packages], check=True)
-        shutil.rmtree(folder / "bin", ignore_errors=True)  # pip warns if it already exists
+        # pip warns if it already exists.
+        shutil.rmtree(folder / "bin", ignore_errors=True)
+
     for record in folder.glob("*.dist-info/direct_url.json"):
-        record.unlink()  # contains the local path of the wheel
+        # It contains the local path of the wheel.
+        record.unlink()
     for record in folder.glob("*.dist-info/RECORD"):
-        # The removed files have checksums here that depend on local paths.
-        lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = (
-            line for line in lines if not re.match(r"(\.\./)*bin/|[^/]+/direct_url\.json,", line)
-        )
-        record.write_text("".join(kept), encoding="utf-8")
-    compile_python(folder, Path("/") / SITE_PACKAGES)
+        _remove_local_paths(record)
 
 
-def compile_python(folder: Path, installed_at: Path) -> None:
+def _remove_local_paths(record: Path) -> None:
+    """Removes the lines of removed files, whose checksums depend on local paths."""
+    lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+    removed = re.compile(r"(\.\./)*bin/|[^/]+/direct_url\.json,")
+    kept = [line for line in lines if removed.match(line) is None]
+    record.write_text("".join(kept), encoding="utf-8")
+
+
+def compile_python(compiler: Sequence[str], folder: Path, installed_at: Path) -> None:
     """Writes .pyc files. Without them each process compiles the code and needs 10 MiB more."""
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(
-        folder,
-        quiet=2,
-        invalidation_mode=mode,
-        stripdir=str(folder),
-        prependdir=str(installed_at),
-        workers=1,
+    options = ["-q", "--invalidation-mode", "unchecked-hash", "-j", "1"]
+    options += ["-s", str(folder), "-p", str(installed_at)]
+    subprocess.run([*compiler, "-m", "compileall", *options, str(folder)], check=True)
+
+
+def extract_compiler(folder: Path) -> list[str]:
+    """Extracts the image's Python for this machine. Returns the command that runs it.
+
+    So the .pyc files do not depend on the Python that builds the release.
+    """
+    machine = platform.machine()
+    for architecture, name in ARCHITECTURES.items():
+        if name == machine:
+            _extract_packages(architecture, folder)
+            libraries = folder / "usr/lib" / f"{machine}-linux-gnu"
+            loader = next(libraries.glob("ld-linux*.so.*"))
+            python = folder / f"usr/bin/python{IMAGE_PYTHON}"
+            return [str(loader), "--library-path", str(libraries), str(python), "-I"]
+    raise SystemExit(
+        f"a release can be built on {', '.join(ARCHITECTURES.values())}: not {machine}"
     )
 
 
 def extract_deb(data: bytes, folder: Path) -> None:
-    """Extracts a Debian package. Directories such as /bin are links, so files go to /usr/bin."""
+    """Extracts a Debian package."""
     offset = len(b"!<arch>\n")
     while offset < len(data):
-        name, size = (
-            data[offset : offset + 16].decode().strip(" /"),
-            int(data[offset + 48 : offset + 58]),
-        )
+        name = data[offset : offset + 16].decode().strip(" /")
+        size = int(data[offset + 48 : offset + 58])
         content = data[offset + 60 : offset + 60 + size]
         offset += 60 + size + size % 2
         if name.startswith("data.tar"):
@@ -151,20 +157,18 @@ def extract_deb(data: bytes, folder: Path) -> None:
         raise SystemExit("not a Debian package: it has no data.tar")
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:
-            parts = Path(member.name).parts
-            if parts and parts[0] in ("bin", "sbin", "lib", "lib64"):
-                member.name = str(Path("usr", *parts))
-            if member.islnk() and member.linkname.removeprefix("./").split("/")[0] in (
-                "bin",
-                "sbin",
-                "lib",
-                "lib64",
-            ):
-                member.linkname = f"usr/{member.linkname.removeprefix('./')}"
-            if not member.name.startswith(_UNUSED) and not member.name.startswith(
-                tuple(f"./{p}" for p in _UNUSED)
-            ):
+            member.name = str(_place(Path(member.name)))
+            if member.islnk():
+                member.linkname = str(_place(Path(member.linkname)))
+            if not member.name.startswith(_UNUSED):
                 archive.extract(member, folder, filter="tar")
+
+
+def _place(path: Path) -> Path:
+    """Returns where the file is, because directories such as /bin are links."""
+    if path.parts and path.parts[0] in _LINKED:
+        return Path("usr", path)
+    return path
 
 
 def download(archive_path: str, sha256: str) -> bytes:
@@ -187,50 +191,42 @@ def download(archive_path: str, sha256: str) -> bytes:
 
 def locked_packages(architecture: str) -> list[tuple[str, str, str, str]]:
     """Returns name, version, checksum and path of each Debian package."""
-    rows = (
-        line.split() for line in (HERE / "debian.lock").read_text(encoding="utf-8").splitlines()
-    )
-    return [(row[1], row[2], row[3], row[4]) for row in rows if row[0] == architecture]
+    packages = []
+    for line in (HERE / "debian.lock").read_text(encoding="utf-8").splitlines():
+        package_architecture, name, version, sha256, path = line.split()
+        if package_architecture == architecture:
+            packages.append((name, version, sha256, path))
+    return packages
 
 
-def check_python() -> None:
-    if sys.version_info[:2] != (3, 11):
-        raise SystemExit(
-            "the image has Python 3.11, which must also write its .pyc files: make "
-            "PYTHON=python3.11 clean release"
-        )
-
-
-def build_debian(architecture: str, root: Path) -> None:
-    """Writes Python and its libraries into the root file system."""
-    for name in (
-        "usr/bin",
-        "usr/sbin",
-        "usr/lib",
-        "usr/lib64",
-        "etc",
-        "tmp",
-        "run",
-        "proc",
-        "sys",
-        "dev",
-    ):
+def _extract_packages(architecture: str, root: Path) -> None:
+    folders = ["usr/bin", "usr/sbin", "usr/lib", "usr/lib64"]
+    folders += ["etc", "tmp", "run", "proc", "sys", "dev"]
+    for name in folders:
         (root / name).mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "sbin", "lib", "lib64"):
+    for name in _LINKED:
         (root / name).symlink_to(f"usr/{name}")
     for _, _, sha256, path in locked_packages(architecture):
         extract_deb(download(path, sha256), root)
+
+
+def build_debian(compiler: Sequence[str], architecture: str, root: Path) -> None:
+    """Writes Python and its libraries into the root file system."""
+    _extract_packages(architecture, root)
+    library = Path(f"usr/lib/python{IMAGE_PYTHON}")
     for module in _UNUSED_MODULES:
-        shutil.rmtree(root / "usr/lib/python3.11" / module, ignore_errors=True)
-    shutil.rmtree(
-        root / "usr/lib" / f"{ARCHITECTURES[architecture]}-linux-gnu" / "gconv"
-    )  # Python has its own codecs
-    compile_python(root / "usr/lib/python3.11", Path("/usr/lib/python3.11"))
+        shutil.rmtree(root / library / module, ignore_errors=True)
+    # Python has its own codecs.
+    shutil.rmtree(root / "usr/lib" / f"{ARCHITECTURES[architecture]}-linux-gnu" / "gconv")
+    compile_python(compiler, root / library, Path("/") / library)
     _write_system_files(root)
 
 
-def add_podgpu(wheel: Path, architecture: str, variant: str, root: Path) -> None:
+def add_podgpu(
+    compiler: Sequence[str], wheel: Path, architecture: str, variant: str, root: Path
+) -> None:
     install_wheels(wheel, architecture, variant, root / SITE_PACKAGES)
+    compile_python(compiler, root / SITE_PACKAGES, Path("/") / SITE_PACKAGES)
     command = root / "usr/bin/podgpu"
     command.write_text(COMMAND.format(path=""), encoding="utf-8")
     command.chmod(0o755)
@@ -249,7 +245,7 @@ def _write_system_files(root: Path) -> None:
     )
     (root / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
     (root / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
-    (root / "usr/bin/python3").symlink_to("python3.11")
+    (root / "usr/bin/python3").symlink_to(f"python{IMAGE_PYTHON}")
     certificates = sorted((root / "usr/share/ca-certificates/mozilla").glob("*.crt"))
     bundle = root / "etc/ssl/certs/ca-certificates.crt"
     bundle.parent.mkdir(parents=True, exist_ok=True)
@@ -264,11 +260,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--variant", choices=VARIANTS, default="")
     options = parser.parse_args()
-    check_python()
-    build_debian(options.architecture, options.folder)
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = build_wheel(HERE.parent, Path(folder))
-        add_podgpu(wheel, options.architecture, options.variant, options.folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        compiler = extract_compiler(folder / "compiler")
+        build_debian(compiler, options.architecture, options.folder)
+        wheel = build_wheel(HERE.parent, folder)
+        add_podgpu(compiler, wheel, options.architecture, options.variant, options.folder)
 
 
 if __name__ == "__main__":

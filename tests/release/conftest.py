@@ -17,10 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_release(folder: Path, python: Path = Path(sys.executable)) -> Path:
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    helm = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{python.parent}:{helm}:{os.environ['PATH']}"}
     command = [str(python), "-m", "release", "--arch", "amd64", "--dist", str(folder)]
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -37,6 +35,4 @@ def build_release(folder: Path, python: Path = Path(sys.executable)) -> Path:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "DIST" in os.environ:
         return Path(os.environ["DIST"]).absolute()
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("images are built with Python 3.11")
     return build_release(tmp_path_factory.mktemp("release") / "dist")

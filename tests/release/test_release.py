@@ -26,6 +26,7 @@ import pytest
 
 from podgpu import __version__
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
+from release.rootfs import PYTHONS
 from tests.net import free_port
 from tests.release.conftest import build_release
 
@@ -102,9 +103,27 @@ def test_checksums(dist: Path) -> None:
     )
 
 
-def test_two_builds_are_identical(dist: Path, tmp_path: Path) -> None:
-    """The second build uses an interpreter in another directory."""
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
+def find_pythons() -> list[str]:
+    """Returns the supported versions of Python that are installed, also by pyenv."""
+    found = []
+    for version in PYTHONS:
+        name = f"python{version}"
+        programs = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}"))
+        installed = shutil.which(name)
+        if programs:
+            found.append(str(programs[-1]))
+        # Another program of pyenv exists even if its version is not selected.
+        elif installed is not None and ".pyenv/" not in installed:
+            found.append(installed)
+    return found
+
+
+def test_another_python_builds_the_same_release(dist: Path, tmp_path: Path) -> None:
+    own = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    others = [python for python in find_pythons() if not python.endswith(own)]
+    run(*others[-1:] or [sys.executable], "-m", "venv", tmp_path / "venv")
+    (wheel,) = dist.glob("*.whl")
+    run(tmp_path / "venv/bin/pip", "install", "--quiet", f"{wheel}[autoscale]")
     again = build_release(tmp_path / "dist", tmp_path / "venv/bin/python")
     assert (again / "SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
 
@@ -386,35 +405,42 @@ def test_demo_runs_in_the_autoscale_image(dist: Path, tmp_path: Path) -> None:
     assert run_bundle(tmp_path, f"http://127.0.0.1:{cluster}/api/v1/view", '"gpus"')
 
 
-def test_debian_package(dist: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_debian_package(suite: str, dist: Path, tmp_path: Path) -> None:
+    """Debian 12 has Python 3.11, and Debian 13 has 3.13."""
     need("debootstrap", "systemd-analyze", "dpkg-deb")
     if os.geteuid() != 0:
         pytest.skip("debootstrap needs root")
     root = tmp_path / "root"
     deb = dist / f"podgpu_{__version__}_amd64.deb"
-    run("dpkg-deb", "--info", deb)
-    run(
-        "debootstrap",
-        "--variant=minbase",
-        "--include=python3.11,man-db,procps,systemd",
-        "bookworm",
-        root,
-    )
+    packages = "--include=python3,man-db,procps,systemd"
+    run("debootstrap", "--variant=minbase", packages, suite, root)
     shutil.copy(deb, root / "podgpu.deb")
     run("chroot", root, "dpkg", "--install", "/podgpu.deb")
     assert __version__ in run("chroot", root, "podgpu", "--version")
     assert "podgpu exporter" in run("chroot", root, "man", "-P", "cat", "podgpu")
-    run(
-        "chroot",
-        root,
-        "systemd-analyze",
-        "verify",
-        "--man=no",
-        "/lib/systemd/system/podgpu.service",
-    )
+    metrics = run("chroot", root, "podgpu", "exporter", "--telemetry", "simulated:1xH100", "--once")
+    assert "DCGM_FI_DEV_GPU_TEMP{" in metrics
+    unit = "/lib/systemd/system/podgpu.service"
+    run("chroot", root, "systemd-analyze", "verify", "--man=no", unit)
+
     (root / "etc/default/podgpu").write_text("PODGPU_ARGUMENTS=--telemetry simulated:1xH100\n")
     run("chroot", root, "dpkg", "--remove", "podgpu")
-    assert (
-        root / "etc/default/podgpu"
-    ).exists()  # removing a package keeps its configuration files
+    # Removing a package keeps its configuration files.
+    assert (root / "etc/default/podgpu").exists()
     assert not (root / "usr/bin/podgpu").exists()
+    assert not (root / "usr/lib/podgpu").exists()
+
+
+@pytest.mark.parametrize("python", find_pythons(), ids=lambda python: Path(python).name)
+def test_debian_package_with_each_python(python: str, dist: Path, tmp_path: Path) -> None:
+    """Ubuntu 24.04 has Python 3.12. Its packages cannot be downloaded here."""
+    need("dpkg-deb")
+    run("dpkg-deb", "--extract", dist / f"podgpu_{__version__}_amd64.deb", tmp_path)
+    library = tmp_path / "usr/lib/podgpu"
+    program = tmp_path / "usr/bin/podgpu"
+    text = program.read_text(encoding="utf-8").replace("/usr/lib/podgpu", str(library))
+    program.write_text(text, encoding="utf-8")
+    assert __version__ in run(python, "-I", program, "--version")
+    options = ["exporter", "--telemetry", "simulated:1xH100", "--once"]
+    assert "DCGM_FI_DEV_GPU_TEMP{" in run(python, "-I", program, *options)
