@@ -174,7 +174,7 @@ class Release:
             "Architecture": architecture,
             "Maintainer": "podgpu maintainers <podgpu@localhost>",
             "Depends": f"python3 (>= {PYTHONS[0]}), python3 (<< {_next_python()}), "
-            "libc6 (>= 2.36), procps",
+            "libc6 (>= 2.36), libstdc++6, procps",
             "Recommends": "ca-certificates",
             "Section": "admin",
             "Priority": "optional",
