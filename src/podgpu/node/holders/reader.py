@@ -352,16 +352,9 @@ def merge(
     """
     merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
-    for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
+    for source in sorted(readings, key=LAST_RESORT.__contains__):
         lags = LAGGING.get(source) in readings
-        by_holder = group_by_key((claim.holder, claim) for claim in reading.assignments)
-        for holder, claims in by_holder.items():
-            try:
-                completed = complete(holder)
-            except SourceError as error:
-                rejected += [_reject(claim, holder, error.reason) for claim in claims]
-            else:
-                rejected += _add_claims(merged, completed, claims, lags)
+        rejected += _add_reading(merged, readings[source], complete, lags)
 
     unmapped: list[Unmapped] = []
     offered: set[str] = set()
@@ -374,6 +367,22 @@ def merge(
         _merge_vcuda(readings, complete),
         frozenset(offered),
     )
+
+
+def _add_reading(
+    merged: dict[WorkloadKey, _Claims], reading: Allocation, complete: Complete, lags: bool
+) -> list[Unmapped]:
+    """Adds the assignments of one source, and returns the rejected ones."""
+    rejected: list[Unmapped] = []
+    by_holder = group_by_key((claim.holder, claim) for claim in reading.assignments)
+    for holder, claims in by_holder.items():
+        try:
+            completed = complete(holder)
+        except SourceError as error:
+            rejected += [_reject(claim, holder, error.reason) for claim in claims]
+            continue
+        rejected += _add_claims(merged, completed, claims, lags)
+    return rejected
 
 
 def _add_claims(

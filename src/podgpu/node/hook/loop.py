@@ -123,7 +123,13 @@ class Hook:
         """
         cards = (lambda: self.writer.cards) if self.inject else None
         plugin = Plugin(self.writer.update, self._counters, cards)
-        problem = SourceError("connection_ended", "the runtime ended the connection")
+        problem = self._serve(plugin)
+        if not self._stopping.is_set():
+            self._report_end(problem, plugin.is_synchronised)
+        return plugin.is_synchronised
+
+    def _serve(self, plugin: Plugin) -> SourceError:
+        """Connects, and answers requests until the connection ends. Returns the reason."""
         try:
             self._connection = self._connect()
             self._plugin = plugin
@@ -131,23 +137,24 @@ class Hook:
                 _shut(self._connection)
             Session(self._connection, plugin.answer, self.name, self._counters).run()
         except SourceError as error:
-            problem = error
+            return error
         except Exception as error:  # noqa: BLE001 - the thread must continue
             _log.exception("unexpected error, please report it")
-            problem = SourceError("bug", repr(error))
+            return SourceError("bug", repr(error))
         finally:
-            self._connection = self._plugin = None
+            self._connection = None
+            self._plugin = None
+        return SourceError("connection_ended", "the runtime ended the connection")
 
-        if not self._stopping.is_set():
-            message = str(problem)
-            # Repeated failures are logged once.
-            if plugin.is_synchronised or message != self._logged:
-                _log.warning(
-                    "%s; podlist.json stays unchanged until the connection works again", message
-                )
-            self._logged = message
-            self._counters.error(problem.reason)
-        return plugin.is_synchronised
+    def _report_end(self, problem: SourceError, was_good: bool) -> None:
+        message = str(problem)
+        # Repeated failures are logged once.
+        if was_good or message != self._logged:
+            _log.warning(
+                "%s; podlist.json stays unchanged until the connection works again", message
+            )
+        self._logged = message
+        self._counters.error(problem.reason)
 
     def _connect(self) -> socket.socket:
         try:
