@@ -51,6 +51,15 @@ def test_later_symbolic_link_is_replaced(tmp_path: Path) -> None:
     assert not file.path.is_symlink()
 
 
+def test_the_time_of_a_file(tmp_path: Path) -> None:
+    file = AtomicFile(str(tmp_path / "podlist.json"))
+    file.write(b"{}")
+    os.utime(file.path, ns=(HOUR_NS, HOUR_NS))
+    file.touch()
+    assert file.path.stat().st_mtime_ns > HOUR_NS
+    assert file.path.read_bytes() == b"{}"
+
+
 def test_a_file_that_cannot_be_written_or_removed(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
@@ -62,6 +71,11 @@ def test_a_file_that_cannot_be_written_or_removed(tmp_path: Path) -> None:
     file.remove()
     file.remove()
     assert os.listdir(folder) == []
+
+    with pytest.raises(OutputError) as raised:
+        file.touch()
+    text = "was not updated (No such file or directory): check the permissions of its directory"
+    assert str(raised.value) == f"the time of {file.path} {text}"
 
     file.path.mkdir()
     with pytest.raises(OutputError) as raised:
