@@ -228,15 +228,6 @@ class _Token(NamedTuple):
         return _Token(self.text[1:-1], self.start + 1, self.end - 1, "")
 
 
-class _Matcher(NamedTuple):
-    """A part of a selector, such as `label="value"`."""
-
-    label: _Token | None  # None for {"metric"}, which selects by the name
-    is_name: bool
-    is_equal: bool
-    value: _Token
-
-
 def _tokenize(text: str) -> list[_Token]:
     tokens: list[_Token] = []
     for match in _TOKEN.finditer(text):
@@ -531,15 +522,14 @@ class _Rewriter:
         labels: list[_Token] = []
         patterns: list[str] = []
         if name is None or self._accept("{"):
-            for matcher in self._parse_list("}", self._parse_matcher):
-                if matcher.label is not None:
-                    labels.append(matcher.label)
-                if not matcher.is_name:
+            for label, operator, value in self._parse_list("}", self._parse_matcher):
+                labels.append(label)
+                if label.text != _NAME:
                     continue
-                if matcher.is_equal and name is None:
-                    name = matcher.value.unquote()
+                if operator == "=" and name is None:
+                    name = value.unquote()
                 else:
-                    patterns.append(matcher.value.text)
+                    patterns.append(value.text)
 
         metric = name.text if name else ""
         part = _Expression(first.start, self._last_end, first, (metric,))
@@ -553,16 +543,17 @@ class _Rewriter:
         self._rename_labels(part, labels, (part,))
         return part
 
-    def _parse_matcher(self) -> _Matcher:
+    def _parse_matcher(self) -> tuple[_Token, str, _Token]:
+        """Parses the label, operator and value of one matcher in a selector."""
         label = self._take_label()
         if label.kind == "string" and self._is_next(",", "}"):
-            # {"metric"}
-            return _Matcher(None, True, True, label)
+            # {"metric"} is short for {__name__="metric"}
+            return label._replace(text=_NAME, kind="name"), "=", label
         operator = self._take()
         if operator.text not in ("=", "!=", "=~", "!~"):
             raise _unexpected(operator, "one of = != =~ !~")
         value = self._take_kind("a string", "string", "variable")
-        return _Matcher(label, label.text == _NAME, operator.text == "=", value)
+        return label, operator.text, value
 
     def _rename_metric(self, selector: _Expression, name: _Token) -> None:
         renamed = renamed_metrics().get(name.text)
