@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec import inspect
 
 from podgpu.errors import SourceError, UsageError, one_line
 
@@ -108,6 +109,29 @@ def _require_shallow(text: str, file: str) -> None:
             raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
 
 
+def _list_keys(error: msgspec.ValidationError, kind: Any) -> str:
+    """Lists the valid keys if the error is about an unknown key."""
+    message, _, path = str(error).partition(" - at `$")
+    if "unknown field" not in message:
+        return ""
+
+    found: inspect.Type | None = inspect.type_info(kind)
+    for step in re.findall(r"\.[^.\[`]+|\[[^]]*\]", path):
+        if step.startswith("."):
+            fields = found.fields if isinstance(found, inspect.StructType) else ()
+            found = next((field.type for field in fields if field.encode_name == step[1:]), None)
+        if isinstance(found, inspect.UnionType):
+            found = found.types[0]
+        if step.startswith("["):
+            if isinstance(found, inspect.DictType):
+                found = found.value_type
+            elif isinstance(found, inspect.ListType | inspect.VarTupleType):
+                found = found.item_type
+    if not isinstance(found, inspect.StructType):
+        return ""
+    return f"; valid keys are {', '.join(field.encode_name for field in found.fields)}"
+
+
 def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     """Decodes a YAML mapping. An empty file counts as an empty mapping.
 
@@ -128,7 +152,8 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
         problem = re.sub(r"(['\"]).*\1", "…", error.problem or "cannot be parsed", flags=re.DOTALL)
         raise UsageError(one_line(f"{file}:{line} not YAML: {problem}")) from None
     except msgspec.ValidationError as error:
-        raise UsageError(one_line(f"{file}: {format_error(error)}")) from None
+        problem = format_error(error) + _list_keys(error, kind)
+        raise UsageError(one_line(f"{file}: {problem}")) from None
     except (
         yaml.YAMLError,
         ValueError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,37 @@ VIEWS = (
 
 FINDINGS = """axe.run(document, {resultTypes: ['violations'], ...OPTIONS}).then(found =>
   found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.target}`)))"""
+
+
+def test_tiles_beside_a_broken_one_are_not_stretched(tab: Tab, page: str) -> None:
+    visited(tab, page, "#node=gpu-a-01")
+    rows: dict[float, set[float]] = {}
+    for top, height in tab.evaluate(
+        "[...document.querySelectorAll('main .tile')].map(t => [t.offsetTop, t.offsetHeight])"
+    ):
+        rows.setdefault(top, set()).add(height)
+    assert max(map(len, rows.values())) > 1, rows
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_targets_are_large_enough_for_touch(tab: Tab, page: str, width: int) -> None:
+    tab.look(width)
+    visited(tab, page, "#view=nodes")
+    assert (
+        tab.evaluate(
+            "Math.min(...[...document.querySelectorAll('.total')].filter(t => t.checkVisibility())"
+            ".map(t => t.getBoundingClientRect().height))"
+        )
+        >= 24
+    )
+    visited(tab, page)
+    centres = tab.evaluate(
+        "[...document.querySelectorAll('.tile')].map(t => [...t.querySelectorAll('.row-pod')]"
+        ".map(a => a.getBoundingClientRect()).map(r => (r.top + r.bottom) / 2))"
+    )
+    for rows in centres:
+        for upper, lower in pairwise(rows):
+            assert lower - upper >= 24
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from podgpu.fleet.view import ConditionView
 from podgpu.web.app import Address
 from tests.browser.chromium import DRAWN, Tab, opened, visited, went
 from tests.browser.pictures import Showing, gpu, held, node, picture, three_nodes
 
+GPU = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 ROOT = Path(__file__).parents[2]
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATE = "document.querySelector('#status').dataset.state"
@@ -259,6 +261,82 @@ def test_the_documentation_lists_everything_that_a_link_can_select(tab: Tab, pag
     views = set(re.findall("`(.+?)`", documented["view"])) - {"node=NAME"}
     tabs = tab.evaluate("[...document.querySelectorAll('#views a')].map(a => a.href)")
     assert views == {view for link in tabs for view in re.findall(r"view=(\w+)", link)}
+
+
+def test_the_title_of_the_tab_names_the_view(tab: Tab, page: str) -> None:
+    titles = []
+    for link in ("", "#view=pods", "#pod=serving/chat-0", f"#gpu={GPU}", "#view=nodes&node=n"):
+        visited(tab, page, link)
+        titles.append(tab.evaluate("document.title"))
+    assert [title.rpartition(") ")[2].split(" · ")[0] for title in titles] == [
+        "Cluster, 3 nodes",
+        "Pods",
+        "serving/chat-0",
+        "GPU 5 of gpu-a-01",
+        "n",
+    ]
+    assert all(title.endswith("Cluster, 3 nodes · podgpu") for title in titles)
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("#view=pots", "view=pots is not one of pods, nodes, cost, events"),
+        ("#state=lost&sort=broken", "state=lost is not one of held, "),
+        ("#view=events&by=owner", "by=owner is not one of problems, pods, idle"),
+        ("#view=cost&by=label:team&range=90d", "range=90d is not one of 1h, "),
+        ("#namespace=serving", '"namespace" is not known'),
+        ("#view=waste", ""),
+        ("#view=cost&by=label:team&range=month&from=1794800000&to=1794900000", ""),
+        ("#at=1794800000", ""),
+    ],
+)
+def test_a_wrong_link_says_so(tab: Tab, page: str, link: str, message: str) -> None:
+    visited(tab, page, link)
+    told = tab.text("#wrong")
+    assert (message in told) if message else not told
+    visited(tab, page)
+    assert not tab.text("#wrong")
+
+
+def test_a_gpu_that_no_node_lists(tab: Tab, page: str) -> None:
+    visited(tab, page, "#gpu=GPU-0")
+    assert "No node lists this GPU." in tab.text("main")
+    visited(tab, page, f"#gpu={GPU}")
+    assert "No node lists" not in tab.text("main")
+    order = "[...document.querySelectorAll('.gpu h3')].filter(h => h.checkVisibility())"
+    assert tab.evaluate(f"{order}[0].innerText") == "Holders", "who uses it comes first"
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"), [(390, 1), (900, 2), (1024, 4), (1440, 4), (2560, 8)]
+)
+def test_the_gpus_of_a_node_fill_their_rows(tab: Tab, page: str, width: int, columns: int) -> None:
+    tab.look(width)
+    visited(tab, page)
+    tops = tab.evaluate(
+        "[...document.querySelector('.tiles').children].map(t => t.getBoundingClientRect().top)"
+    )
+    assert tops.count(tops[0]) == columns
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_the_state_of_a_node_has_a_colour(tab: Tab, url: str, shown: Showing) -> None:
+    broken = ConditionView(condition="lost", says="it fell off the bus", do="")
+    shown.picture = picture(
+        node("n1", [gpu(0, "n1")]),
+        node("n2", [gpu(0, "n2", conditions=[broken])]),
+        node("n3", [gpu(0, "n3")], old=True, age_seconds=90.0),
+        node("n4", [gpu(0, "n4")], old=True, gone=True, age_seconds=900.0),
+    )
+    opened(tab, url, "#view=nodes")
+    states = "[...document.querySelectorAll('tbody tr')].map(row => row.children[1].className)"
+    assert [name.split()[-1] for name in tab.evaluate(states)] == [
+        "is-short",
+        "bad",
+        "wasted",
+        "bad",
+    ]
 
 
 def test_keys_are_shown(tab: Tab, page: str) -> None:

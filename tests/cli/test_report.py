@@ -116,6 +116,10 @@ def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     assert f"<td>{html.escape(HOSTILE)}</td>" in page
     assert "<img" not in page
+    assert '<meta name="viewport"' in page, "a phone must not shrink the page"
+    assert "<h2>By team</h2>" in page
+    assert "<tr><th>Team</th><th>GPU-hours</th>" in page
+    assert "run <code>podgpu forget</code>" in page, "the advice for the lost GPU"
     assert run(["report", "--url", url, "--by", "namespace", "--format", "csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [(row["x_Namespace"], row["BilledCost"]) for row in rows] == [

@@ -38,14 +38,25 @@ def test_the_documented_file() -> None:
     [
         ("", "missing required field `currency`"),
         ("currency: EUR", "missing required field `models`"),
-        ("currency: EUR\nmodel: {}", "unknown field `model`"),
+        (
+            "currency: EUR\nmodel: {}",
+            "unknown field `model`; valid keys are currency, models, nodes, changes",
+        ),
         *(
             (f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "gpu_hour")
             for wrong in WRONG_AMOUNTS
         ),
         (
             "currency: EUR\nmodels: {a: {kwh: 1}}",
-            "models[...]: object contains unknown field `kwh`",
+            "models[...]: object contains unknown field `kwh`; valid keys are gpu_hour",
+        ),
+        (
+            f"{GOOD}nodes: [{{labels: {{a: b}}, price: 1}}]",
+            "nodes[0]: object contains unknown field `price`; valid keys are labels, ",
+        ),
+        (
+            f"{GOOD}changes: [{{from: 2026-01-01, model: {{}}}}]",
+            "unknown field `model`; valid keys are from, ",
         ),
         ("currency: EUR\nmodels: {a: {gpu_hour: 1}", "not YAML"),
         (f"{GOOD}nodes: [{{labels: {{}}, factor: 1}}]", "nodes[0].labels: "),

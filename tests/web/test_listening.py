@@ -21,11 +21,17 @@ def test_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "9400", "localhost:", ":65536", "::1:9400", "[::1]", "http://localhost:9400"]
+    "text", ["", "9400", "localhost:", "::1:9400", "[::1]", "http://localhost:9400"]
 )
 def test_texts_that_are_not_addresses(text: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT, :PORT or"):
         parse_address(text)
+
+
+def test_ports_that_do_not_exist() -> None:
+    assert parse_address(":65535").port == 65535
+    with pytest.raises(UsageError, match="':65536': the port must be a number from 0 to 65535"):
+        parse_address(":65536")
 
 
 def test_error_names_an_address_in_use(node: Node) -> None:

@@ -38,12 +38,26 @@ _COLUMNS = (
 )
 _MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
+_CODE = re.compile("`([^`]+)`")
+_STYLE = """<style>
+body { font: 16px/1.4 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }
+h1 { font-size: 1.4em }
+h2 { font-size: 1.15em }
+div { overflow-x: auto }
+table { border-collapse: collapse }
+td, th { padding: .3em .8em; text-align: right; vertical-align: top }
+td { font-variant-numeric: tabular-nums; white-space: nowrap }
+td:first-child, th:first-child { text-align: left }
+td:only-child { white-space: normal }
+tr:nth-child(even) { background: #eee }
+</style>"""
 
 
 class _Table(NamedTuple):
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    is_prose: bool = False  # sentences of podgpu instead of names and figures
 
 
 @make_command(
@@ -130,6 +144,7 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
     wasted = f"Wasted {answer.currency}".rstrip()
     columns = [*_COLUMNS, cost, wasted]
 
+    group = answer.by.removeprefix("label:")
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
     rows = [[describe_row(row, nameless), *_make_cells(row)] for row in answer.rows]
 
@@ -139,9 +154,9 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
 
     return [
         _Table("Total", columns, [_make_cells(answer.totals)]),
-        _Table(f"By {answer.by}", [answer.by, *columns], rows),
-        _Table("Most idle owners", ["owner", *columns], idle_rows),
-        _Table("Broken GPUs now", ["problem"], [[text] for text in broken]),
+        _Table(f"By {group}", [group.capitalize(), *columns], rows),
+        _Table("Most idle owners", ["Owner", *columns], idle_rows),
+        _Table("Broken GPUs now", ["Problem"], [[text] for text in broken], is_prose=True),
     ]
 
 
@@ -201,9 +216,9 @@ def _escape_markdown(text: str) -> str:
 def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
     parts = [
         f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>',
-        "<style>body{font-family:sans-serif;margin:2em}td,th{padding:.3em .8em;text-align:right}",
-        "td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#eee}</style>",
-        f"<h1>{html.escape(title)}</h1><ul>{_write_elements('li', notes)}</ul>",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        _STYLE,
+        f"<h1>{html.escape(title)}</h1><ul>{_write_prose('li', notes)}</ul>",
     ]
     for table in tables:
         parts.append(f"<h2>{html.escape(table.title)}</h2>")
@@ -211,10 +226,16 @@ def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> s
             parts[-1] += "<p>None.</p>"
             continue
         rows = [f"<tr>{_write_elements('th', table.header)}</tr>"]
-        rows += [f"<tr>{_write_elements('td', row)}</tr>" for row in table.rows]
-        parts[-1] += f"<table>{''.join(rows)}</table>"
+        write = _write_prose if table.is_prose else _write_elements
+        rows += [f"<tr>{write('td', row)}</tr>" for row in table.rows]
+        parts[-1] += f"<div><table>{''.join(rows)}</table></div>"
     return "\n".join(parts) + "\n</html>\n"
 
 
 def _write_elements(tag: str, texts: Iterable[str]) -> str:
     return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
+
+
+def _write_prose(tag: str, texts: Iterable[str]) -> str:
+    """Like `_write_elements`, for sentences of podgpu, which may contain `commands`."""
+    return _CODE.sub(r"<code>\1</code>", _write_elements(tag, texts))

@@ -44,6 +44,7 @@ class ConditionSpec:
     severity: str  # `broken` or `warning`
     dcgm_watch: str  # DCGM's health check for the same problem; empty if there is none
     dcgm_code: str  # number of DCGM's error in health_codes.csv
+    was: str  # after the condition has ended
     says: str
     says_many: str  # of several GPUs of a node, if it has a text of its own
     do: str

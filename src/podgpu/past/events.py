@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.errors import UsageError, few_of
-from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE
+from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
 from podgpu.past.schema import HOLDER, IDLE
 from podgpu.past.sqlite import parse_range, parse_time
 
@@ -127,6 +127,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
         event = _condition_event(at, group)
         event.condition = event.kind
         event.kind = "recovered"
+        event.text = _recovery_text(group)
         event.seconds = at - group[0].started
         events.append(event)
     for run, ended in _find_runs(spans):
@@ -210,18 +211,25 @@ def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None =
 def _condition_event(at: int, spans: list[_Span]) -> Event:
     first = spans[0]
     gpus = {span.uuid for span in spans}
-    if len(gpus) == 1:
-        what = f"GPU {first.gpu} of {first.node}"
-        uuid = first.uuid
-    else:
-        what = f"{first.node}, {len(gpus)} GPUs"
-        uuid = ""
     return Event(
         at=at,
         kind=first.name,
-        text=f"{what}: {first.message}",
+        text=f"{_name_gpus(spans)}: {first.message}",
         node=first.node,
-        uuid=uuid,
+        uuid=first.uuid if len(gpus) == 1 else "",
         namespace=first.namespace,
         pod=first.pod,
     )
+
+
+def _recovery_text(spans: list[_Span]) -> str:
+    spec = conditions().get(spans[0].name)
+    return f"{_name_gpus(spans)}: {spec.was if spec else spans[0].message}"
+
+
+def _name_gpus(spans: list[_Span]) -> str:
+    first = spans[0]
+    gpus = {span.uuid for span in spans}
+    if len(gpus) == 1:
+        return f"GPU {first.gpu} of {first.node}"
+    return f"{first.node}, {len(gpus)} GPUs"

@@ -60,8 +60,10 @@ class Address:
 def parse_address(text: str) -> Address:
     """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError."""
     match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > _MAX_PORT:
+    if match is None:
         raise UsageError(f"{text!r} must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
+    if int(match["port"]) > _MAX_PORT:
+        raise UsageError(f"{text!r}: the port must be a number from 0 to {_MAX_PORT}")
     return Address(match["ipv6"] or match["host"] or "", int(match["port"]))
 
 

@@ -3,9 +3,9 @@
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
-import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, without, writeHash } from "./criteria.js";
+import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, VIEWS, without, writeHash, wrongText } from "./criteria.js";
 import { devicesOf } from "./devices.js";
-import { byId, h, place, setAttribute, setText } from "./dom.js";
+import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
@@ -19,6 +19,7 @@ import { NO_FIGURES, Overview, unpricedText } from "./overview.js";
 import { Past, rejection } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
+import { showText } from "./rows.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { totalsOf, totalsOfServer } from "./totals.js";
@@ -28,7 +29,6 @@ const WRITE_AFTER_MS = 150;
 const AWAY_STEPS = 2; // if the page was hidden for more sparkline steps than this, the gap is filled from the server
 const YOUNG_SECONDS = 600;
 const TYPING_MS = 400;
-const TABLES = ["pods", "nodes", "cost", "events"];
 
 class Page {
   constructor() {
@@ -181,7 +181,7 @@ class Page {
     const field = byId("q");
     if (this.card.hide()) return;
     this.writeAddress();
-    if (isFiltered(this.criteria) && TABLES.includes(this.view)) this.change(without(this.criteria));
+    if (isFiltered(this.criteria) && VIEWS.includes(this.view)) this.change(without(this.criteria));
     else if (!isList(this.criteria)) location.hash = this.trail.at(-1) ?? writeHash(this.list);
     else if (isFiltered(this.criteria)) this.change(without(this.criteria));
     else if (document.activeElement === field) field.blur();
@@ -192,7 +192,16 @@ class Page {
     if (criteria.gpu) return "gpu";
     if (criteria.pod) return "pod";
     if (criteria.view === "nodes" && criteria.node) return "node";
-    return TABLES.includes(criteria.view) ? criteria.view : "";
+    return VIEWS.includes(criteria.view) ? criteria.view : "";
+  }
+
+  // Returns the title of a view; empty for the list of GPUs.
+  titleOf(view) {
+    const { gpu, pod, node } = this.criteria;
+    if (VIEWS.includes(view)) return byId(`tab-${view}`).textContent;
+    const device = view === "gpu" && this.devices.find((each) => each.uuid === gpu.split("/")[0]);
+    if (device) return `${device.name} of ${plain(device.node)}`;
+    return view ? plain({ gpu, pod, node }[view]) : "";
   }
 
   render(anew) {
@@ -216,9 +225,11 @@ class Page {
     if (picture.paged ? anew || !this.isAimed : this.feed.url !== viewPath()) this.aim(picture.paged);
     this.past.show(criteria, view, this.isCurrent ? picture : undefined);
     this.showPager(picture, view);
-    this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
+    this.overview.showChosen(criteria, !view ? "list" : VIEWS.includes(view) ? "table" : "one");
+    this.overview.showTitle(picture, this.titleOf(view));
     this.filters.show(criteria, view);
-    byId("controls").hidden = view !== "" && !TABLES.includes(view);
+    showText(byId("wrong"), wrongText(criteria));
+    byId("controls").hidden = view !== "" && !VIEWS.includes(view);
     byId("shown").hidden = true;
     this.showTabs(view);
     if (this.isCurrent) this.showView(view, picture, anew, at);
@@ -231,7 +242,7 @@ class Page {
   showTabs(view, at) {
     byId("views").hidden = false;
     setAttribute(byId("status-text"), "href", writeHash({}, at));
-    for (const name of ["", ...TABLES]) {
+    for (const name of ["", ...VIEWS]) {
       setAttribute(byId(`tab-${name || "gpus"}`), "href", writeHash(name ? { view: name } : this.list, at));
       setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
     }

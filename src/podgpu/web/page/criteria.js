@@ -1,6 +1,7 @@
 // The filters and the sort order, stored in the address after #, so that a link shows the same page.
 
 import { textOf } from "./devices.js";
+import { plain } from "./dom.js";
 
 export const STATES = [
   ["", "Any state"],
@@ -36,6 +37,18 @@ const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // ch
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 
+export const VIEWS = ["pods", "nodes", "cost", "events"];
+// Values of the address that are one of a list. The values of `by` and `range` depend on the view.
+const CHOICES = {
+  view: () => VIEWS,
+  state: () => STATES.map(([name]) => name),
+  sort: () => SORTS.map(([name]) => name),
+  show: () => SHOWS.map(([name]) => name),
+  by: ({ view }) => (view === "events" ? ["problems", "pods", "idle"] : ["pod", "owner", "namespace"]),
+  range: ({ view, pod }) => [...RANGES, ...(view === "cost" ? ["month"] : []), ...(pod ? ["whole run"] : [])],
+};
+
+let unknown = []; // names in the address that are not known
 let time = ""; // the past Unix time in the address; empty for now. All links of the page keep it.
 
 export function pastTime() {
@@ -51,8 +64,22 @@ export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {})) given.set(name, value);
   time = given.get("at") ?? "";
-  const criteria = Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
+  const names = /** @type {string[]} */ ([...OTHERS, ...NAMES]);
+  unknown = [...new Set(given.keys())].filter((name) => name !== "at" && !names.includes(name));
+  const criteria = Object.fromEntries(names.map((name) => [name, given.get(name) ?? ""]));
   return /** @type {Criteria} */ (criteria);
+}
+
+// Says which parts of the address select nothing. Empty if there are none.
+export function wrongText(criteria) {
+  const wrong = unknown.map((name) => `"${plain(name)}" is not known`);
+  for (const [name, choicesOf] of Object.entries(CHOICES)) {
+    const value = criteria[name];
+    const choices = choicesOf(criteria).filter(Boolean);
+    const isLabel = name === "by" && value.startsWith("label:");
+    if (value && !isLabel && !choices.includes(value)) wrong.push(`${name}=${plain(value)} is not one of ${choices.join(", ")}`);
+  }
+  return wrong.length ? `A part of this link is ignored: ${wrong.join("; ")}.` : "";
 }
 
 /** @param {Partial<Criteria>} criteria */

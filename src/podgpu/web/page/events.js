@@ -121,7 +121,6 @@ function ageText(seconds) {
   return hours < 24 ? "2 to 24 hours ago" : "Earlier";
 }
 
-// A recovery has the text of the problem, such as "GPU 3 of node-1: it fell off the bus".
 function textOf({ text = "", kind, seconds }) {
   if (seconds === undefined) return plain(text);
   return `${plain(text)} (${kind === "recovered" ? "recovered " : ""}after ${duration(seconds)})`;

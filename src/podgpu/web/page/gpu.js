@@ -51,11 +51,12 @@ export class GpuView {
     this.sourceSection = h("section", {}, h("h3", {}, "Sources"), this.sources);
     this.method = h("p", { class: "about" });
     this.about = h("p", { class: "about" });
+    this.none = h("p", { class: "message" }, "No node lists this GPU.");
     const uuid = h("p", { class: "uuid" }, this.uuid, copyButton("Copy", () => this.shown));
     const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
     const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
     const actions = [this.troubles.element, this.commands.element, this.forget.element];
-    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.holding, this.facts, this.waits.element, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
+    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, this.none, ...actions, this.holding, this.facts, this.waits.element, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
   }
 
   leave() {
@@ -90,6 +91,7 @@ export class GpuView {
     const badge = device ? (device.broken ? brokenText(device) : idleText(device, now)) : "not present";
     showText(this.badge, badge);
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
+    this.none.hidden = Boolean(device);
     this.troubles.element.hidden = !device;
     this.holding.hidden = !device;
     this.forget.element.hidden = device && !pastTime() ? !device.absent && !device.gone : true;

@@ -39,7 +39,8 @@ function rowsOf(picture, devices, priced) {
     const own = members.get(node.name) ?? [];
     const models = [...new Set(own.map((device) => device.model))].join(", ");
     const totals = totalsOf(own, priced);
-    return { ...totals, ...memoryTotals(own), name: node.name, models, state: stateText(node, totals), text: `${node.name}\n${models}`.toLowerCase() };
+    const state = { state: stateText(node, totals), isGone: Boolean(node.gone), isOld: Boolean(node.old && !node.gone) };
+    return { ...totals, ...memoryTotals(own), ...state, name: node.name, models, text: `${node.name}\n${models}`.toLowerCase() };
   });
 }
 
@@ -66,7 +67,7 @@ function columnsOf(rows, currency) {
   const memoryRatio = ({ memoryUsed, memoryTotal }) => (memoryTotal && memoryUsed !== undefined ? memoryUsed / memoryTotal : undefined);
   const columns = [
     { name: "name", title: "Node", value: (row) => row.name, link: (row) => nodeHash(row.name) },
-    { name: "state", title: "State", value: (row) => row.state },
+    { name: "state", title: "State", value: (row) => row.state, isWarm: (_, row) => row.isOld, isBad: (_, row) => row.isGone || row.broken > 0 },
     { name: "models", title: "Model", value: (row) => row.models },
     number("gpus", "GPUs", parts),
     number("allocated", "Allocated", parts),
@@ -75,7 +76,7 @@ function columnsOf(rows, currency) {
     rows.some((row) => row.unknown) && number("unknown", "Use unknown", parts),
     number("free", "Free", parts),
     rows.some((row) => row.unheld) && number("unheld", "Holder unknown", parts),
-    number("broken", "Broken", parts, isSome),
+    { ...number("broken", "Broken", parts), isBad: isSome },
     { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
     { name: "memory", title: "Memory", value: memoryRatio, write: percent },
     number("power", "Power", watts),

@@ -61,8 +61,12 @@ export class Overview {
     });
     this.alerts.show(picture, devices, !devices.some((device) => !device.old));
     this.health = healthOf(devices, this.alerts, totals);
+  }
+
+  // `view`: name of the view, for the title of the browser's tab.
+  showTitle(picture, view) {
     const sign = this.health.words ? `(${this.health.words}) ` : "";
-    document.title = `${sign}${scopeText(picture)} \u00b7 podgpu`;
+    document.title = `${sign}${[view, scopeText(picture), "podgpu"].filter(Boolean).join(" \u00b7 ")}`;
   }
 
   showTotals(totals) {

@@ -7,7 +7,7 @@ const AT_ONCE = 200;
 const ONE_LINE = 18; // a text of up to this many characters is not wrapped
 
 // A column has name, title, value(row) and, except for texts, write(value). `hint` is the tooltip of its title. The first column is the name of the row.
-// `link(row)` is the target of a link. `isLong`: its text may need two lines. `isWarm(value)` returns true for a coloured value.
+// `link(row)` is the target of a link. `isLong`: its text may need two lines. `isWarm(value, row)` and `isBad(value, row)` return true for an amber and a red value.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
   constructor(label, onOrder) {
@@ -73,7 +73,9 @@ export class Table {
       const text = textOf(column, row);
       setText(cell.querySelector("bdi"), text);
       const isShort = !column.write && text.length <= ONE_LINE;
-      const kinds = [i > 0 && kindOf(column), text === UNKNOWN && "is-unknown", isShort && "is-short", i > 0 && column.isWarm?.(column.value(row)) && "wasted"];
+      const value = column.value(row);
+      const kinds = [i > 0 && kindOf(column), text === UNKNOWN && "is-unknown", isShort && "is-short"];
+      kinds.push(column.isWarm?.(value, row) && "wasted", column.isBad?.(value, row) && "bad");
       setClass(cell, kinds.filter(Boolean).join(" "));
     });
     return element;
