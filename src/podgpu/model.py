@@ -48,6 +48,7 @@ UpTo4096 = Annotated[tuple[T, ...], Meta(max_length=4096)]
 CountsByName = Annotated[dict[Name, Amount], Meta(max_length=256)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
+Detail = tuple[Name, LabelTexts, int | float]  # field, labels, value
 Fields = Annotated[
     dict[Name, int | float | Text], Meta(max_length=1024)
 ]  # name in fields.csv -> value
@@ -56,7 +57,6 @@ FieldValues = Mapping[int, Value]  # by field id
 PodName = tuple[str, str]  # namespace and name
 Pairs = tuple[tuple[str, str], ...]  # names and values, such as those of labels
 PodLabels = Mapping[PodName, Pairs]  # the selected labels
-Detail = tuple[int, dict[str, str], int | float]  # field id, labels, value
 Lack = Literal[
     "no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"
 ]
@@ -363,7 +363,7 @@ class GpuOrInstance(Document, frozen=True):
     )
     holders: UpTo4096[Holder] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
-    details: UpTo1024[tuple[Name, LabelTexts, int | float]] = ()  # field, labels, value
+    details: UpTo1024[Detail] = ()
     unsupported: UpTo1024[Name] = ()
     xids: UpTo256[XidCount] = ()
     last_xid: Amount | None = None

@@ -6,7 +6,7 @@ series per holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from podgpu.metrics.conditions import conditions, health_code, xid_spec
 from podgpu.metrics.counters import CounterSpec
@@ -15,6 +15,7 @@ from podgpu.metrics.fields import (
     CLOCK_EVENTS,
     ENGINE,
     FB_USED,
+    HEALTH,
     HEALTH_FIELD,
     POWER,
     TOTAL_ENERGY,
@@ -71,14 +72,6 @@ XID_COUNT_FIELD = 9001
 CLOCK_EVENTS_COUNT_FIELD = 9002
 XID_TOTAL_FIELD = 9005
 CLOCK_EVENTS_TOTAL_FIELD = 9006
-_EVENT_FIELDS = {
-    XID_FIELD,
-    XID_COUNT_FIELD,
-    XID_TOTAL_FIELD,
-    CLOCK_EVENTS_COUNT_FIELD,
-    CLOCK_EVENTS_TOTAL_FIELD,
-    HEALTH_FIELD,
-}
 _WINDOW = "window_size_in_ms"
 _WARN = 10  # health of a GPU with a warning, as in DCGM
 _FAIL = 20
@@ -161,7 +154,7 @@ class _Renderer:
         for counter, samples in self.families:
             field = counter.field
             value = values.get(field.name)
-            if value is None or isinstance(value, str) or field.id in _EVENT_FIELDS:
+            if value is None or isinstance(value, str) or field.id in _EVENTS:
                 continue
             if counter.name == field.name_1x and factor_1x(field) != 1.0:
                 value = converted(field, value, factor_1x(field))
@@ -177,8 +170,9 @@ class _Renderer:
     def _add_events(self, labels: Labels, device: GpuOrInstance) -> None:
         """Adds the numbers of XIDs and clock events. podgpu counts these events itself."""
         for counter, samples in self.families:
-            if counter.field.id in _EVENT_FIELDS:
-                for count, more in _count_events(counter.field.id, device, self._policy):
+            list_samples = _EVENTS.get(counter.field.id)
+            if list_samples is not None:
+                for count, more in list_samples(device, self._policy):
                     samples.append(Sample(with_attributes(labels, *more), count))
 
 
@@ -196,46 +190,52 @@ def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Value
     return tuple(labels)
 
 
-def _count_events(
-    field_id: int, device: GpuOrInstance, policy: Policy
-) -> Iterator[tuple[int, Pairs]]:
-    """Yields value and additional labels of each sample of an event field.
+# Events and health. Each function yields the value and the additional labels of each sample.
 
-    The value of XID_FIELD is the newest XID.
-    """
-    if field_id == XID_FIELD and XID_NAME not in device.unsupported:
+_Samples = Iterator[tuple[int, Pairs]]
+_NO_EVENTS = (0, 0)
+
+
+def _last_xid(device: GpuOrInstance, _policy: Policy) -> _Samples:
+    if XID_NAME not in device.unsupported:
         xid = device.last_xid or 0
         yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).err_msg))
-    elif field_id == XID_COUNT_FIELD:
-        window = (_WINDOW, str(policy.xid_window_ms))
-        recent = [count for count in device.xids if count.in_window]
-        for count in recent:
-            yield count.in_window, (window, ("xid", str(count.xid)))
-        if not recent:
-            yield 0, (window,)
-    elif field_id == XID_TOTAL_FIELD:
-        for count in device.xids:
-            yield count.total, (("xid", str(count.xid)),)
-    elif field_id == CLOCK_EVENTS_COUNT_FIELD:
-        window = (_WINDOW, str(policy.clock_window_ms))
-        for event in CLOCK_EVENTS.values():
-            in_window, _ = device.clock_events.get(event, (0, 0))
-            if in_window:
-                yield in_window, (("clock_event", event), window)
-    elif field_id == CLOCK_EVENTS_TOTAL_FIELD:
-        for event in CLOCK_EVENTS.values():
-            _, total = device.clock_events.get(event, (0, 0))
-            if total:
-                yield total, (("clock_event", event),)
-    elif field_id == HEALTH_FIELD and isinstance(device, DeviceState):
-        name = fields()[HEALTH_FIELD].name
-        # DCGM's own results are details.
-        if all(detail[0] != name for detail in device.details):
-            yield from _health_by_watch(device)
 
 
-def _health_by_watch(gpu: DeviceState) -> Iterator[tuple[int, Pairs]]:
+def _recent_xids(device: GpuOrInstance, policy: Policy) -> _Samples:
+    window = (_WINDOW, str(policy.xid_window_ms))
+    recent = [count for count in device.xids if count.in_window]
+    for count in recent:
+        yield count.in_window, (window, ("xid", str(count.xid)))
+    if not recent:
+        yield 0, (window,)
+
+
+def _all_xids(device: GpuOrInstance, _policy: Policy) -> _Samples:
+    for count in device.xids:
+        yield count.total, (("xid", str(count.xid)),)
+
+
+def _recent_clock_events(device: GpuOrInstance, policy: Policy) -> _Samples:
+    window = (_WINDOW, str(policy.clock_window_ms))
+    for event in CLOCK_EVENTS.values():
+        in_window, _ = device.clock_events.get(event, _NO_EVENTS)
+        if in_window:
+            yield in_window, (("clock_event", event), window)
+
+
+def _all_clock_events(device: GpuOrInstance, _policy: Policy) -> _Samples:
+    for event in CLOCK_EVENTS.values():
+        _, total = device.clock_events.get(event, _NO_EVENTS)
+        if total:
+            yield total, (("clock_event", event),)
+
+
+def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
     """Yields the worst condition of each health check of DCGM. Omits unknown checks."""
+    # DCGM's own results are details.
+    if not isinstance(gpu, DeviceState) or any(detail[0] == HEALTH for detail in gpu.details):
+        return
     present = {condition.name for condition in gpu.conditions}
     worst: dict[str, tuple[int, int]] = {}  # health check -> health and error code
     for name, spec in conditions().items():
@@ -247,6 +247,17 @@ def _health_by_watch(gpu: DeviceState) -> Iterator[tuple[int, Pairs]]:
         worst[spec.dcgm_watch] = max(found, worst.get(spec.dcgm_watch, found))
     for watch, (health, number) in worst.items():
         yield health, tuple(health_labels(watch, number).items())
+
+
+_EVENTS: Mapping[int, Callable[[GpuOrInstance, Policy], _Samples]] = {
+    XID_FIELD: _last_xid,
+    XID_COUNT_FIELD: _recent_xids,
+    XID_TOTAL_FIELD: _all_xids,
+    CLOCK_EVENTS_COUNT_FIELD: _recent_clock_events,
+    CLOCK_EVENTS_TOTAL_FIELD: _all_clock_events,
+    HEALTH_FIELD: _health_by_watch,
+}
+"""Fields that podgpu counts or derives itself, by field id."""
 
 
 def health_labels(watch: str, number: int) -> dict[str, str]:

@@ -55,9 +55,11 @@ def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
 def test_peers_over_nvlink(bench: Bench) -> None:
     bench.double.call("peer", 0, 1, 0)
     bench.double.call("peer", 1, 0, 3)
-    assert judged(bench, P2P) == ((9004, {"link_status": "OK", "peer_gpu": "1"}, 0),)
+    assert judged(bench, P2P) == (
+        ("DCGM_EXP_P2P_STATUS", {"link_status": "OK", "peer_gpu": "1"}, 0),
+    )
     assert judged(bench, P2P, 1) == (
-        (9004, {"link_status": "TopologyNotSupported", "peer_gpu": "0"}, 3),
+        ("DCGM_EXP_P2P_STATUS", {"link_status": "TopologyNotSupported", "peer_gpu": "0"}, 3),
     )
 
 

@@ -28,10 +28,11 @@ from podgpu.model import (
 )
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.source import FieldGroup, HostEngine, Telemetry
-from podgpu.workers import ErrorCounts, Workers
+from podgpu.workers import ErrorCounts, Result, Workers
 
 OTHERS = "others"  # worker that reads switches and CPUs
 _Read = Callable[[Sequence[Field]], GpuReading]
+_Result = Result[dict[FieldGroup, GpuReading]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +118,23 @@ class TelemetryCollector:
         groups = self._groups
         if due is not None:
             groups = tuple(group for group in groups if group in due) or groups
-        name = self._telemetry.name
-        listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
-        if listing.value is not None:
-            self._update_inventory(listing.value)
-        inventory = self._errors.make_status(name, listing)
+        inventory = self._read_inventory()
         self._add_lost(lost)
         if not inventory.up:
             self.drop_values()
             return self._make_result(groups, [inventory], {})
 
-        jobs = self._list_jobs()
-        calls = {}
-        for job in jobs:
-            known = self._readings.get(job.uuid, {})
-            unread = [group for group in self._groups if group in groups or group not in known]
-            calls[f"{job.name}-{job.uuid}"] = partial(_read_groups, job.read, unread)
-        results = self._workers.run(calls, self._deadline)
-
         sources = [inventory, *self._report_unreachable()]
         readings: dict[str, GpuReading] = {}
-        for job, result in zip(jobs, results.values(), strict=True):
+        jobs = self._list_jobs()
+        for job, result in zip(jobs, self._read(jobs, groups), strict=True):
             reading = self._merge_with_earlier(job.uuid, result.value)
             # no status for OTHERS without entities
             if job.uuid or reading is None or reading.entities:
                 sources.append(self._errors.make_status(job.name, result, job.uuid))
             if reading is not None:
                 readings[job.uuid or OTHERS] = reading
-                self._dropped.update(reading.dropped)
-                for reason in reading.errors:
-                    self._errors.add(job.name, reason)
+                self._count_problems(job.name, reading)
 
         if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
@@ -155,6 +143,27 @@ class TelemetryCollector:
         not_answering = {job.uuid for job in jobs} - readings.keys()
         self._forgotten -= {gpu.uuid for gpu in self._inventory.gpus} - not_answering
         return self._make_result(groups, sources, readings)
+
+    def _read_inventory(self) -> SourceStatus:
+        name = self._telemetry.name
+        listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
+        if listing.value is not None:
+            self._update_inventory(listing.value)
+        return self._errors.make_status(name, listing)
+
+    def _read(self, jobs: Iterable[_Job], groups: Sequence[FieldGroup]) -> Iterable[_Result]:
+        """Reads the groups, and those that were not read since the last failure."""
+        calls = {}
+        for job in jobs:
+            known = self._readings.get(job.uuid, {})
+            unread = [group for group in self._groups if group in groups or group not in known]
+            calls[f"{job.name}-{job.uuid}"] = partial(_read_groups, job.read, unread)
+        return self._workers.run(calls, self._deadline).values()
+
+    def _count_problems(self, name: str, reading: GpuReading) -> None:
+        self._dropped.update(reading.dropped)
+        for reason in reading.errors:
+            self._errors.add(name, reason)
 
     def _list_jobs(self) -> list[_Job]:
         jobs = []
@@ -327,7 +336,7 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
             if device_key in values:
                 unsupported[device_key, number] = None
 
-    details: dict[int, list[Detail]] = {}
+    details: dict[str, list[Detail]] = {}
     for reading in (*readings, *newest):
         details |= group_by_key((detail[0], detail) for detail in reading.details)
 

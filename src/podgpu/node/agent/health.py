@@ -335,27 +335,27 @@ def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None
 def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
     """Returns None if the GPU was read or is not selected."""
     inventory = result.sources[0]
-    is_absent = device.uuid in result.absent
-    if not inventory.up:
-        return _Absence(LOST) if is_absent else _Absence(DRIVER_AWAY, inventory.error)
-    if is_absent:
+    if device.uuid in result.absent:
         name = f"gpu{device.index}"
         for source in result.sources:
             if source.name == name and source.error == "hung" and not source.device:
                 return _Absence(UNREADABLE, "hung")
         return _Absence(LOST)
+    if not inventory.up:
+        return _Absence(DRIVER_AWAY, inventory.error)
 
-    own = next((source for source in result.sources if source.device == device.uuid), None)
+    of_gpus = {source.device: source for source in result.sources if source.device}
+    own = of_gpus.get(device.uuid)
     if own is None or own.up:
         return None
-    if own.error == "gpu_lost":
-        return _Absence(LOST)
     if own.error == "deadline":
         return _Absence(UNREADABLE, "hung")
-    if own.error not in _DRIVER_REASONS:
+    if own.error not in (*_DRIVER_REASONS, "gpu_lost"):
         return _Absence(UNREADABLE, own.error)
-    others_answer = any(source.up for source in result.sources if source.device)
-    return _Absence(LOST) if others_answer else _Absence(DRIVER_AWAY, own.error)
+    others_answer = any(source.up for source in of_gpus.values())
+    if others_answer or own.error == "gpu_lost":
+        return _Absence(LOST)
+    return _Absence(DRIVER_AWAY, own.error)
 
 
 def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:

@@ -29,6 +29,7 @@ from podgpu.metrics.values import device_figures, gpu_figures, in_legacy_units
 from podgpu.model import (
     RESERVATION,
     Allocation,
+    Assignment,
     Condition,
     Device,
     DeviceState,
@@ -108,33 +109,37 @@ def build_node_state(
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
     """Returns the holders of each device, by device key. Those with an allocation come first."""
-    holders = defaultdict[str, list[Holder]](list)
-    users_of = {key: dict(use.holders) for key, use in usage.devices.items()}
-    for assignment in allocation.assignments:
-        holder = assignment.holder
-        users = users_of.get(assignment.device, {})
-        user = users.pop(holder.key, Holder(user=holder.user))
-        members = structs.asdict(holder) | {"user": user.user, "usage": user.usage}
-        holders[assignment.device].append(
-            Holder(
-                **members,
-                source=assignment.source,
-                share_ratio=assignment.share,
-                replica=assignment.replica,
-                labels=dict(assignment.attributes),
-            )
-        )
-    for key, users in users_of.items():
-        for user in users.values():
-            holders[key].append(user)
+    assigned = group_by_key((each.device, each) for each in allocation.assignments)
+    holders: dict[str, list[Holder]] = {}
+    for key in [*assigned, *usage.devices]:
+        use = usage.devices.get(key, DeviceUse())
+        users = dict(use.holders)
+        own = []
+        for assignment in assigned.get(key, ()):
+            user = users.pop(assignment.holder.key, None)
+            own.append(_make_holder(assignment, user))
+        own += users.values()
+        if own:
+            running = [_add_running(holder, use.processes) for holder in own]
+            holders[key] = [allocation.with_api_uid(holder) for holder in running]
 
-    for key, own in holders.items():
-        processes = usage.devices.get(key, DeviceUse()).processes
-        running = [_add_running(holder, processes) for holder in own]
-        holders[key] = [allocation.with_api_uid(holder) for holder in running]
     for key in find_reserved(allocation):
-        holders[key].append(Holder(source=RESERVATION))
+        holders.setdefault(key, []).append(Holder(source=RESERVATION))
     return holders
+
+
+def _make_holder(assignment: Assignment, user: Holder | None) -> Holder:
+    """`user`: the same workload with its usage. None if it does not use the device."""
+    members = structs.asdict(assignment.holder)
+    if user is not None:
+        members |= {"user": user.user, "usage": user.usage}
+    return Holder(
+        **members,
+        source=assignment.source,
+        share_ratio=assignment.share,
+        replica=assignment.replica,
+        labels=dict(assignment.attributes),
+    )
 
 
 def _add_running(holder: Holder, processes: Iterable[RunningProcess]) -> Holder:
@@ -155,78 +160,82 @@ def _build_gpus(
     health: Mapping[str, dict[str, Any]],
     unsupported: Iterable[UnsupportedField],
 ) -> tuple[DeviceState, ...]:
-    names = fields()
-    values_of = telemetry.values
-    figures_of = {key: _read_figures(values) for key, values in values_of.items()}
-    shown = {device.key for device in telemetry.selected}
-    unsupported_by = group_by_key((key, name) for name, key in unsupported)
-
-    def build_device(key: str) -> dict[str, Any]:
-        values = values_of.get(key)
-        totals = usage.devices.get(key, DeviceUse()).totals
-        figures = device_figures(figures_of.get(key, {}))
-        if figures["memory_used_bytes"] is None and totals is not None:
-            figures["memory_used_bytes"] = totals.memory_used_bytes
-        return {
-            "hidden": key not in shown,
-            **figures,
-            "usage": totals,
-            "holders": tuple(holders.get(key, ())),
-            "fields": None if values is None else by_name(values),
-            "unsupported": tuple(unsupported_by.get(key, ())),
-            **health.get(key, {}),
-        }
-
     # XIDs of GPUs that `podgpu forget` removed are omitted.
     known = {device.uuid for device in telemetry.devices}
     have_xids = [key for key, own in health.items() if "xids" in own and split_key(key)[0] in known]
     devices = _find_devices(telemetry, [*holders, *have_xids])
-    instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
-    for key, device in devices.items():
-        if device.gi_id is not None:
-            instance = MigInstance(
-                id=device.gi_id,
-                profile=device.profile,
-                uuids=device.mig_uuids,
-                **build_device(key),
-            )
-            instances[device.uuid].append(instance)
 
-    states = []
-    for uuid, device in devices.items():
+    by_key = group_by_key((key, name) for name, key in unsupported)
+    builder = _DeviceBuilder(telemetry, telemetry.values, holders, usage, health, by_key)
+    instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
+    for device in devices.values():
         if device.gi_id is not None:
-            continue
-        members = build_device(uuid)
+            instances[device.uuid].append(builder.build_instance(device, device.gi_id))
+    gpus = [device for device in devices.values() if not device.is_instance]
+    return tuple(builder.build_gpu(gpu, instances[gpu.uuid]) for gpu in gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceBuilder:
+    """Builds the devices of the document. All mappings have device keys."""
+
+    _telemetry: TelemetryResult
+    _values: Mapping[str, FieldValues]  # of selected devices
+    _holders: Mapping[str, Sequence[Holder]]
+    _usage: UsageResult
+    _health: Mapping[str, dict[str, Any]]
+    _unsupported: Mapping[str, Sequence[str]]
+
+    def build_instance(self, device: Device, number: int) -> MigInstance:
+        members = self._build_members(device)
+        return MigInstance(id=number, profile=device.profile, uuids=device.mig_uuids, **members)
+
+    def build_gpu(self, device: Device, instances: Sequence[MigInstance]) -> DeviceState:
+        members = self._build_members(device)
         users = list(members["holders"])
-        for instance in instances[uuid]:
+        for instance in instances:
             users += instance.holders
         members["conditions"] = (*members.get("conditions", ()), *_find_unallocated_use(users))
 
-        values = values_of.get(uuid, {})
+        values = self._values.get(device.uuid, {})
+        reading = self._telemetry.readings.get(device.uuid)
+        if reading is not None:
+            limit = reading.slow_values.get(_POWER_LIMIT)
+            if isinstance(limit, float):
+                members["power_limit_mw"] = round(limit * 1000)
+            if values:
+                members["details"] = reading.details
+
         throttled_ns = {}
         for number, reason in THROTTLE_REASONS.items():
             ns = values.get(number)
             if isinstance(ns, int):
                 throttled_ns[reason] = ns
-
-        details = []
-        reading = telemetry.readings.get(uuid)
-        if reading is not None and uuid in values_of:
-            for number, labels, value in reading.details:
-                details.append((names[number].name, labels, value))
-        limit = None if reading is None else reading.slow_values.get(_POWER_LIMIT)
-
-        state = DeviceState(
+        return DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns=throttled_ns,
-            power_limit_mw=round(limit * 1000) if isinstance(limit, float) else None,
-            instances=tuple(instances[uuid]),
-            details=tuple(details),
-            **gpu_figures(figures_of.get(uuid, {})),  # type: ignore[arg-type]
+            instances=tuple(instances),
+            **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
             **members,
         )
-        states.append(state)
-    return tuple(states)
+
+    def _build_members(self, device: Device) -> dict[str, Any]:
+        """Returns the members of `GpuOrInstance`."""
+        key = device.key
+        values = self._values.get(key)
+        totals = self._usage.devices.get(key, DeviceUse()).totals
+        figures = device_figures(_read_figures(values or {}))
+        if figures["memory_used_bytes"] is None and totals is not None:
+            figures["memory_used_bytes"] = totals.memory_used_bytes
+        return {
+            "hidden": device not in self._telemetry.selected,
+            **figures,
+            "usage": totals,
+            "holders": tuple(self._holders.get(key, ())),
+            "fields": None if values is None else by_name(values),
+            "unsupported": tuple(self._unsupported.get(key, ())),
+            **self._health.get(key, {}),
+        }
 
 
 def list_unsupported(

@@ -19,7 +19,9 @@ from podgpu.errors import DeviceLost, SourceError
 from podgpu.metrics.dcgm import health_labels
 from podgpu.metrics.fields import (
     DEVICE_LEVELS,
+    HEALTH,
     HEALTH_FIELD,
+    P2P,
     P2P_FIELD,
     P2P_STATES,
     XID_FIELD,
@@ -54,7 +56,6 @@ from podgpu.node.gpu.dcgm.entities import (
 )
 from podgpu.node.gpu.dcgm.structs import EntityGroup
 from podgpu.node.gpu.source import (
-    EXPORTER_FIELDS,
     CompanionDriver,
     ErrorEvents,
     FieldGroup,
@@ -399,8 +400,7 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """Returns the fields that DCGM provides for this kind of entity."""
     selected = []
     for wanted in fields:
-        is_computed = isinstance(wanted.recipe, Recorded) or wanted.id >= EXPORTER_FIELDS
-        if not is_computed and _has_field(kind, wanted):
+        if not isinstance(wanted.recipe, Recorded) and _has_field(kind, wanted):
             selected.append(wanted)
     return tuple(selected)
 
@@ -451,7 +451,7 @@ def _make_health_details(
     for watch, name in _WATCHES.items():
         health, number = worst.get((gpu, watch), (_PASS, 0))
         if watch != s.HEALTH_ALL or health:
-            details.append((HEALTH_FIELD, health_labels(name, number), health))
+            details.append((HEALTH, health_labels(name, number), health))
     return details
 
 
@@ -467,5 +467,5 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
             state = gpu.linkStatus[peer]
             if peer != gpu.entityId and 0 <= state < len(P2P_STATES):
                 labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer)}
-                details[gpu.entityId].append((P2P_FIELD, labels, state))
+                details[gpu.entityId].append((P2P, labels, state))
     return details

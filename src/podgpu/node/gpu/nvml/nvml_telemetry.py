@@ -21,7 +21,7 @@ from typing import Any
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.metrics.fields import P2P_FIELD, P2P_STATES, Field, detail_helps, fields
+from podgpu.metrics.fields import P2P, P2P_FIELD, P2P_STATES, Field, detail_helps, fields
 from podgpu.model import (
     Detail,
     Device,
@@ -283,7 +283,7 @@ class NvmlTelemetry:
             with suppress(SourceError):
                 state = self._driver.call("nvmlDeviceGetP2PStatus", gpu.handle, peer.handle, index)
                 labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer.device.index)}
-                yield P2P_FIELD, labels, state
+                yield P2P, labels, state
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         with self._hold(gpu) as state:
