@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 from pathlib import Path
 
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, etag_of
 from podgpu.metrics.parse import parse_text
 from tests.fleet.real_servers import needs
 from tests.metrics.test_opencost import ask, scraped
@@ -36,3 +39,28 @@ def test_a_real_prometheus_stores_all_series(
         for family in parse_text(client.ask("/metrics").text)
         for sample in family.samples
     }
+
+
+def lines_of(*values: float, dcgm_numbers: bool) -> list[str]:
+    samples = tuple(Sample(NO_LABELS, value) for value in values)
+    text = encode([Family("f", "gauge", "h", samples, dcgm_numbers)]).decode()
+    return text.splitlines()[2:]
+
+
+def test_numbers_of_podgpu_are_the_shortest_that_are_equal() -> None:
+    values = (7, 0.1, 2.0, math.inf, -math.inf, math.nan)
+    numbers = ["f 7", "f 0.1", "f 2.0", "f +Inf", "f -Inf", "f NaN"]
+    assert lines_of(*values, dcgm_numbers=False) == numbers
+
+
+def test_floats_of_dcgm_have_six_decimals() -> None:
+    assert lines_of(7, 0.1, 2.0, dcgm_numbers=True) == ["f 7", "f 0.100000", "f 2.000000"]
+
+
+def test_the_etag_depends_only_on_the_text() -> None:
+    etags = {etag_of(text) for text in (b"a", b"a", b"b")}
+    assert len(etags) == 2
+    for etag in etags:
+        assert etag.startswith('W/"')
+        assert len(etag) == len('W/""') + 24
+    assert gzip.decompress(Body(b"text").zipped) == b"text"

@@ -5,9 +5,9 @@ The definitions are in families.csv. The metrics reference in docs is generated 
 
 from __future__ import annotations
 
-import gzip
 import math
 import platform
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -21,6 +21,7 @@ from podgpu.model import Pairs
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # the fastest level, because the first scrape waits; metrics text shrinks 20:1 even so
 _GZIP_LEVEL = 1
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
 
 
 class Labels:
@@ -158,7 +159,7 @@ def format_float(value: float) -> str:
 class Body:
     def __init__(self, plain: bytes) -> None:
         self.plain = plain
-        self.zipped = gzip.compress(plain, _GZIP_LEVEL, mtime=0)
+        self.zipped = zlib.compress(plain, _GZIP_LEVEL, wbits=_GZIP_FORMAT)
 
 
 NO_METRICS = Body(b"")
