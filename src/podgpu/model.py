@@ -317,6 +317,7 @@ class Condition(Document, frozen=True):
     name: Name
     since: UnixTime | None = None
     detail: Name = ""
+    text: Text = ""  # set only for a condition of the history
 
 
 class XidCount(Document, frozen=True):

@@ -51,12 +51,6 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
-class RecordedCondition(Condition, frozen=True):
-    """A condition of a past time. The history has its text."""
-
-    says: str = ""
-
-
 def choose_nodes(
     readings: Sequence[NodeReading],
     before: Mapping[str, NodeEntry],
@@ -284,8 +278,9 @@ def _find_claims(chosen: Mapping[str, NodeReading]) -> dict[str, list[str]]:
     nodes: dict[str, list[str]] = defaultdict(list)
     for name, reading in chosen.items():
         for gpu in reading.state.devices:
-            nodes[gpu.uuid].append(name)
-    return {uuid: names for uuid, names in nodes.items() if uuid and len(names) > 1}
+            if gpu.uuid:
+                nodes[gpu.uuid].append(name)
+    return {uuid: names for uuid, names in nodes.items() if len(names) > 1}
 
 
 def _find_conflicts(
@@ -462,10 +457,13 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         yield _describe_gone(name, state)
     else:
         yield from _describe_lost(name, state, broken)
+    yield from _describe_conditions(name, broken)
+    if not gone:
+        yield from _describe_sources(name, state, broken)
 
-    without_driver: list[Condition] = []
-    for gpu in broken:
-        without_driver += [c for c in gpu.conditions if c.name == DRIVER_AWAY]
+
+def _describe_conditions(name: str, broken: Iterable[DeviceState]) -> Iterator[Alert]:
+    without_driver = _find_without_driver(broken)
     described = {NODE_GONE}
     if len(without_driver) > 1:
         described.add(DRIVER_AWAY)
@@ -475,9 +473,18 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
             if condition.name not in described:
                 yield _describe_gpu(name, gpu, condition)
 
-    if gone:
-        return
-    ignored = _DRIVER_SOURCES if without_driver else ()
+
+def _find_without_driver(broken: Iterable[DeviceState]) -> list[Condition]:
+    away: list[Condition] = []
+    for gpu in broken:
+        away += [condition for condition in gpu.conditions if condition.name == DRIVER_AWAY]
+    return away
+
+
+def _describe_sources(
+    name: str, state: NodeState, broken: Iterable[DeviceState]
+) -> Iterator[Alert]:
+    ignored = _DRIVER_SOURCES if _find_without_driver(broken) else ()
     failing = []
     for source in state.sources:
         # Failures of gpu0, gpu1… are conditions of these GPUs.
@@ -538,10 +545,11 @@ def is_gpu_source(status: SourceStatus) -> bool:
 def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
     """Returns the problem and the advice.
 
-    For a condition unknown to this version, returns its name and no advice.
+    A condition of the history has its own text. For a condition unknown to this version, returns
+    its name and no advice.
     """
-    if isinstance(condition, RecordedCondition):
-        return condition.says, ""
+    if condition.text:
+        return condition.text, ""
     if condition.name not in conditions():
         return condition.name, ""
     repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -93,7 +93,7 @@ class RollingAverage:
         for _, ratios in self._rounds:
             for scope, ratio in ratios.items():
                 values[scope].append(ratio)
-        return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}
+        return {scope: fmean(ratios) for scope, ratios in values.items()}
 
 
 class Cluster:

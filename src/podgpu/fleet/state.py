@@ -135,41 +135,33 @@ def build_cluster_state(
     `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are
     lost. `recorded`: the node of each GPU in the history, by UUID.
     """
-    offset = wall - now
-    clock_change = 0.0
     before: dict[str, NodeEntry] = {}
-    if previous is not None:
-        if abs(offset - previous.clock_offset) < _CLOCK_STEP:
-            offset = previous.clock_offset
-        clock_change = offset - previous.clock_offset
-        # With totals only, nodes are not listed, so missing ones are not gone.
-        if reading.fleet is None:
-            before = {node.name: node for node in previous.nodes}
+    # With totals only, nodes are not listed, so missing ones are not gone.
+    if previous is not None and reading.fleet is None:
+        before = {node.name: node for node in previous.nodes}
 
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now, recorded or {})
-    reported: set[str] = set()
-    for node in chosen:
-        reported.update(gpu.uuid for gpu in node.state.devices)
+    shown = _keep_gpus(chosen, before, removed, wall)
 
+    offset = _find_offset(wall - now, previous)
+    clock_change = 0.0 if previous is None else offset - previous.clock_offset
     nodes = []
-    for node in chosen:
+    for node in shown:
         earlier = before.get(node.name)
-        if earlier is not None and node.state.producer == "dcgm-exporter":
-            node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
-        shown = hide_missing_gpus(node, removed) if removed else node
-        if shown is not None:
-            idle = IdleTimes(
-                shown, earlier, offset, clock_change, reading.idle_for, settings.stale_after
-            )
-            spending = Spending(shown, earlier, max(LONGEST_GAP, settings.stale_after))
-            owners = shown.reading.owners or reading.owners
-            nodes.append(complete_node(shown, idle, prices, offset, owners, spending))
+        idle = IdleTimes(
+            node, earlier, offset, clock_change, reading.idle_for, settings.stale_after
+        )
+        spending = Spending(node, earlier, max(LONGEST_GAP, settings.stale_after))
+        owners = node.reading.owners or reading.owners
+        nodes.append(complete_node(node, idle, prices, offset, owners, spending))
 
     sorted_outcomes = [outcomes[target] for target in sorted(outcomes)]
     read = {node.target for node in reading.nodes}
-    failed = [outcome for outcome in sorted_outcomes if outcome.error]
-    unread = [outcome.text for outcome in failed if outcome.target not in read]
+    unread = []
+    for outcome in sorted_outcomes:
+        if outcome.error and outcome.target not in read:
+            unread.append(outcome.text)
 
     alerts: list[Alert] = []
     for node in nodes:
@@ -194,6 +186,34 @@ def build_cluster_state(
         fleet=reading.fleet,
         clock_offset=offset,
     )
+
+
+def _find_offset(offset: float, previous: ClusterState | None) -> float:
+    """Returns Unix time minus monotonic time. Keeps the last offset until the clock is set."""
+    if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
+        return previous.clock_offset
+    return offset
+
+
+def _keep_gpus(
+    chosen: Sequence[NodeEntry],
+    before: Mapping[str, NodeEntry],
+    removed: Collection[str],
+    wall: float,
+) -> list[NodeEntry]:
+    """Adds GPUs that dcgm-exporter no longer reports. Hides lost GPUs that were removed."""
+    reported: set[str] = set()
+    for node in chosen:
+        reported.update(gpu.uuid for gpu in node.state.devices)
+    shown = []
+    for node in chosen:
+        earlier = before.get(node.name)
+        if earlier is not None and node.state.producer == "dcgm-exporter":
+            node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
+        kept = hide_missing_gpus(node, removed) if removed else node
+        if kept is not None:
+            shown.append(kept)
+    return shown
 
 
 def build_single_node_state(
@@ -246,6 +266,35 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
             priced.append(node)
         elif not node.gone:
             unlabelled.append(node.name)
+    yield from _describe_unlabelled(priced, unlabelled, prices)
+
+    unpriced: set[str] = set()
+    for node in priced:
+        for model in _list_models(node):
+            if node.prices.of(model).gpu_hour is None:
+                unpriced.add(model or "devices of an unknown model")
+    if unpriced:
+        action = "add them to the file of --prices"
+        if prices.source == "example":
+            action = "write your own price file"
+        yield (
+            f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
+        )
+
+
+def _list_models(node: NodeEntry) -> set[str]:
+    models = set()
+    for gpu in node.gpus:
+        models.add(gpu.model)
+        for instance in gpu.instances:
+            models.add(device_model(gpu, instance))
+    return models
+
+
+def _describe_unlabelled(
+    priced: Iterable[NodeEntry], unlabelled: Sequence[str], prices: Prices
+) -> Iterator[str]:
+    """Yields notes about node labels on which prices depend and that podgpu does not read."""
     if unlabelled:
         yield (
             f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown:"
@@ -254,30 +303,13 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
         )
 
     labels: set[str] = set()
-    models: set[tuple[str, Prices]] = set()
     for node in priced:
         labels.update(node.reading.labels or ())
-        for gpu in node.gpus:
-            models.add((gpu.model, node.prices))
-            for instance in gpu.instances:
-                models.add((device_model(gpu, instance), node.prices))
     elsewhere = [name for name in prices.label_names if name not in labels]
     if priced and elsewhere:
         yield (
             f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu"
             " reads this label"
-        )
-
-    unpriced: set[str] = set()
-    for model, own in models:
-        if own.of(model).gpu_hour is None:
-            unpriced.add(model or "devices of an unknown model")
-    if unpriced:
-        action = "add them to the file of --prices"
-        if prices.source == "example":
-            action = "write your own price file"
-        yield (
-            f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
         )
 
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.errors import UsageError, utc_text
-from podgpu.fleet.choose import RecordedCondition
 from podgpu.fleet.readings import NodeEntry, NodeReading
 from podgpu.fleet.state import ClusterState, complete_node
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
+    Condition,
     DeviceState,
     DeviceTotals,
     GpuOrInstance,
@@ -44,7 +44,7 @@ _FIGURES = """
 SELECT gpu, account, utilization / 1e4, memory * 1048576, power * 100, temperature FROM sample
 WHERE resolution = :resolution AND time = :time"""
 _CONDITIONS = f"""
-SELECT gpu, name, started, '', message FROM span
+SELECT gpu, name, started, message FROM span
 WHERE kind = '{CONDITION}' AND started <= :at AND (ended IS NULL OR ended > :at)
 ORDER BY started"""
 _IDLE_SPANS = f"""
@@ -100,7 +100,7 @@ class _DeviceRecord:
     instance: str
     number: int | None
     values: dict[int, _Values] = field(default_factory=dict)  # by account
-    conditions: list[RecordedCondition] = field(default_factory=list)
+    conditions: list[Condition] = field(default_factory=list)
     holders: list[_HolderRecord] = field(default_factory=list)
     idle_alarms: dict[int, float] = field(default_factory=dict)  # account -> start
 
@@ -145,8 +145,8 @@ def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceReco
         devices[gpu] = _DeviceRecord(*names)
     for gpu, account, *values in db.execute(_FIGURES, time):
         devices[gpu].values[account] = _Values(*values)
-    for gpu, *condition in db.execute(_CONDITIONS, time):
-        devices[gpu].conditions.append(RecordedCondition(*condition))
+    for gpu, name, since, text in db.execute(_CONDITIONS, time):
+        devices[gpu].conditions.append(Condition(name, since, text=text))
     for gpu, account, started in db.execute(_IDLE_SPANS, time):
         devices[gpu].idle_alarms[account] = started
     for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):

@@ -76,21 +76,17 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     With `https`, all URLs use https; otherwise only those of ports declared as https.
     """
     metadata = body["metadata"]
-    service_name = (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
-    service = (metadata["namespace"], service_name)
-    endpoints = body.get("endpoints") or ()
+    labels = metadata.get("labels") or {}
+    service = (metadata["namespace"], labels.get(SERVICE_LABEL) or metadata["name"])
+    endpoints = body.get("endpoints")
+    if not endpoints:
+        return EndpointSliceRecord(service)
     ports = []
     for port in body.get("ports") or ():
         if port.get("port") and port.get("protocol") in (None, "TCP"):
             ports.append(port)
-    named = [port for port in ports if port.get("name") == METRICS_PORT]
-    if named:
-        chosen = named[0]
-    elif len(ports) == 1:
-        chosen = ports[0]
-    elif not endpoints:
-        return EndpointSliceRecord(service)
-    else:
+    chosen = _choose_port(ports)
+    if chosen is None:
         existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
         problem = (
             f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; "
@@ -107,6 +103,13 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
         pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
         urls.append((pod_uid, f"{scheme}://{host}:{chosen['port']}/metrics"))
     return EndpointSliceRecord(service, tuple(urls))
+
+
+def _choose_port(ports: Sequence[KubeObject]) -> KubeObject | None:
+    for port in ports:
+        if port.get("name") == METRICS_PORT:
+            return port
+    return ports[0] if len(ports) == 1 else None
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:

@@ -236,29 +236,30 @@ def _write_conditions(
         matches = [any_of(series, labels, test) for _, series, labels in names]
         conditions.append(" or ".join(matches))
 
-    held = select(_HOLDERS[:1], *where)
-    used = f"{select(_USE, *where)} > 0"
     if query.owner:
+        held = select(_HOLDERS[:1], *where)
         kind, _, name = query.owner.rpartition("/")
         owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
         conditions.append(
             f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])"
         )
-    excluded = ""
-    if query.state == "held":
-        conditions.append(held)
-    elif query.state == "free":
-        excluded = held
-    elif query.state == "used":
-        conditions.append(used)
-    elif query.state == "idle":
-        conditions.append(held)
-        excluded = used
-    elif query.state == "broken":
-        conditions.append(select(_CONDITIONS, BROKEN, *where))
-
     text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
-    return f"{text} unless {on_gpu} ({excluded})" if excluded else text
+    return text + _write_state(query.state, where, on_gpu)
+
+
+def _write_state(state: str, where: Sequence[str], on_gpu: str) -> str:
+    """Returns the end of the query: it keeps only the GPUs in this state."""
+    held = f"{on_gpu} ({select(_HOLDERS[:1], *where)})"
+    used = f"{on_gpu} ({select(_USE, *where)} > 0)"
+    broken = f"{on_gpu} ({select(_CONDITIONS, BROKEN, *where)})"
+    ends = {
+        "held": f" and {held}",
+        "free": f" unless {held}",
+        "used": f" and {used}",
+        "idle": f" and {held} unless {used}",
+        "broken": f" and {broken}",
+    }
+    return ends.get(state, "")
 
 
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
