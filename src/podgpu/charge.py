@@ -10,6 +10,9 @@ from __future__ import annotations
 from operator import add
 from typing import Literal, NamedTuple
 
+import msgspec
+from msgspec.structs import astuple
+
 from podgpu.model import add_known
 
 _HOUR = 3600
@@ -177,6 +180,28 @@ class HeldTime(NamedTuple):
     idle: float | None = None
     waited: float | None = None
     joules: float | None = None
+    underused: float | None = None  # unused seconds of the share, without idle time
+
+
+class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The parts of waste in one unit: GPUs, hours or money. Unknown parts are None.
+
+    Idle: allocated and not used at all. Under-used: the unused rest of a share that is in use.
+    Unallocated: no pod or job had it. A second of a GPU is in at most one part.
+    """
+
+    idle: float | None = None
+    underused: float | None = None
+    unallocated: float | None = None
+
+    def plus(self, other: Waste) -> Waste:
+        return Waste(*map(add_known, astuple(self), astuple(other)))
+
+    def times(self, factor: float) -> Waste:
+        return Waste(*(None if part is None else part * factor for part in astuple(self)))
+
+    def rounded(self, digits: int) -> Waste:
+        return Waste(*(None if part is None else round(part, digits) for part in astuple(self)))
 
 
 def charge(time: HeldTime, size: float, price: float | None) -> Amounts:

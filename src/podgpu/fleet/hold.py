@@ -10,13 +10,25 @@ longer than --idle-after is wasteful.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.charge import HeldTime
+from podgpu.charge import HeldTime, Waste
 from podgpu.fleet.choose import CLOCK_AHEAD
-from podgpu.fleet.parts import HeldPart, Use, is_mps_client, key_of
+from podgpu.fleet.parts import (
+    HeldPart,
+    Use,
+    WasteRate,
+    device_memory,
+    device_price,
+    divide_gpu,
+    gpu_utilization,
+    is_mps_client,
+    key_of,
+    make_rate,
+    may_be_busy,
+)
 from podgpu.fleet.readings import NodeEntry
 from podgpu.model import (
     MJ,
@@ -260,3 +272,34 @@ def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -
 def describe_idle(holder: Workload) -> str:
     """Returns the message of the condition `idle`."""
     return f"{holder.text} holds it and does not use it"
+
+
+# What no known holder has
+
+
+class Rest(NamedTuple):
+    """What no known holder has of a GPU: it is unknown or unallocated."""
+
+    unknown: float = 0.0  # fraction of the GPU that may be in use
+    unallocated: WasteRate = WasteRate()
+
+
+def find_rest(node: NodeEntry, gpu: DeviceState, held: Mapping[str, Sequence[HeldPart]]) -> Rest:
+    allocated = 0.0
+    is_held = False
+    unallocated = WasteRate()
+    for instance, size in divide_gpu(gpu):
+        parts = held.get(key_of(gpu, instance), ())
+        is_held = is_held or bool(parts)
+        share = sum(part.share for part in parts)
+        allocated += share * size
+        price = device_price(node.prices, gpu, instance, size)
+        free = Waste(unallocated=max(0.0, 1.0 - share))
+        unallocated = unallocated.plus(make_rate(free, size, price))
+
+    is_unknown = node.gone or node.silent is not None
+    if not is_held:
+        is_unknown = is_unknown or may_be_busy(gpu_utilization(gpu), device_memory(gpu))
+    if is_unknown:
+        return Rest(unknown=max(0.0, 1.0 - allocated))
+    return Rest(unallocated=unallocated)

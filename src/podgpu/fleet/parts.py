@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import asdict
 
-from podgpu.charge import HeldTime
+from podgpu.charge import HeldTime, Waste
 from podgpu.fleet.prices import Prices
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
@@ -34,6 +34,32 @@ BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})
 MPS_REASON = "not known under MPS"
 _DIGITS = 4
 _LEAST_WORK = 256 * MIB  # less than a CUDA context needs, but more than the driver itself uses
+
+
+class WasteRate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wasted now, in GPUs and money. `cost_per_hour` is None without prices."""
+
+    gpus: Waste = Waste()
+    cost_per_hour: Waste | None = None
+
+    def plus(self, other: WasteRate) -> WasteRate:
+        if self.cost_per_hour is None or other.cost_per_hour is None:
+            cost = self.cost_per_hour or other.cost_per_hour
+        else:
+            cost = self.cost_per_hour.plus(other.cost_per_hour)
+        return WasteRate(self.gpus.plus(other.gpus), cost)
+
+    def rounded(self) -> WasteRate | None:
+        """Returns None if nothing is known."""
+        if self.gpus == Waste():
+            return None
+        cost = self.cost_per_hour and self.cost_per_hour.rounded(_DIGITS)
+        return WasteRate(self.gpus.rounded(_DIGITS), cost)
+
+
+def make_rate(waste: Waste, size: float, price: float | None) -> WasteRate:
+    """`waste`: fractions of a device. `size`: its fraction of a GPU. `price`: of its hour."""
+    return WasteRate(waste.times(size), None if price is None else waste.times(price))
 
 
 class HeldPart(msgspec.Struct, frozen=True, gc=False):
@@ -63,6 +89,25 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     @property
     def cost_per_hour(self) -> float | None:
         return None if self.price is None else self.price * self.share
+
+    @property
+    def waste(self) -> WasteRate:
+        """What the holder wastes now. Unknown use is not wasted.
+
+        Under-used time is None if the exporter does not count it.
+        """
+        if self.use == "unknown":
+            return WasteRate()
+        if self.use == "idle":
+            return self._make_rate(Waste(idle=self.share, underused=0.0))
+        spent = self.spent
+        if spent is None or spent.underused is None or not spent.held:
+            return self._make_rate(Waste(idle=0.0))
+        unused = min(self.share, spent.underused / spent.held)
+        return self._make_rate(Waste(idle=0.0, underused=unused))
+
+    def _make_rate(self, waste: Waste) -> WasteRate:
+        return make_rate(waste, self.device_size, self.price)
 
     @property
     def gpu_fraction(self) -> float:
@@ -258,7 +303,8 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
     idle: float
     unknown: float
     cost_per_hour: float | None = None
-    wasted_per_hour: float | None = None
+    wasted_per_hour: float | None = None  # cost of idle GPUs
+    waste: WasteRate | None = WasteRate()
 
     def rounded(self) -> HeldSums:
         """Rounds to 4 digits.
@@ -266,8 +312,9 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
         The largest amount absorbs the rounding error, so that the amounts still add up.
         """
         sums = copy(self)
+        sums.waste = self.waste and self.waste.rounded()
         for name, amount in asdict(self).items():
-            if amount is not None:
+            if isinstance(amount, float):
                 setattr(sums, name, round(amount, _DIGITS))
         error = sums.allocated - (sums.used + sums.idle + sums.unknown)
         largest = max(("used", "idle", "unknown"), key=lambda name: getattr(sums, name))
@@ -294,10 +341,12 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs = []
     wasted = []
+    waste = WasteRate()
     is_empty = True
     for part in parts:
         is_empty = False
         uses[part.use] += part.share if by_device else part.gpu_fraction
+        waste = waste.plus(part.waste)
         cost = part.cost_per_hour
         if cost is not None:
             costs.append(cost)
@@ -308,4 +357,5 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
         **uses,
         cost_per_hour=sum(costs) if has_cost else None,
         wasted_per_hour=sum(wasted) if has_cost else None,
+        waste=waste,
     )

@@ -197,6 +197,17 @@ class TargetOutcome:
         )
 
 
+class FleetShare(NamedTuple):
+    """The GPUs of one model that a namespace has."""
+
+    cluster: str
+    namespace: str
+    model: str  # as it is billed: `<model>`, or `<model> MIG <profile>`
+    allocated: float
+    idle: float
+    underused: float | None = None  # None if no exporter counts it
+
+
 class FleetCounts(NamedTuple):
     """Totals that Prometheus computes. Used if the cluster has too many GPUs to read each of
     them.
@@ -205,9 +216,8 @@ class FleetCounts(NamedTuple):
     gpus: int
     broken: int
     power_watts: float | None
-    held: Sequence[
-        tuple[str, str, str, float, float]
-    ]  # cluster, namespace, billed model, allocated GPUs, idle GPUs
+    held: Sequence[FleetShare]
+    models: Mapping[tuple[str, str], float] = {}  # cluster and model -> GPUs
     has_rule: bool = True  # without the recording rule, `held` is empty and `power_watts` is None
     has_clusters: bool = False  # Prometheus has several clusters
 

@@ -6,9 +6,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from podgpu.fleet.hold import wasteful_since
+from msgspec.structs import asdict
+
+from podgpu.charge import Waste
+from podgpu.fleet.hold import find_rest, wasteful_since
 from podgpu.fleet.parts import (
     HeldPart,
+    WasteRate,
     device_model,
     device_utilization,
     gpu_id,
@@ -38,6 +42,7 @@ from podgpu.model import (
 )
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
+_WASTE_LABELS = ("kind", "namespace", "currency", "cluster")
 # `gpu_id`: the GPU, even of a MIG instance
 _MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 
@@ -54,6 +59,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families += make_families("cluster", idle)
     families += _count_families(state)
     families += _cost_families(state)
+    families += _waste_families(state)
     families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
     families += self_families(state)
     return families
@@ -281,6 +287,7 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
     samples = {
         "podgpu_namespace_allocated_gpus": allocated,
         "podgpu_namespace_used_gpus": used,
+        "podgpu_namespace_long_idle_gpus": idle,
         "podgpu_namespace_idle_gpus": idle,
     }
     return make_families("cluster", samples)
@@ -308,6 +315,36 @@ def _cost_families(state: ClusterState) -> list[Family]:
         "podgpu_namespace_wasted_per_hour": wasted,
     }
     return make_families("cluster", samples)
+
+
+def _waste_families(state: ClusterState) -> list[Family]:
+    """Returns the parts of waste of each namespace, and of all GPUs that nobody has allocated."""
+    rates: dict[tuple[str, str], WasteRate] = defaultdict(WasteRate)
+    for node in state.nodes:
+        held = node.held_by_device()
+        for part in node.held:
+            key = part.holder.namespace, part.cluster
+            rates[key] = rates[key].plus(part.waste)
+        key = "", node.reading.cluster
+        for gpu in node.gpus:
+            rates[key] = rates[key].plus(find_rest(node, gpu, held).unallocated)
+
+    gpus: list[Sample] = []
+    costs: list[Sample] = []
+    for (namespace, cluster), rate in sorted(rates.items()):
+        gpus += _waste_samples(rate.gpus, namespace, "", cluster)
+        if rate.cost_per_hour is not None:
+            currency = state.prices.currency
+            costs += _waste_samples(rate.cost_per_hour, namespace, currency, cluster)
+    samples = {"podgpu_waste_gpus": gpus, "podgpu_waste_cost_per_hour": costs}
+    return make_families("cluster", samples)
+
+
+def _waste_samples(waste: Waste, *place: str) -> Iterator[Sample]:
+    for kind, amount in asdict(waste).items():
+        if amount is not None:
+            named = zip(_WASTE_LABELS, (kind, *place), strict=True)
+            yield Sample(Labels(pair for pair in named if pair[1]), round(amount, 9))
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:

@@ -30,7 +30,14 @@ _LATE_SECONDS = 5.0  # counters may be read this much later than the rest of the
 _MARGIN = 1.2  # clocks and power limits are not exact
 MAX_WATTS = 5000.0  # of one GPU; no GPU needs as much
 _NOTHING_USED = HolderUsage(
-    allocated_ns=0, busy_ns=0, busy_min_ns=0, busy_max_ns=0, idle_ns=0, wait_ns=0, energy_mj=0
+    allocated_ns=0,
+    busy_ns=0,
+    busy_min_ns=0,
+    busy_max_ns=0,
+    idle_ns=0,
+    wasted_underused_ns=0,
+    wait_ns=0,
+    energy_mj=0,
 )
 Rejected = Mapping[str, int]  # name of a counter -> number of impossible increases
 
@@ -124,6 +131,9 @@ class Spending:
             idle=self._seconds_of("idle time", last.idle_ns, usage.idle_ns),
             waited=self._seconds_of("waiting time", last.wait_ns, usage.wait_ns),
             joules=self._joules_of(gpu, last.energy_mj, usage.energy_mj),
+            underused=self._seconds_of(
+                "under-used time", last.wasted_underused_ns, usage.wasted_underused_ns
+            ),
         )
 
     def measure_rest(self, gpu: DeviceState, instance: MigInstance | None) -> float | None:

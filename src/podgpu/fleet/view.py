@@ -14,14 +14,17 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu import __version__
+from podgpu.charge import HeldTime, Waste
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.fleet.choose import Alert, describe_condition, is_gpu_source
+from podgpu.fleet.hold import find_rest
 from podgpu.fleet.parts import (
     HeldPart,
     HeldSums,
     Totals,
     Use,
+    WasteRate,
     device_memory,
     device_model,
     device_utilization,
@@ -30,7 +33,7 @@ from podgpu.fleet.parts import (
     gpu_utilization,
     is_lost,
     key_of,
-    may_be_busy,
+    make_rate,
     sum_held,
 )
 from podgpu.fleet.prices import Prices
@@ -100,6 +103,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     part: float | None = None  # fraction of a physical GPU
     use: Use | None = None
     unknown_because: str = ""  # reason, if `use` is unknown
+    waste: WasteRate | None = None
     running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
     hidden: bool = False  # True for the sum of the holders that the user may not see
 
@@ -133,6 +137,7 @@ class GpuView(DeviceView, kw_only=True):
     index: int | None = None
     model: str
     instances: list[InstanceView] = []
+    waste: WasteRate | None = None  # of its holders, and what nobody has allocated
 
 
 class NodeView(_JsonStruct, kw_only=True):
@@ -155,7 +160,8 @@ class NamespaceView(_JsonStruct, kw_only=True):
     idle_gpus: float
     unknown_gpus: float
     cost_per_hour: float | None = None
-    wasted_per_hour: float | None = None
+    wasted_per_hour: float | None = None  # cost of idle GPUs
+    waste: WasteRate | None = None
 
 
 class _Answer(_JsonStruct, kw_only=True):
@@ -278,16 +284,20 @@ def total_of(state: ClusterState) -> Totals:
     gpus = broken = 0
     unknown = 0.0
     watts = []
+    unallocated = WasteRate()
     for node in state.nodes:
-        held = _sum_fractions(node)
+        held = node.held_by_device()
         for gpu in node.gpus:
             gpus += 1
             broken += any(condition.name != UNALLOCATED for condition in gpu.conditions)
-            unknown += _unheld_unknown(node, gpu, held.get(gpu_id(gpu)))
+            rest = find_rest(node, gpu, held)
+            unknown += rest.unknown
+            unallocated = unallocated.plus(rest.unallocated)
             if gpu.power_mw is not None and not node.stale:
                 watts.append(gpu.power_mw / 1000)
     power = round(sum(watts), 1) if watts else None
     sums = sum_held(_held_parts(state), state.prices.currency)
+    sums.waste = unallocated.plus(sums.waste or WasteRate())
     return _make_totals(sums, gpus, broken, power, round(unknown, 4))
 
 
@@ -299,7 +309,27 @@ def _total_of_fleet(state: ClusterState, fleet: FleetCounts) -> Totals:
         currency = ""
         unknown = fleet.gpus
     sums = sum_held(_held_parts(state), currency)
+    unallocated = _sum_unallocated(fleet, state.prices)
+    sums.waste = unallocated.plus(sums.waste or WasteRate())
     return _make_totals(sums, fleet.gpus, fleet.broken, fleet.power_watts, unknown)
+
+
+def _sum_unallocated(fleet: FleetCounts, prices: Prices) -> WasteRate:
+    """Adds up the GPUs of each model that nobody has allocated."""
+    allocated: dict[tuple[str, str], float] = defaultdict(float)
+    for share in fleet.held:
+        model, fraction = parent_and_fraction(share.model)
+        allocated[share.cluster, model] += share.allocated * (fraction or 0.0)
+    unallocated = WasteRate()
+    for (cluster, model), gpus in fleet.models.items():
+        free = Waste(unallocated=max(0.0, gpus - allocated[cluster, model]))
+        unallocated = unallocated.plus(make_rate(free, 1.0, _find_price(prices, model)))
+    return unallocated
+
+
+def _find_price(prices: Prices, model: str) -> float | None:
+    """Returns the price of an hour. None if it depends on node labels."""
+    return prices.of(model).gpu_hour if prices.currency else None
 
 
 def _make_totals(
@@ -325,40 +355,21 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         for node in state.nodes:
             yield from node.held
         return
-    prices = state.prices
-    for cluster, namespace, model, allocated, idle in state.fleet.held:
-        price = prices.of(model).gpu_hour if prices.currency and not prices.nodes else None
+    for share in state.fleet.held:
+        underused = share.underused
         used = HeldPart(
-            DeviceState(model=model),
+            DeviceState(model=share.model),
             None,
-            Holder(namespace),
-            device_size=parent_and_fraction(model)[1] or 0.0,
-            share=allocated - idle,
+            Holder(share.namespace),
+            device_size=parent_and_fraction(share.model)[1] or 0.0,
+            share=share.allocated - share.idle,
             use="used",
-            price=price,
-            cluster=cluster,
+            price=_find_price(state.prices, share.model),
+            cluster=share.cluster,
+            spent=HeldTime(1.0, underused=underused),
         )
         yield used
-        yield replace(used, share=idle, use="idle")
-
-
-def _sum_fractions(node: NodeEntry) -> dict[str, float]:
-    """Returns the fraction of each GPU that has a known holder."""
-    fractions: dict[str, float] = defaultdict(float)
-    for part in node.held:
-        fractions[gpu_id(part.gpu)] += part.gpu_fraction
-    return fractions
-
-
-def _unheld_unknown(node: NodeEntry, gpu: DeviceState, held: float | None) -> float:
-    """Returns the fraction of the GPU without a known holder, if it may be in use.
-
-    Returns 0 if it is free. `held`: the fraction with a known holder, None if there is no holder.
-    """
-    is_unknown = node.gone or node.silent is not None
-    if held is None:
-        is_unknown = is_unknown or may_be_busy(gpu_utilization(gpu), device_memory(gpu))
-    return max(0.0, 1.0 - (held or 0.0)) if is_unknown else 0.0
+        yield replace(used, share=share.idle, use="idle")
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
@@ -378,6 +389,7 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
                 unknown_gpus=held.unknown,
                 cost_per_hour=held.cost_per_hour,
                 wasted_per_hour=held.wasted_per_hour,
+                waste=held.waste,
             )
         )
     return namespaces
@@ -393,14 +405,18 @@ def _make_node(node: NodeEntry) -> NodeView:
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes),
         simulated=node.state.simulated,
-        gpus=[_make_gpu(gpu, held, node.prices) for gpu in node.gpus],
+        gpus=[_make_gpu(gpu, held, node) for gpu in node.gpus],
     )
 
 
-def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Prices) -> GpuView:
+def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEntry) -> GpuView:
     uuid = gpu_id(gpu)
+    prices = node.prices
+    waste = find_rest(node, gpu, held).unallocated
     instances = []
     for instance, fraction in divide_gpu(gpu):
+        for part in held.get(key_of(gpu, instance), ()):
+            waste = waste.plus(part.waste)
         if instance is None:
             continue
         instances.append(
@@ -420,7 +436,14 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], prices: Pric
         values["temperature_celsius"] = gpu.temperature_celsius
         values["last_holders"] = gpu.last_holders
     values["utilization_ratio"] = _rounded(gpu_utilization(gpu))
-    return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **values)
+    return GpuView(
+        uuid=uuid,
+        index=gpu.index,
+        model=gpu.model,
+        instances=instances,
+        waste=waste.rounded(),
+        **values,
+    )
 
 
 def _device_fields(
@@ -471,6 +494,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         part=round(part.gpu_fraction, 6),
         use=part.use,
         unknown_because=part.unknown_because,
+        waste=part.waste.rounded(),
         running=holder.running,
     )
 

@@ -23,6 +23,7 @@ from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.fleet.readings import (
     ClusterReading,
     FleetCounts,
+    FleetShare,
     NodeReading,
     Owners,
     TargetOutcome,
@@ -412,13 +413,20 @@ class PrometheusCollector:
         held = []
         for key, allocated in sorted(means["allocated"].items()):
             cluster, namespace, model = key
+            name = cluster if has_clusters else ""
             idle = min(allocated, means["idle"].get(key, 0.0))
-            held.append((cluster if has_clusters else "", namespace, model, allocated, idle))
+            underused = means["underused"].get(key)
+            held.append(FleetShare(name, namespace, model, allocated, idle, underused))
+        models: dict[tuple[str, str], float] = {}
+        if has_rule:
+            for (of_cluster, _, of_model), number in means["gpu_seconds"].items():
+                models[of_cluster if has_clusters else "", of_model] = number
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(power, 1) or None,
             held=held,
+            models=models,
             has_rule=has_rule,
             has_clusters=has_clusters,
         )
