@@ -47,6 +47,9 @@ class Amounts(NamedTuple):
     busy_max_seconds: float = 0.0
     energy_joules: float = 0.0
     waited_seconds: float = 0.0  # time spent waiting while another workload used the GPU
+    underused_seconds: float = 0.0  # unused time of shares that were in use
+    underused_cost: float = 0.0  # cost of this time, included in the total cost
+    counted_seconds: float = 0.0  # allocated time for which under-used time is known
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))
@@ -59,6 +62,7 @@ class Amount(NamedTuple):
     column: str  # in SQLite, and `kind` of the recording rules
     unit: Literal["seconds", "joules", "money"]
     counter: str = ""  # of the exporters, in Prometheus
+    matcher: str = ""  # selects the series of the counter
     key: str = ""  # in the JSON, in hours, kWh or money
     cell: str = ""  # column in CSV
 
@@ -122,6 +126,15 @@ AMOUNTS = (
         key="waited_hours",
         cell="x_WaitedGpuHours",
     ),
+    Amount(
+        "underused_seconds",
+        "underused",
+        "seconds",
+        counter="podgpu_container_gpu_wasted_seconds_total",
+        matcher='kind="underused"',
+    ),
+    Amount("underused_cost", "underused_cost", "money"),
+    Amount("counted_seconds", "counted", "seconds"),
 )
 """The fields of `Amounts`, in their order. A new one gets a column in old history files, too."""
 
@@ -213,6 +226,7 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
     allocated = time.share * time.held
     unused = time.share * idle
     measured = unused if time.busy is None else allocated
+    underused = min(allocated - unused, time.underused or 0.0)
     most = time.held - idle if time.busy_max is None else time.busy_max
     hourly = (price or 0.0) / _HOUR
     return Amounts(
@@ -226,6 +240,9 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
         busy_max_seconds=max(most, time.busy or 0.0) * size,
         energy_joules=time.joules or 0.0,
         waited_seconds=(time.waited or 0.0) * size,
+        underused_seconds=underused * size,
+        underused_cost=hourly * underused,
+        counted_seconds=0.0 if time.underused is None else allocated * size,
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from podgpu.charge import Waste
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.decode import find_decoder
@@ -32,6 +33,7 @@ _COLUMNS = (
     "Allocated, h",
     "Busy (weighted), h",
     "Idle, h",
+    "Under-used, h",
     "Waited, h",
     "Use of what it holds",
     "Energy, kWh",
@@ -141,8 +143,9 @@ def _explain_length(seconds: float, asked: float) -> list[str]:
 
 def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> list[_Table]:
     cost = f"Cost {answer.currency}".rstrip()
-    wasted = f"Wasted {answer.currency}".rstrip()
-    columns = [*_COLUMNS, cost, wasted]
+    parts = ["idle", "under-used", "unallocated"]
+    wasted = [f"Wasted {answer.currency}".rstrip() + f", {part}" for part in parts]
+    columns = [*_COLUMNS, cost, *wasted]
 
     group = answer.by.removeprefix("label:")
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
@@ -161,16 +164,24 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
 
 
 def _make_cells(figures: RangeFigures) -> list[str]:
+    hours = Waste()
+    cost = Waste()
+    if figures.waste is not None:
+        hours = figures.waste.hours
+        cost = figures.waste.cost or Waste()
     return [
         _write_number(figures.gpu_hours),
         _write_number(figures.allocated_hours),
         _write_number(figures.used_hours),
         _write_number(figures.idle_hours),
+        _write_number(hours.underused),
         _write_number(figures.waited_hours),
         _write_use(figures.mean_use),
         _write_number(figures.energy_kwh),
         _write_cost(figures.cost, figures),
-        _write_cost(figures.wasted, figures),
+        _write_cost(cost.idle, figures),
+        _write_cost(cost.underused, figures),
+        _write_cost(cost.unallocated, figures),
     ]
 
 

@@ -304,7 +304,7 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
     unknown: float
     cost_per_hour: float | None = None
     wasted_per_hour: float | None = None  # cost of idle GPUs
-    waste: WasteRate | None = WasteRate()
+    waste: WasteRate | None = None
 
     def rounded(self) -> HeldSums:
         """Rounds to 4 digits.

@@ -287,6 +287,7 @@ class _PastDevice(NamedTuple):
             idle=0.0 if load else float(seconds),
             waited=load * (activity.busy - load) * seconds,
             joules=joules,
+            underused=max(0.0, share - load) * seconds if load else 0.0,
         )
 
 

@@ -14,8 +14,9 @@ from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount
+from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount, Waste
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
@@ -82,6 +83,15 @@ class RangeQuery(NamedTuple):
         return start, end
 
 
+class RangeWaste(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was wasted in a time range. The parts do not overlap."""
+
+    hours: Waste
+    cost: Waste | None = None
+    # Allocated hours for which no exporter counted the under-used time.
+    unknown_hours: float | None = None
+
+
 class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Sums over a time range. Unknown values are omitted from the JSON."""
 
@@ -96,8 +106,10 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
-    wasted: float | None = None
+    wasted: float | None = None  # cost of the idle hours
+    waste: RangeWaste | None = None
     unpriced_hours: float | None = None  # hours that `cost` does not include; None if 0
+    unallocated_cost: float | None = None  # only in totals
 
 
 class RangeRow(RangeFigures, kw_only=True):
@@ -126,10 +138,6 @@ class RangeRow(RangeFigures, kw_only=True):
     unknown_because: str = ""  # reason why the idle time of some GPUs is unknown
 
 
-class RangeTotals(RangeFigures, kw_only=True):
-    unallocated_cost: float | None = None
-
-
 class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
     from_: float = msgspec.field(name="from")
@@ -143,7 +151,7 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     methods: list[str] = []  # how the use of the GPUs was measured
     labels: list[str] = []  # names of the pod labels in the range
     notes: list[str] = []  # messages about missing data
-    totals: RangeTotals
+    totals: RangeFigures
     rows: list[RangeRow]
 
 
@@ -186,12 +194,10 @@ def make_range(
             row.labels = _read_labels(own[0].account)
         rows.append(row)
 
-    totals = RangeTotals()
+    totals = RangeFigures()
     add_up(totals, usage, prices.currency)
-    unallocated = RangeFigures()
-    rest = [charge for charge in usage if charge.account == UNALLOCATED]
-    add_up(unallocated, rest, prices.currency)
-    totals.unallocated_cost = unallocated.cost
+    if totals.waste is not None and totals.waste.cost is not None:
+        totals.unallocated_cost = totals.waste.cost.unallocated
 
     labels: set[str] = set()
     for account in {charge.account for charge in usage}:
@@ -309,25 +315,52 @@ def _read_labels(account: UsageAccount) -> dict[str, str]:
 
 def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     """Sets the sums of the usage. Costs include only usage priced in `currency`."""
-    everything = sum_usage(usage)
+    held = _sum_amounts(usage, is_held=True)
+    rest = _sum_amounts(usage, is_held=False)
+    everything = held.plus(rest)
     sums.gpu_hours = _hours(everything.allocated_seconds)
     if everything.energy_joules:
         _show(sums, "joules", everything)
 
-    held = sum_usage([charge for charge in usage if charge.account != UNALLOCATED])
     _show(sums, "seconds", held)
     sums.unknown_hours = _hours(held.allocated_seconds - held.measured_seconds)
     sums.waited_hours = sums.waited_hours or None
     if held.measured_seconds:
         sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
+    if everything.allocated_seconds:
+        hours = _make_waste(held, held.idle_seconds, held.underused_seconds, rest.allocated_seconds)
+        uncounted = _hours(held.allocated_seconds - held.counted_seconds)
+        hours = hours.times(1 / _SHOWN["seconds"]).rounded(_DIGITS)
+        sums.waste = RangeWaste(hours, unknown_hours=uncounted or None)
 
     if not currency:
         return
     priced = [charge for charge in usage if charge.currency == currency]
-    cost = sum_usage(priced)
+    held_cost = _sum_amounts(priced, is_held=True)
+    rest_cost = _sum_amounts(priced, is_held=False)
+    cost = held_cost.plus(rest_cost)
     sums.unpriced_hours = _hours(everything.allocated_seconds - cost.allocated_seconds) or None
     if priced:
         _show(sums, "money", cost)
+    if priced and sums.waste is not None:
+        waste = _make_waste(
+            held_cost, held_cost.idle_cost, held_cost.underused_cost, rest_cost.cost
+        )
+        sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
+
+
+def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
+    return sum_usage([one for one in usage if (one.account != UNALLOCATED) == is_held])
+
+
+def _make_waste(held: Amounts, idle: float, underused: float, unallocated: float) -> Waste:
+    """Without holders, their parts are None. Under-used time is None if no exporter counts it."""
+    is_counted = held.counted_seconds > 0
+    return Waste(
+        idle=idle if held.allocated_seconds else None,
+        underused=underused if is_counted else None,
+        unallocated=unallocated or None,
+    )
 
 
 def _show(sums: RangeFigures, unit: str, amounts: Amounts) -> None:

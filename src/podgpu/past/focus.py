@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from podgpu.charge import AMOUNTS
+from podgpu.charge import AMOUNTS, Waste
 from podgpu.errors import UsageError, utc_text
-from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, RangeTotals, describe_row
+from podgpu.past.bill import RangeAnswer, RangeFigures, RangeQuery, RangeRow, RangeWaste, describe_row
 from podgpu.past.schema import DAY, FINE, floor_time
 
 _MAX_DAYS = 366  # each day is a query
@@ -43,7 +43,7 @@ def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
 
 def encode_csv(days: Iterable[RangeAnswer]) -> bytes:
     """Writes the rows of each day. `days`: the bills of single UTC days, or of parts of a day."""
-    nothing = RangeAnswer(from_=0.0, to=0.0, by="pod", totals=RangeTotals(), rows=[])
+    nothing = RangeAnswer(from_=0.0, to=0.0, by="pod", totals=RangeFigures(), rows=[])
     text = io.StringIO()
     writer = csv.DictWriter(text, list(_make_cells(nothing, RangeRow())), lineterminator="\r\n")
     writer.writeheader()
@@ -83,6 +83,7 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     month = datetime.fromtimestamp(day.from_, UTC).replace(day=1, hour=0, minute=0, second=0)
     next_month = (month + _LONGEST_MONTH).replace(day=1)
     amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
+    waste = row.waste or RangeWaste(Waste())
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -119,6 +120,8 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_Label": row.label,
         **amounts,
         "x_UnknownGpuHours": row.unknown_hours,
+        "x_UnderusedGpuHours": waste.hours.underused,
+        "x_UnderusedCost": None if waste.cost is None else waste.cost.underused,
         "x_MeanUse": row.mean_use,
         "x_UsageMethod": " ".join(row.methods),
     }

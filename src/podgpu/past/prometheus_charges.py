@@ -67,8 +67,9 @@ from podgpu.past.schema import COARSE, FINE, HOUR
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
-_COUNTERS = {amount.column: amount.counter for amount in AMOUNTS if amount.counter}
-_COUNTERS["unattributed_energy"] = "podgpu_device_unattributed_energy_joules_total"
+# Kind -> counter and matcher
+_COUNTERS = {one.column: (one.counter, one.matcher) for one in AMOUNTS if one.counter}
+_COUNTERS["unattributed_energy"] = ("podgpu_device_unattributed_energy_joules_total", "")
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (
@@ -222,7 +223,7 @@ class _RangeReader:
         match = self.server.match
         cluster = self.server.cluster_label
         window = f"{round(end - start)}s"
-        queries = {kind: self._increase(name, window) for kind, name in _COUNTERS.items()}
+        queries = {kind: self._increase(*one, window) for kind, one in _COUNTERS.items()}
 
         shares = f"avg_over_time({select(('podgpu_allocation_share_ratio',), match)}[{window}])"
         queries["shares"] = f"avg {by(cluster, *_HOLDER_KEYS)} ({shares})"
@@ -242,12 +243,12 @@ class _RangeReader:
         results = await asyncio.gather(*asked)
         return dict(zip(queries, results, strict=True))
 
-    def _increase(self, name: str, window: str) -> str:
+    def _increase(self, name: str, matcher: str, window: str) -> str:
         """Returns a query for a counter's increase.
 
         `max` merges the series of an HA pair, `sum` those of exporters.
         """
-        increase = f"increase({select((name,), self.server.match)}[{window}])"
+        increase = f"increase({select((name,), matcher, self.server.match)}[{window}])"
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
 
@@ -483,4 +484,5 @@ def _make_time(sums: Mapping[str, float]) -> HeldTime:
         idle=sums.get("idle"),
         waited=sums.get("waited"),
         joules=sums.get("energy", 0.0),
+        underused=sums.get("underused"),
     )
