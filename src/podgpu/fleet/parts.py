@@ -57,6 +57,10 @@ class WasteRate(msgspec.Struct, frozen=True, omit_defaults=True):
         return WasteRate(self.gpus.rounded(_DIGITS), cost)
 
 
+def add_waste(one: WasteRate | None, other: WasteRate | None) -> WasteRate | None:
+    return (one or WasteRate()).plus(other or WasteRate()).rounded()
+
+
 def make_rate(waste: Waste, size: float, price: float | None) -> WasteRate:
     """`waste`: fractions of a device. `size`: its fraction of a GPU. `price`: of its hour."""
     return WasteRate(waste.times(size), None if price is None else waste.times(price))

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from podgpu.fleet.parts import add_waste
 from podgpu.fleet.view import (
     GpuResponse,
     GpuView,
@@ -112,7 +113,8 @@ def _sum_holders(hidden: Sequence[HolderView]) -> HolderView:
     sums = {}
     for name in _SUMMED:
         sums[name] = reduce(add_known, [getattr(holder, name) for holder in hidden])
-    return HolderView(hidden=True, use=hidden[0].use, **sums)
+    waste = reduce(add_waste, [holder.waste for holder in hidden])
+    return HolderView(hidden=True, use=hidden[0].use, waste=waste, **sums)
 
 
 def _hide_namespaces(rows: Iterable[NamespaceView], visible: Visible) -> list[NamespaceView]:
@@ -128,6 +130,7 @@ def _hide_namespaces(rows: Iterable[NamespaceView], visible: Visible) -> list[Na
             for name in _NAMESPACE_SUMS:
                 total = add_known(getattr(earlier, name), getattr(row, name))
                 setattr(anonymous, name, total)
+            anonymous.waste = add_waste(earlier.waste, row.waste)
         hidden[row.cluster] = anonymous
     return [*shown, *hidden.values()]
 

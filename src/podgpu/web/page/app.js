@@ -314,7 +314,7 @@ class Page {
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
     if (totals.cost) texts.push(`${perHour(totals.cost, currency)}`);
     if (totals.unpriced) texts.push(unpricedText(totals.unpriced));
-    if (totals.wasted) texts.push(`${perHour(totals.wasted, currency)} wasted`);
+    if (totals.wasted) texts.push(`${perHour(totals.wasted, currency)} wasted (${totals.waste.text((price) => perHour(price, currency))})`);
     byId("shown").hidden = false;
     setText(byId("shown"), texts.join(" \u00b7 "));
   }

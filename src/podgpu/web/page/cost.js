@@ -8,6 +8,7 @@ import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, localTimes, moment, money, percent, plural, span, totalMoney } from "./format.js";
 import { groupsFor } from "./pods.js";
 import { Table } from "./table.js";
+import { Waste, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 60;
 const LOW_USE = 0.2; // a pod with a lower mean use is under-used
@@ -32,7 +33,10 @@ const HINTS = {
   unknown_hours: "Allocated hours for which the use is unknown",
   mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
-  wasted: "Cost of the idle hours",
+  wasted: "Cost of idle, under-used and unallocated GPUs. Time in which the use is unknown is not wasted.",
+  idle_cost: "Cost of the allocated hours without any use",
+  underused_cost: "Cost of the unused rest of shares that were in use. Older exporters do not count it.",
+  unallocated_cost: "Cost of the hours in which no pod or job had the GPU",
 };
 
 export class Cost {
@@ -219,11 +223,13 @@ function sumOf(rows) {
     const known = of.filter((row) => row[name] !== undefined);
     return known.length ? known.reduce((total, row) => total + row[name], 0) : undefined;
   };
-  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "unpriced_hours", "cost", "wasted"];
+  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "unpriced_hours", "cost"];
   const totals = Object.fromEntries(names.map((name) => [name, sum(name)]));
   const measured = totals.allocated_hours - (totals.unknown_hours ?? 0);
   const mean = measured > 0 ? totals.used_hours / measured : undefined;
-  return { ...totals, mean_use: mean, unallocated_cost: sum("cost", rows.filter((row) => row.unallocated)) };
+  const waste = new Waste();
+  for (const row of rows) waste.add(row.waste?.cost);
+  return { ...totals, mean_use: mean, waste: { cost: waste.parts } };
 }
 
 function aboutText({ source, from, to, recorded_from: since }, scope) {
@@ -238,12 +244,15 @@ function aboutText({ source, from, to, recorded_from: since }, scope) {
 function sumsText(totals, currency) {
   const held = totals.allocated_hours ?? totals.gpu_hours;
   const unallocated = totals.gpu_hours - held;
+  const wasted = wasteOf(totals.waste?.cost);
   const hours = (title, number) => number > 0 && fact(title, `${amount(number)} h`);
   const cost = (title, number) => number !== undefined && fact(title, costText(number, totals, currency));
   return [
     cost("Cost", totals.cost),
-    cost("Wasted (idle)", totals.wasted),
-    cost("Cost of unallocated GPUs", totals.unallocated_cost),
+    cost("Wasted", wasted.total),
+    cost("Wasted: idle", wasted.parts.idle),
+    cost("Wasted: under-used", wasted.parts.underused),
+    cost("Wasted: unallocated", wasted.parts.unallocated),
     totals.mean_use !== undefined && fact("Use of what is held", percent(totals.mean_use)),
     hours("Allocated", held),
     hours("Busy (weighted)", totals.used_hours),
@@ -296,11 +305,15 @@ function columnsOf(by, title, rows, { currency, source }, here) {
   const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
   const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
   const price = (name, title, isWarm) => number(name, title, (value, row) => costText(value, row, currency), isWarm);
+  const waste = (name, title, read, isWarm) => ({ ...price(name, title, isWarm), value: (row) => read(row.waste?.cost) });
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const columns = [
     { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) ?? toPods(row) },
     price("cost", "Cost"),
-    price("wasted", "Wasted", isSome),
+    waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isSome),
+    waste("idle_cost", "Idle cost", (cost) => cost?.idle),
+    waste("underused_cost", "Under-used cost", (cost) => cost?.underused),
+    waste("unallocated_cost", "Unallocated cost", (cost) => cost?.unallocated),
     number("mean_use", "Use of what it holds", useText, (ratio) => ratio < LOW_USE),
     ofHeld(number("allocated_hours", "Allocated, h", amount)),
     ofHeld(number("used_hours", "Busy (weighted), h", amount)),

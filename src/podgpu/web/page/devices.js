@@ -1,7 +1,7 @@
 // Turns the JSON of api/v1/view into a flat list of GPUs with the values for filters, sorting and drawing.
 
 import { conditionsOf, gathered, isBroken, severityOf } from "./conditions.js";
-import { amountsOf } from "./totals.js";
+import { amountsOf, wasteOf } from "./totals.js";
 
 const BUCKETS = 5;
 const LEAST_WORK = 256 * 1024 ** 2; // bytes; less than a CUDA context needs, but more than the driver itself uses
@@ -69,7 +69,8 @@ function deviceOf(gpu, node, picture, now) {
   device.free = isFree && !device.mayWork && !device.gone;
   device.unheld = isFree && !device.free;
   device.unknown = device.amounts.unknown > 0;
-  device.wasted = wastedOf(holders);
+  device.waste = gpu.waste?.cost_per_hour;
+  device.wasted = wasteOf(device.waste).total;
   device.colour = colourOf(device);
   return device;
 }
@@ -118,6 +119,7 @@ function holdersOf(of, part) {
     waited: holder.wait_ratio,
     waitsFor: (holder.waits_for ?? []).map(runnerOf),
     cost: holder.cost_per_hour,
+    waste: holder.waste?.cost_per_hour,
     amount: holder.part ?? 0, // fraction of the physical GPU
     use: holder.use ?? "unknown",
     unknownBecause: holder.unknown_because,
@@ -190,11 +192,6 @@ function idleSince(holders) {
 function isFresh(since, picture, now) {
   const after = picture.idle_after_seconds;
   return after !== undefined && (since === undefined || now - since < after);
-}
-
-function wastedOf(holders) {
-  const idle = holders.filter((holder) => holder.use === "idle" && holder.cost !== undefined);
-  return idle.length ? idle.reduce((sum, holder) => sum + holder.cost, 0) : undefined;
 }
 
 function shortModel(model) {

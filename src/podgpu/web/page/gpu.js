@@ -11,6 +11,7 @@ import { celsius, energy, memory, percent, perHour, watts } from "./format.js";
 import { Rows, showText } from "./rows.js";
 import { brokenText, idleText, Troubles } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
+import { wasteOf } from "./totals.js";
 import { WaitMatrix } from "./waits.js";
 
 const EVERY_SECONDS = 10;
@@ -189,7 +190,7 @@ function factsOf(device, currency) {
     ["Allocated", percent(device.amounts.allocated)],
     device.energy !== undefined && ["Energy since start", energy(device.energy)],
     device.price !== undefined && ["Price", perHour(device.price, currency)],
-    device.wasted !== undefined && ["Wasted", perHour(device.wasted, currency)],
+    device.wasted > 0 && ["Wasted", `${perHour(device.wasted, currency)} (${wasteOf(device.waste).text((price) => perHour(price, currency))})`],
   ].filter(Boolean);
 }
 

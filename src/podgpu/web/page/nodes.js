@@ -82,6 +82,9 @@ function columnsOf(rows, currency) {
     number("power", "Power", watts),
     number("cost", "Cost/h", hourly),
     number("wasted", "Wasted/h", hourly, isSome),
+    { name: "idle_cost", title: "Idle cost/h", value: (row) => row.waste?.parts.idle, write: hourly },
+    { name: "underused_cost", title: "Under-used cost/h", value: (row) => row.waste?.parts.underused, write: hourly },
+    { name: "unallocated_cost", title: "Unallocated cost/h", value: (row) => row.waste?.parts.unallocated, write: hourly },
   ].filter(Boolean);
   return columns.filter(({ value }, i) => i === 0 || rows.some((row) => value(row) !== undefined));
 }
@@ -165,6 +168,6 @@ function factsOf(totals, memory, currency) {
     fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
     fact("Power", watts(totals.power)),
     totals.cost !== undefined && fact("Cost", perHour(totals.cost, currency)),
-    totals.wasted > 0 && fact("Wasted", perHour(totals.wasted, currency)),
+    totals.wasted > 0 && fact("Wasted", `${perHour(totals.wasted, currency)} (${totals.waste.text((price) => perHour(price, currency))})`),
   ].filter(Boolean);
 }

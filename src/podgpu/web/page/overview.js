@@ -88,10 +88,10 @@ export class Overview {
     const priced = totals.cost !== undefined;
     this.cost.element.hidden = this.wasted.element.hidden = !priced;
     const example = picture.prices === "example";
-    const { cost, wasted, unpriced } = totals;
+    const { cost, waste, wasted, unpriced } = totals;
     this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
-    const share = cost ? percent(wasted / cost) : "";
-    this.wasted.show(totalMoney(wasted, picture.currency), share, money(wasted, picture.currency));
+    const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";
+    this.wasted.show(totalMoney(wasted, picture.currency), parts, money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
     this.hint.hidden = picture.taken_at === undefined || (priced && !example);
     setText(byId("prices-why"), priced ? EXAMPLE_HINT : NO_PRICES_HINT);

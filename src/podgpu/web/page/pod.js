@@ -9,7 +9,7 @@ import { ownMemory, ownPower, ownUtilization } from "./history.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
-import { Mean, Sum } from "./totals.js";
+import { Mean, Sum, Waste } from "./totals.js";
 
 const EVERY_SECONDS = 10;
 const LIFE = "whole run";
@@ -112,7 +112,9 @@ function factsOf(held, isOwn, context, isAll) {
   const power = sum(current, ([device, holder]) => ownPower(device, holder));
   const amount = own.reduce((total, [, holder]) => total + holder.amount, 0);
   const cost = sum(own, ([, holder]) => holder.cost);
-  const wasted = sum(own, ([, holder]) => (holder.use === "idle" ? holder.cost : undefined));
+  const waste = new Waste();
+  for (const [, holder] of own) waste.add(holder.waste);
+  const hourly = (price) => perHour(price, context.prices());
   const [, first] = own[0] ?? [];
   const unknown = own.map(([, holder]) => holder.unknownBecause).find(Boolean);
   return [
@@ -124,8 +126,8 @@ function factsOf(held, isOwn, context, isAll) {
     isAll && known(own, "busySeconds", "Busy since start", duration),
     isAll && known(own, "energy", "Energy since start", energy),
     idle !== undefined && fact("Idle for", duration(context.now() - idle)),
-    cost.known > 0 && fact("Cost", perHour(cost.total, context.prices())),
-    wasted.known > 0 && fact("Wasted", perHour(wasted.total, context.prices())),
+    cost.known > 0 && fact("Cost", hourly(cost.total)),
+    waste.total > 0 && fact("Wasted", `${hourly(waste.total)} (${waste.text(hourly)})`),
   ].filter(Boolean);
 }
 

@@ -7,7 +7,7 @@ import { duration, memory, money, parts, percent, perHour, plural } from "./form
 import { ownMemory, ownUtilization } from "./history.js";
 import { waitText } from "./rows.js";
 import { Table } from "./table.js";
-import { Mean, Sum } from "./totals.js";
+import { Mean, Sum, Waste } from "./totals.js";
 
 const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const PLAIN_GROUPS = { pod: "Users and jobs" };
@@ -73,10 +73,10 @@ export function holderRows(devices, by) {
   return [...rows.values()];
 }
 
-function namespaceRow({ namespace, hidden = false, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, wasted_per_hour: wasted }) {
+function namespaceRow({ namespace, hidden = false, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, waste }) {
   const row = new HolderRow(`${cluster}/${namespace}`, hidden ? "other namespaces" : namespace, { namespace, cluster }, "namespace");
   row.cost.add(cost);
-  row.wasted.add(wasted);
+  row.waste.add(waste?.cost_per_hour);
   return Object.assign(row, { gpus, idleGpus: idle, isKnown: true });
 }
 
@@ -100,7 +100,7 @@ class HolderRow {
     this.busy = new Mean();
     this.used = new Sum();
     this.cost = new Sum();
-    this.wasted = new Sum();
+    this.waste = new Waste();
     this.waited = new Sum();
     this.isKnown = false; // whether the use of any of its GPUs is known
     this.idleSince = 0;
@@ -118,7 +118,7 @@ class HolderRow {
     const [longest] = holder.waitsFor;
     if (longest && !(this.waitsFor?.ratio > longest.ratio)) this.waitsFor = longest;
     this.cost.add(holder.cost);
-    if (holder.cost !== undefined && holder.use !== "unknown") this.wasted.add(holder.use === "idle" ? holder.cost : 0);
+    this.waste.add(holder.waste);
     this.idleSince = holder.use === "idle" && holder.idleSince ? Math.max(this.idleSince, holder.idleSince) : Infinity;
   }
 }
@@ -169,7 +169,9 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "idle", title: "Idle GPUs", value: (row) => (row.isKnown === false ? undefined : row.idleGpus), write: parts, isWarm: isSome },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
-    { name: "wasted", title: "Wasted/h", value: (row) => total(row.wasted), write: hourly, isWarm: isSome },
+    { name: "wasted", title: "Wasted/h", value: (row) => row.waste.total, write: hourly, isWarm: isSome },
+    { name: "idle_cost", title: "Idle cost/h", value: (row) => row.waste.parts.idle, write: hourly },
+    { name: "underused_cost", title: "Under-used cost/h", value: (row) => row.waste.parts.underused, write: hourly },
     { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
   ];
   const unused = { pod: ["pods"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];

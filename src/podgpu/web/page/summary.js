@@ -101,7 +101,7 @@ function factsOf(data, whole) {
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
     known("Cost", data.cost, (cost) => money(cost, data.currency)),
-    known("Wasted", data.wasted || undefined, (cost) => money(cost, data.currency)),
+    known("Wasted: idle", data.wasted || undefined, (cost) => money(cost, data.currency)),
     known("Waited", data.wait_seconds || undefined, duration),
     known("Throttled", data.throttled_seconds || undefined, duration),
     fact("Errors", data.errors ? count(data.errors) : "none"),

@@ -1,6 +1,7 @@
 // Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in which state.
 
 const USES = ["used", "idle", "unknown"];
+const PARTS_OF_WASTE = { idle: "idle", underused: "under-used", unallocated: "unallocated" };
 
 export function amountsOf(device) {
   const amounts = { used: 0, idle: 0, unknown: 0 };
@@ -12,7 +13,8 @@ export function amountsOf(device) {
 // `priced`: prices are configured.
 export function totalsOf(devices, priced) {
   const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0, unpriced: 0 };
-  const [power, cost, wasted, busy] = [new Sum(), new Sum(), new Sum(), new Sum()];
+  const [power, cost, busy] = [new Sum(), new Sum(), new Sum()];
+  const waste = new Waste();
   const colours = {};
   for (const device of devices) {
     totals.gpus += 1;
@@ -27,8 +29,9 @@ export function totalsOf(devices, priced) {
     for (const holder of device.holders) {
       cost.add(holder.cost);
       if (holder.cost === undefined) totals.unpriced += holder.amount;
-      if (holder.use === "idle") wasted.add(holder.cost);
     }
+    waste.add(device.waste);
+    cost.add(device.waste?.unallocated);
     colours[device.colour] = (colours[device.colour] ?? 0) + 1;
   }
   const held = devices.some((device) => device.held);
@@ -39,7 +42,8 @@ export function totalsOf(devices, priced) {
     colours,
     power: power.known ? power.total : undefined,
     cost: hasCost ? cost.total : undefined,
-    wasted: hasCost ? wasted.total : undefined,
+    waste: hasCost ? waste : undefined,
+    wasted: hasCost ? (waste.total ?? 0) : undefined,
     mean: busy.known ? busy.total / busy.known : undefined,
     unpriced: priced ? Math.round(totals.unpriced * 100) / 100 : 0,
   };
@@ -47,8 +51,11 @@ export function totalsOf(devices, priced) {
 
 // Returns the totals that the server computed, if it did not list all GPUs.
 export function totalsOfServer({ totals }) {
-  const { power_watts: power, cost_per_hour: cost, wasted_per_hour: wasted, ...gpus } = totals;
-  return { ...gpus, unheld: gpus.unheld_unknown ?? 0, power, cost, wasted, colours: {} };
+  const { power_watts: power, cost_per_hour: held, waste: rate, ...gpus } = totals;
+  const waste = new Waste();
+  waste.add(rate?.cost_per_hour);
+  const cost = held === undefined ? undefined : held + (waste.parts.unallocated ?? 0);
+  return { ...gpus, unheld: gpus.unheld_unknown ?? 0, power, cost, waste, wasted: waste.total, colours: {} };
 }
 
 // Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total. A GPU
@@ -79,6 +86,36 @@ export class Sum {
     this.total += amount;
     this.known += 1;
   }
+}
+
+// Adds up the cost of the parts of waste. The server decides what is wasted.
+export class Waste {
+  constructor() {
+    this.parts = {}; // a part that is not known for any GPU is missing
+  }
+
+  add(cost) {
+    for (const name of Object.keys(PARTS_OF_WASTE)) {
+      if (cost?.[name] !== undefined) this.parts[name] = (this.parts[name] ?? 0) + cost[name];
+    }
+  }
+
+  get total() {
+    const known = Object.values(this.parts);
+    return known.length ? known.reduce((sum, part) => sum + part, 0) : undefined;
+  }
+
+  // Returns the parts as text: "idle $1.00, under-used $2.00".
+  text(write) {
+    const known = Object.entries(PARTS_OF_WASTE).filter(([name]) => this.parts[name] > 0);
+    return known.map(([name, title]) => `${title}\u00a0${write(this.parts[name])}`).join(", ");
+  }
+}
+
+export function wasteOf(cost) {
+  const waste = new Waste();
+  waste.add(cost);
+  return waste;
 }
 
 // A mean, weighted by the share of a GPU.
