@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deploy.dashboards.parts import (
     Json,
+    Panel,
     Query,
     Row,
     choice,
@@ -316,20 +317,37 @@ def _cost() -> Row:
         (
             stat(
                 "Cost per hour",
-                "sum(podgpu_namespace_cost_per_hour)",
-                "Cost of the GPUs that are allocated now, in the currency of --prices.",
+                (
+                    "sum(podgpu_namespace_cost_per_hour or "
+                    'podgpu_waste_cost_per_hour{kind="unallocated"})'
+                ),
+                "Cost of all GPUs, allocated or not, in the currency of --prices.",
                 decimals=2,
                 width=12,
             ),
-            stat(
-                "Wasted per hour",
-                "sum(podgpu_namespace_wasted_per_hour)",
-                "Cost of the allocated GPUs that are idle.",
-                steps=((None, "green"), (0.01, "orange")),
-                decimals=2,
-                width=12,
+            _waste("Idle cost per hour", "idle", "Cost of the allocated GPUs that are idle."),
+            _waste(
+                "Under-used cost per hour",
+                "underused",
+                "Cost of the unused rest of shares that are in use.",
+            ),
+            _waste(
+                "Unallocated cost per hour",
+                "unallocated",
+                "Cost of the GPUs that no pod or job has allocated.",
             ),
         ),
+    )
+
+
+def _waste(title: str, kind: str, about: str) -> Panel:
+    return stat(
+        title,
+        f'sum(podgpu_waste_cost_per_hour{{kind="{kind}"}})',
+        about,
+        steps=((None, "green"), (0.01, "orange")),
+        decimals=2,
+        width=4,
     )
 
 

@@ -304,7 +304,8 @@ def _from_podgpu_cluster() -> Row:
             graph(
                 "Idle GPUs, by namespace",
                 largest_and_rest(
-                    f"sum by (namespace) (podgpu_namespace_idle_gpus{{{_HOLDER}}})", "{{namespace}}"
+                    f"sum by (namespace) (podgpu_namespace_long_idle_gpus{{{_HOLDER}}})",
+                    "{{namespace}}",
                 ),
                 "Idle longer than --idle-after.",
                 stacked=True,
@@ -314,10 +315,14 @@ def _from_podgpu_cluster() -> Row:
                 [
                     (
                         largest(
-                            "sum by (namespace, currency) "
-                            f"(podgpu_namespace_wasted_per_hour{{{_HOLDER}}})"
+                            "sum by (kind, namespace, currency) "
+                            f'(podgpu_waste_cost_per_hour{{kind!="unallocated",{_HOLDER}}})'
                         ),
-                        "{{namespace}} ({{currency}})",
+                        "{{kind}} {{namespace}} ({{currency}})",
+                    ),
+                    (
+                        'sum by (kind, currency) (podgpu_waste_cost_per_hour{kind="unallocated"})',
+                        "{{kind}} ({{currency}})",
                     ),
                     (
                         f"sum by (currency) (podgpu_namespace_cost_per_hour{{{_HOLDER}}})",
@@ -325,8 +330,8 @@ def _from_podgpu_cluster() -> Row:
                     ),
                 ],
                 (
-                    "Cost of idle GPUs, regardless of --idle-after, and the cost of all allocated "
-                    "GPUs."
+                    "Cost of idle, under-used and unallocated GPUs, regardless of --idle-after, and "
+                    "the cost of all allocated GPUs."
                 ),
                 decimals=2,
             ),

@@ -14,7 +14,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec.structs import replace
 
-from podgpu.fleet.parts import Totals
+from podgpu.charge import Waste
+from podgpu.fleet.parts import Totals, WasteRate
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import build_cluster_state
@@ -147,6 +148,7 @@ def _complete(node: NodeView) -> NodeView:
         if known:
             busy = sum((part.part or 0.0) * (part.utilization_ratio or 0.0) for part in known)
             whole.utilization_ratio = round(busy / sum(part.part or 0.0 for part in known), 4)
+        whole.waste = _add_up_waste(whole)
         gpus.append(whole)
     return replace(node, gpus=gpus)
 
@@ -159,8 +161,28 @@ def _divide(slot: DeviceView, size: float, unknown: bool) -> list[HolderView]:
         )
         use = "unknown" if unknown or load is None else "used" if load else "idle"
         share = 1 / len(slot.holders) if holder.share_ratio is None else holder.share_ratio
-        found.append(replace(holder, part=round(size * share, 6), use=use))
+        part = round(size * share, 6)
+        waste = None
+        if use != "unknown":
+            idle = 1.0 if use == "idle" else 0.0
+            cost = holder.cost_per_hour
+            waste = WasteRate(
+                Waste(idle=idle * part),
+                None if cost is None else Waste(idle=idle * cost),
+            )
+        found.append(replace(holder, part=part, use=use, waste=waste))
     return found
+
+
+def _add_up_waste(gpu: GpuView) -> WasteRate:
+    waste = WasteRate()
+    for slot in (gpu, *gpu.instances):
+        for holder in slot.holders:
+            waste = waste.plus(holder.waste or WasteRate())
+    if not any(slot.holders for slot in (gpu, *gpu.instances)):
+        cost = gpu.price_per_hour
+        waste = WasteRate(Waste(unallocated=1.0), None if cost is None else Waste(unallocated=cost))
+    return waste
 
 
 def _totals(nodes: list[NodeView], priced: bool) -> Totals:
@@ -192,7 +214,15 @@ def _totals(nodes: list[NodeView], priced: bool) -> Totals:
         power_watts=sum(watts) if watts else None,
         cost_per_hour=round(sum(costs), 4) if priced and (costs or not holders) else None,
         wasted_per_hour=round(wasted, 4) if priced and (costs or not holders) else None,
+        waste=sum_waste(gpus),
     )
+
+
+def sum_waste(gpus: Iterable[GpuView]) -> WasteRate:
+    waste = WasteRate()
+    for gpu in gpus:
+        waste = waste.plus(gpu.waste or WasteRate())
+    return waste
 
 
 def gpu(

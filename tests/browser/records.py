@@ -186,8 +186,9 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
     hours = {"1h": 1.0, "24h": 24.0, "7d": 168.0, "30d": 720.0}.get(query.get("range", ""), 0.0)
     hours = hours or (end - float(query["from"])) / 3600
 
-    def figures(gpus: float, idle: float) -> dict[str, float]:
+    def figures(gpus: float, idle: float, underused: float = 0.0) -> dict[str, Any]:
         held = gpus * hours
+        parts = {"idle": idle * hours, "underused": underused * hours}
         return {
             "gpu_hours": held,
             "used_hours": held / 4,
@@ -198,16 +199,26 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
             "energy_kwh": held * 0.4,
             "cost": held * PRICE,
             "wasted": idle * hours * PRICE,
+            "waste": {
+                "hours": parts,
+                "cost": {name: part * PRICE for name, part in parts.items()},
+            },
         }
 
     name = "label" if by.startswith("label:") else by
     rows: list[dict[str, Any]] = [
-        {name: "nlp"} | figures(6, 2),
+        {name: "nlp"} | figures(6, 2, 1),
         {name: "vision"} | figures(2, 0),
         {"unallocated": True} | figures(4, 0),
     ]
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
-    totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
+    free = {"unallocated": 4 * hours}
+    free_cost = {"unallocated": 4 * hours * PRICE}
+    rows[2] |= {"waste": {"hours": free, "cost": free_cost}}
+    totals = figures(12, 2, 1)
+    waste = totals["waste"]
+    totals["waste"] = {"hours": waste["hours"] | free, "cost": waste["cost"] | free_cost}
+    totals |= {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
     told = {
         "from": end - 3600 * hours,
         "to": end,

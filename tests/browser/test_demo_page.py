@@ -78,12 +78,17 @@ def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None
     after(tab, demo, 14.0)
     told = demo.ask("/api/v1/view")["totals"]
     said = dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
-    assert said["Cost/h"] == f"${told['cost_per_hour']:.2f}"
-    assert said["Wasted/h"] == f"${told['wasted_per_hour']:.2f}"
+    waste = told["waste"]["cost_per_hour"]
+    assert set(waste) == {"idle", "underused", "unallocated"}
+    cost = told["cost_per_hour"] + waste["unallocated"]
+    assert said["Cost/h"] == f"${cost:.2f}"
+    assert said["Wasted/h"] == f"${sum(waste.values()):.2f}"
+    of_tile = tab.text(".total-wasted .total-more")
+    assert all(part in of_tile for part in ("idle", "under-used", "unallocated"))
     assert tab.texts("#simulated") == ["Simulated"]
     tab.evaluate("location.hash = '#view=waste&by=owner'")  # the URL of version 0.2
     most = "document.querySelector('.cost tbody th')?.innerText"
-    tab.wait_for(f"{most} === 'notebooks/Notebook/jupyter-ada'", "who wastes most")
+    tab.wait_for(f"{most} === 'serving/Deployment/chat'", "who wastes most")
     link = tab.evaluate("document.querySelector('.table-head a[download]').href")
     tab.evaluate("location.hash = '#view=nodes&node=workstation-1'")
     tab.wait_for(

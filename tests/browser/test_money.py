@@ -46,7 +46,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
 
 def test_cost_and_waste_per_hour(tab: Tab, page: str) -> None:
     visited(tab, page)
-    assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$44.64", "$5.00")
+    assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$49.64", "$10.00")
+    assert tab.text(".total-wasted .total-more") == "idle\xa0$5.00, unallocated\xa0$5.00"
     assert tab.count("#prices-hint") == 0
     tab.choose("ns", "notebooks")
     tab.wait_for(
@@ -81,11 +82,21 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
         == "#view=cost&by=pod&range=24h&q=team%3Dnlp"
     )
     sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
-    assert (sums["Cost"], sums["Wasted (idle)"], sums["Cost of unallocated GPUs"]) == (
-        "$720.00",
-        "$120.00",
-        "$240.00",
+    assert sums["Cost"] == "$720.00"
+    assert {name: text for name, text in sums.items() if name.startswith("Wasted")} == {
+        "Wasted": "$420.00",
+        "Wasted: idle": "$120.00",
+        "Wasted: under-used": "$60.00",
+        "Wasted: unallocated": "$240.00",
+    }
+    free = dict(
+        zip(
+            tab.texts(".cost thead th"),
+            tab.texts(".cost tbody tr:nth-child(2) :is(th, td)"),
+            strict=True,
+        )
     )
+    assert (free["Cost"], free["Wasted"], free["Unallocated cost"]) == ("$240.00",) * 3
     assert (sums["Allocated"], sums["Busy (weighted)"], sums["Idle"]) == (
         "192.0 h",
         "72.0 h",
@@ -159,7 +170,7 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     )
     visited(tab, page, "#view=cost&by=namespace&ns=vision")
     tab.wait_for(f"{about}.startsWith('Filtered rows')", "the sums of the row that is shown")
-    assert tab.texts(".cost .sums dd")[2:5] == ["4 %", "48.0 h", "1.9 h"]
+    assert tab.texts(".cost .sums dd")[4:7] == ["4 %", "48.0 h", "1.9 h"]
     assert tab.texts(".cost a[download]") == ["CSV of all rows"]
     visited(tab, page, "#view=cost&from=1794900000&to=1794800000")
     assert tab.text(".cost > .message") == "The start of the range must be before its end."

@@ -108,6 +108,10 @@ def test_a_node_with_everything() -> None:
         "power_watts": 300.5,
         "cost_per_hour": 4.5,
         "wasted_per_hour": 1.0,
+        "waste": {
+            "gpus": {"idle": 0.1429, "underused": 0.0, "unallocated": 2.3571},
+            "cost_per_hour": {"idle": 1.0, "underused": 0.0, "unallocated": 16.5},
+        },
     }
     one, two, three = view["nodes"][0]["gpus"]
     assert one == {
@@ -136,8 +140,13 @@ def test_a_node_with_everything() -> None:
                 "cost_per_hour": 3.5,
                 "part": 0.5,
                 "use": "used",
+                "waste": {"gpus": {"idle": 0.0}, "cost_per_hour": {"idle": 0.0}},
             }
         ],
+        "waste": {
+            "gpus": {"idle": 0.0, "unallocated": 0.5},
+            "cost_per_hour": {"idle": 0.0, "unallocated": 3.5},
+        },
     }
     (instance,) = two["instances"]
     assert {
@@ -174,6 +183,7 @@ def test_namespaces_with_cost() -> None:
         "unknown_gpus": 0.0,
         "cost_per_hour": 7.0,
         "wasted_per_hour": 0.0,
+        "waste": {"gpus": {"idle": 0.0}, "cost_per_hour": {"idle": 0.0}},
     }
     assert "used_gpus" not in web, "use is unknown"
 

@@ -15,7 +15,14 @@ from typing import Any
 
 from podgpu.charge import AMOUNTS, Waste
 from podgpu.errors import UsageError, utc_text
-from podgpu.past.bill import RangeAnswer, RangeFigures, RangeQuery, RangeRow, RangeWaste, describe_row
+from podgpu.past.bill import (
+    RangeAnswer,
+    RangeFigures,
+    RangeQuery,
+    RangeRow,
+    RangeWaste,
+    describe_row,
+)
 from podgpu.past.schema import DAY, FINE, floor_time
 
 _MAX_DAYS = 366  # each day is a query
