@@ -117,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     stale = 0
     for name, manifest in FILES.items():
-        path, fresh = MANIFESTS / name, rendered(manifest)
+        path = MANIFESTS / name
+        fresh = rendered(manifest)
         if path.exists() and path.read_text(encoding="utf-8") == fresh:
             continue
         stale += 1
@@ -130,17 +131,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def rendered(manifest: Manifest) -> str:
-    settings = [word for value in manifest.values for word in ("--set", value)]
+    settings = []
+    for value in manifest.values:
+        settings += ["--set", value]
     text = template(*settings)
     parts = [body for source, body in _documents(text) if source.startswith(manifest.templates)]
+
     head = (
         f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: edit the "
         "chart, not this file.\n"
     )
     if manifest.values:
         head += f"# Values: {', '.join(manifest.values)}\n"
-    body = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)  # removes trailing blanks
-    return head + (_NAMESPACE if manifest.namespace else "") + _HELMS_OWN.sub("", body)
+    if manifest.namespace:
+        head += _NAMESPACE
+    without_trailing_blanks = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)
+    return head + _HELMS_OWN.sub("", without_trailing_blanks)
 
 
 def _documents(text: str) -> Iterator[tuple[str, str]]:

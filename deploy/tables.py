@@ -26,18 +26,16 @@ _CHART_VERSION = re.compile(r"(?<=^version: )\S+|(?<=^appVersion: )\S+", re.MULT
 _CHART_IMAGE = re.compile(r"(?<=^  repository: )\S+", re.MULTILINE)
 _VERSION = re.compile(r'(podgpu:|podgpu-image-|image\.tag=|"version":"|the tag `)\d+\.\d+\.\d+')
 _IMAGE = re.compile(r"[\w.]+\.\w+/[\w-]+/podgpu(?=:\d)")
-NAMED_FILES = (
-    *(
-        CHART / "Chart.yaml",
-        CHART / "values.yaml",
-        ROOT / "deploy" / "demo" / "compose.yaml",
-        ROOT / "README.md",
-        ROOT / "pyproject.toml",
-    ),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "deploy" / "systemd").glob("podgpu.*")),
-    *sorted((ROOT / "tests" / "deploy" / "rules").glob("*.yaml")),
-)
+NAMED_FILES = [
+    CHART / "Chart.yaml",
+    CHART / "values.yaml",
+    ROOT / "deploy" / "demo" / "compose.yaml",
+    ROOT / "README.md",
+    ROOT / "pyproject.toml",
+]
+NAMED_FILES += sorted((ROOT / "docs").glob("*.md"))
+NAMED_FILES += sorted((ROOT / "deploy" / "systemd").glob("podgpu.*"))
+NAMED_FILES += sorted((ROOT / "tests" / "deploy" / "rules").glob("*.yaml"))
 README = """\
 <!-- Generated from values.yaml by `make manifests`. -->
 # podgpu
@@ -68,9 +66,11 @@ def pattern() -> str:
     """Returns a regular expression for the values of `--allocation`. The chart replaces an empty
     value.
     """
-    any_of = "|".join(
-        f"{name}(:[^,]+)?" if name in SOURCES_WITH_ARGUMENT else name for name in SOURCES
-    )
+    patterns = []
+    for name in SOURCES:
+        argument = "(:[^,]+)?" if name in SOURCES_WITH_ARGUMENT else ""
+        patterns.append(name + argument)
+    any_of = "|".join(patterns)
     return f"^(auto|({any_of})(,({any_of}))*)?$"
 
 
@@ -87,11 +87,12 @@ def fresh() -> Iterator[tuple[Path, str]]:
 
 def _write_names(path: Path) -> str:
     text = _PROJECT_URL.sub(PROJECT_URL, path.read_text(encoding="utf-8"))
+    image = f"{REGISTRY}/podgpu"
     if path.parent == CHART:
-        text = _CHART_IMAGE.sub(
-            f"{REGISTRY}/podgpu", _CHART_VERSION.sub(__version__, text), count=1
-        )
-    return _VERSION.sub(rf"\g<1>{__version__}", _IMAGE.sub(f"{REGISTRY}/podgpu", text))
+        text = _CHART_VERSION.sub(__version__, text)
+        text = _CHART_IMAGE.sub(image, text, count=1)
+    text = _IMAGE.sub(image, text)
+    return _VERSION.sub(rf"\g<1>{__version__}", text)
 
 
 def render_readme() -> str:
@@ -117,11 +118,11 @@ def read_values() -> Iterator[tuple[str, str, str]]:
         if entry is None:
             above = []
             continue
-        indent, key = len(entry[1]), entry[2]
+        indent = len(entry[1])
+        key = entry[2]
         parents = [parent for parent in parents if parent[0] < indent]
-        default, _, behind = (
-            entry[3].partition("  # ") if "  # " in entry[3] else entry[3].partition("# ")
-        )
+        separator = "  # " if "  # " in entry[3] else "# "
+        default, _, behind = entry[3].partition(separator)
         path = ".".join([name for _, name in parents] + [key])
         about = " ".join([*above, behind.strip()]).strip().replace("|", "\\|")
         default = default.strip()

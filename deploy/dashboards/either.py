@@ -44,13 +44,10 @@ def choice_query(series: str, label: str) -> tuple[str, str]:
 def _either(series: re.Match[str], by_node: bool) -> str:
     name = series["name"]
     rename = rename_of(name)
-    names = (
-        [(name, "")]
-        if rename is None
-        else [(name, ""), (rename.new_name, _in_old_unit(rename.factor))]
-    )
     has_node = by_node and (name in _WITH_NODE or name.startswith("DCGM_"))
-    each = [text for asked, unit in names for text in _variants(series, asked, unit, has_node)]
+    each = _variants(series, name, "", has_node)
+    if rename is not None:
+        each += _variants(series, rename.new_name, _in_old_unit(rename.factor), has_node)
     return series[0] if len(each) == 1 else f"({' or '.join(each)})"
 
 
@@ -67,9 +64,10 @@ def _variants(series: re.Match[str], name: str, unit: str, has_node: bool) -> li
 
 
 def _written(series: re.Match[str], name: str, matchers: str) -> str:
-    call, range_ = series["call"] or "", series["range"] or ""
-    braces = f"{{{matchers}}}" if matchers else ""
-    return f"{call}{name}{braces}{range_}{')' if call else ''}"
+    call = series["call"] or ""
+    selected = f"{name}{{{matchers}}}" if matchers else name
+    selected += series["range"] or ""
+    return f"{call}{selected})" if call else selected
 
 
 def _in_old_unit(factor: float) -> str:

@@ -226,13 +226,18 @@ def _laid_out(rows: Sequence[Row]) -> Iterable[Json]:
 
 
 def _lines(panels: Sequence[Panel], y: int, ids: Any) -> tuple[list[Json], int]:
-    placed, x, tallest = [], 0, 0
+    placed = []
+    x = 0
+    tallest = 0
     for panel in panels:
         if x + panel.width > _WIDTH:
-            x, y, tallest = 0, y + tallest, 0
+            x = 0
+            y += tallest
+            tallest = 0
         where = {"x": x, "y": y, "w": panel.width, "h": panel.height}
         placed.append(_panel(panel, {"id": next(ids), "gridPos": where}))
-        x, tallest = x + panel.width, max(tallest, panel.height)
+        x += panel.width
+        tallest = max(tallest, panel.height)
     return placed, y + tallest
 
 
