@@ -114,7 +114,22 @@ def test_a_file_without_a_size_is_read_up_to_its_limit() -> None:
     content = read_bounded(path, 1_000_000)
     assert b"Name:" in content
     assert identify_file(path).size == 0
-    assert refused(lambda: read_bounded(path, 5))[0] == "too_large"
+    text = f"{path} is larger than the limit of 5 bytes: is it the right file?"
+    assert refused(lambda: read_bounded(path, 5)) == ("too_large", text)
+
+
+def test_the_identity_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    os.utime(path, ns=(1, HOUR_NS))
+    status = path.stat()
+    assert identify_file(str(path)) == (
+        status.st_dev,
+        status.st_ino,
+        HOUR_NS,
+        5,
+        status.st_ctime_ns,
+    )
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
