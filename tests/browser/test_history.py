@@ -114,6 +114,29 @@ def test_the_summary_of_a_pod_says_what_would_be_enough(tab: Tab, page: str) -> 
     assert "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough" in tab.text(".judged")
 
 
+def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Showing) -> None:
+    summary = {
+        "from": time.time() - 7200,
+        "duration_seconds": 7200,
+        "gpus": 1,
+        "gpu_hours": 2.0,
+        "mean_use": 0.7,
+        "errors": 0,
+        "causes": [
+            {"cause": "waiting", "seconds": 2808, "ratio": 0.39},
+            {"cause": "throttling", "seconds": 1200, "ratio": 0.1667},
+            {"cause": "failing", "seconds": 72, "ratio": 0.01},
+        ],
+    }
+    shown.records = lambda path, query: summary if path.startswith("summary") else None
+    opened(tab, url, "#pod=notebooks/jupyter-ada")
+    tab.wait_for("document.querySelector('.judged')?.checkVisibility()", "its verdict")
+    assert tab.text(".judged .verdict-warning").replace("\u202f", " ") == (
+        "Slowed down: waited for other containers 39 % of the time, throttled 17 % of the time "
+        "(busy 70 % of the time)"
+    )
+
+
 def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:
     records, now = shown.records, time.time()
     assert records is not None

@@ -70,6 +70,11 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
     assert (summary.gpu_hours, summary.mean_use, summary.peak_use) == (1.0, 0.9, 0.9)
     assert (summary.peak_memory_bytes, summary.wait_seconds) == (70 * GIB, 360.0)
     assert (summary.throttled_seconds, summary.errors) == (120.0, 1)
+    causes = [(cause.cause, cause.seconds, cause.ratio) for cause in summary.causes]
+    assert causes == [
+        ("waiting", 360.0, 0.1),
+        ("throttling", 120.0, 0.0333),
+    ], "an XID for 15 s is less than 1 %"
     assert summary.hint == "", "the pod needs the whole GPU"
 
 

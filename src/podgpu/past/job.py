@@ -13,11 +13,21 @@ import msgspec
 
 from podgpu.fleet.parts import device_utilization
 from podgpu.fleet.state import ClusterState
+from podgpu.metrics.conditions import conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.bill import RangeFigures, add_up, read_range
 from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE
-from podgpu.past.sqlite import HolderSpan, Mark, PodHistory, Values, make_pod_history, read_pod
+from podgpu.past.sqlite import (
+    DeviceHistory,
+    HolderSpan,
+    Mark,
+    PodHistory,
+    Values,
+    make_pod_history,
+    read_pod,
+)
+from podgpu.past.verdict import Cause, measure_cause, rank_causes
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
@@ -67,6 +77,7 @@ class JobSummary(RangeFigures, kw_only=True):
     wait_seconds: float = 0.0
     throttled_seconds: float = 0.0
     errors: int = 0
+    causes: Sequence[Cause] = ()  # what slowed it down, the longest share first
     currency: str = ""
     hint: str = ""
 
@@ -139,6 +150,17 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_memory_bytes = max(memory, default=None)
     throttled = [mark for mark in history.marks if mark.condition in _THROTTLING]
     summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
+    failing = [mark for mark in history.marks if _is_broken(mark)]
+    failed_seconds = sum(_overlap(mark, history, end) for mark in failing)
+    held_seconds = sum(_held_seconds(device, end) for device in history.devices)
+    summary.causes = rank_causes(
+        [
+            # Waiting is known for the whole run, the conditions of GPUs for at most `_LONGEST`.
+            measure_cause("waiting", summary.wait_seconds, summary.duration_seconds * summary.gpus),
+            measure_cause("throttling", summary.throttled_seconds, held_seconds),
+            measure_cause("failing", failed_seconds, held_seconds),
+        ]
+    )
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
 
     held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
@@ -148,6 +170,15 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         for node in state.nodes:
             gpus += [gpu for gpu in node.gpus if gpu.uuid in uuids]
         summary.hint = _hint(summary, gpus)
+
+
+def _is_broken(mark: Mark) -> bool:
+    spec = conditions().get(mark.condition)
+    return spec is not None and spec.severity == "broken"
+
+
+def _held_seconds(device: DeviceHistory, end: float) -> float:
+    return sum((span.to or end) - span.from_ for span in device.holders)
 
 
 def _select_finished(values: Values, finished: int | None) -> list[float]:

@@ -17,6 +17,9 @@ const VERDICTS = [
 const LOW_TENSOR = 0.1;
 const LOW_DRAM = 0.4;
 const LOW_POWER = 0.35; // fraction of the limit
+// What slowed a pod down. The server ranks the causes by their share of the time.
+const CAUSES = { waiting: "waited for other containers", throttling: "throttled", failing: "with a lost or failing GPU" };
+const LEAST_CAUSE = 0.03; // share of the time
 const SCALE = "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
 const WHY_LOW = "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
 const SHARED = "Tensor activity is not known on a shared GPU.";
@@ -77,8 +80,11 @@ function judge(data) {
   ].filter(Boolean).join(" ");
   const busy = `busy ${percent(use)} of the time${share > 0 ? `, ${percent(share)} of its share` : ""}`;
   const [least] = VERDICTS[1];
+  const causes = (data.causes ?? []).filter(({ cause, ratio }) => cause in CAUSES && ratio >= LEAST_CAUSE);
+  const slow = causes.map(({ cause, ratio }) => `${CAUSES[cause]} ${percent(ratio)} of the time`);
   const isLowNow = now >= least && tensor < LOW_TENSOR * now && !(dram >= LOW_DRAM * now);
   const low = isLowNow ? `tensor cores active only ${percent(tensor)} now` : tensor === undefined && power < LOW_POWER ? `power only ${percent(power)} of the limit` : "";
+  if (slow.length) return { text: `Slowed down: ${slow.join(", ")} (${busy})`, colour: "warning", why: `${values} ${SCALE}` };
   if (use >= least && low) return { text: `Little computed: ${busy}, but ${low}`, colour: "old", why: `${values} ${WHY_LOW}` };
   const rest = tensor === undefined || use < least ? "" : `, tensor cores active ${percent(tensor)} now`;
   return { text: `${verdict}: ${busy}${rest}`, colour, why: `${values} ${SCALE}` };
