@@ -727,3 +727,11 @@ def test_a_condition_that_began_at_an_infinite_time_is_stored() -> None:
     cluster = Cluster()
     cluster.round(gpu(0, conditions=(Condition("lost", math.inf),)))
     assert [one.condition for one in past_gpu(cluster, 15)[0].conditions] == ["lost"]
+
+
+def test_a_range_says_that_a_restart_would_lose_it(tmp_path: Path) -> None:
+    # The last cluster finds the file locked by the one before it.
+    clusters = [Cluster(), Cluster(str(tmp_path)), Cluster(str(tmp_path))]
+    for cluster in clusters:
+        cluster.round(gpu(0))
+    assert [cluster.range().in_memory for cluster in clusters] == [True, False, True]

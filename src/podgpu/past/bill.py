@@ -147,6 +147,7 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     prices: str = ""
     source: str = ""  # with Prometheus: name of the recording rule, or `counters`
     simulated: bool = False
+    in_memory: bool = False  # a restart of podgpu loses the history
     recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
     methods: list[str] = []  # how the use of the GPUs was measured
     labels: list[str] = []  # names of the pod labels in the range

@@ -247,9 +247,11 @@ class SqlitePast(Past):
         self._points: dict[int, Mapping[str, float | None]] = {}
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
-        return await self._recorder.ask(
+        answer = await self._recorder.ask(
             lambda db, now: read_range_answer(db, query, now, self._read_state())
         )
+        answer.in_memory = self._recorder.is_in_memory
+        return answer
 
     async def find(self, query: GpuQuery) -> PublishedState:
         def read(db: Connection, now: float) -> PublishedState:

@@ -123,6 +123,11 @@ class HistoryRecorder:
         except HistoryError:
             return {}
 
+    @property
+    def is_in_memory(self) -> bool:
+        """True also while the file cannot be opened."""
+        return self._reopen_at != float("inf") or self._path is None
+
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show on the page."""
         notes = [self._problem] if self._problem else []

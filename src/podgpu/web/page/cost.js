@@ -23,6 +23,7 @@ const FUTURE = { state: "missing", message: "This range is in the future." };
 /** @type {import("./ask.js").Answer} */
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
 const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
+const MEMORY = "Kept in memory, for up to 90 days: a restart of podgpu loses it. To keep it, set --history-dir.";
 const EXAMPLE_PRICES = "The prices are examples: set yours with --prices FILE";
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 // Tooltips of columns.
@@ -116,7 +117,7 @@ export class Cost {
     const scope = isFiltered ? "Filtered rows" : ns ? "All namespaces" : "";
     setText(this.about, isEmpty ? "" : aboutText(data, scope));
     place(this.sums, isEmpty ? [] : sumsText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data.currency));
-    const limit = isCluster && data && !data.source ? [LIMIT] : [];
+    const limit = data?.in_memory ? [MEMORY] : isCluster && data && !data.source ? [LIMIT] : [];
     const example = data?.prices === "example" ? [EXAMPLE_PRICES] : [];
     setText(this.notes, [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = groups[by] ?? plain(by.slice("label:".length));
