@@ -37,7 +37,7 @@ from podgpu.model import (
 from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill
-from podgpu.past.schema import COARSE, FINE
+from podgpu.past.schema import COARSE, FINE, ceil_time
 from podgpu.past.sqlite import (
     JSON,
     MAX_POINTS,
@@ -216,7 +216,9 @@ class _HistoryReader:
         """Reads the query's mean (`avg`) or largest value (`max`) in each step."""
         start, step, steps = self._window
         if step > FINE:
-            resolution = FINE * math.ceil(step * steps / _MAX_SAMPLES / FINE)
+            # At most `_MAX_SAMPLES` are read of each series.
+            seconds_per_sample = step * steps / _MAX_SAMPLES
+            resolution = ceil_time(seconds_per_sample, FINE)
             query = f"{function}_over_time(({query})[{step}s:{resolution}s])"
         return await self._client.query_range(query, start + step, self._window.end, step)
 
@@ -293,10 +295,12 @@ class _HistoryReader:
         return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
+        namespace, name = pod
         series = []
-        for namespace, name, _ in POD_LABEL_VARIANTS:
-            matchers = f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}"
-            series.append(select(_HELD_NAMES, *matchers, self._match))
+        for namespace_label, name_label, _ in POD_LABEL_VARIANTS:
+            in_namespace = f"{namespace_label}={quote(namespace)}"
+            of_pod = f"{name_label}={quote(name)}"
+            series.append(select(_HELD_NAMES, in_namespace, of_pod, self._match))
         return f"group {by(*_KEYS)} ({' or '.join(series)})"
 
     def _while_held(self, query: str, pod: PodName | None) -> str:

@@ -305,17 +305,20 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
 
 def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, int]) -> GpuHistory:
     uuid, instance, node, index, gpu_id, account_id = row
+    parameters = window | {"gpu": gpu_id, "account": account_id}
     start = window["start"]
     step = window["step"]
-    steps = -(-(window["end"] - start) // step)
+    steps = math.ceil((window["end"] - start) / step)
+
     series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
-    parameters = window | {"gpu": gpu_id, "account": account_id}
     for point, *means in db.execute(_FIGURES, parameters):
         for name, mean in zip(Figures._fields, means, strict=True):
             series[name][point] = mean
+
     holders = []
     for held_from, held_to, *names in db.execute(_HOLDERS, parameters):
         holders.append(HolderSpan(*names, from_=held_from, to=held_to))
+
     return GpuHistory(
         uuid=uuid,
         instance=instance,
