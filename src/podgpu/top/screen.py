@@ -381,12 +381,7 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
     elif fetched.error:
         text.add(f"details are not available: {fetched.error}", "warn")
     if details is not None:
-        if details.method == "mps":
-            text.add(f"usage by container: {MPS_REASON}", "dim")
-        elif details.method:
-            text.add(f"usage measured by: {details.method}", "dim")
-            if details.improvement:
-                text.add(f"better: {details.improvement}", "dim")
+        _add_method(text, details)
         _add_fields(text, details.fields or ())
     return text.lines
 
@@ -540,15 +535,27 @@ def _add_problems(text: _Paragraphs, details: GpuDetails) -> None:
             text.add(f"source {source.source}: {reason}", "warn")
 
 
+def _add_method(text: _Paragraphs, details: GpuDetails) -> None:
+    """Says how the usage of containers is measured, and what would improve it."""
+    if details.method == "mps":
+        text.add(f"usage by container: {MPS_REASON}", "dim")
+    elif details.method:
+        text.add(f"usage measured by: {details.method}", "dim")
+        if details.improvement:
+            text.add(f"better: {details.improvement}", "dim")
+
+
 def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
     """Adds the fields in as many columns as fit."""
     cells = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     longest = max(map(cell_len, cells), default=0)
-    cell = min(longest, max(_MAX_FIELD, text.width // 2 - 2))
-    count = max(1, (text.width + 2) // (cell + 2))
-    for start in range(0, len(cells), count):
-        row = [fit(each, min(cell, text.width)) for each in cells[start : start + count]]
-        text.lines.append([("  ".join(row), "")])
+    width = min(longest, max(_MAX_FIELD, text.width // 2 - 2))
+    columns = max(1, (text.width + 2) // (width + 2))
+
+    fitted = [fit(cell, min(width, text.width)) for cell in cells]
+    for start in range(0, len(fitted), columns):
+        row = "  ".join(fitted[start : start + columns])
+        text.lines.append([(row, "")])
 
 
 def _format_value(field: FieldView) -> str:
