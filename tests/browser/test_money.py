@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from podgpu.fleet.setup import SetupHint
 from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.pictures import Showing, three_nodes
 from tests.browser.records import owned, priced, records_of
@@ -28,10 +29,13 @@ def totals(tab: Tab) -> dict[str, str]:
 
 
 def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: Showing) -> None:
-    shown.picture = replace(three_nodes(), currency="")
+    missing = SetupHint("prices", "There are no prices.", "--prices=FILE")
+    shown.picture = replace(three_nodes(), currency="", setup=[missing])
     opened(tab, url)
     assert "Cost/h" not in totals(tab)
-    assert "--prices FILE" in tab.text("#prices-hint")
+    assert tab.text("#setup-summary") == "To set up: your prices"
+    tab.click("#setup-summary")
+    assert "--prices=FILE" in tab.text("#setup-list")
     assert tab.count(".toggle") == 0
     visited(tab, url, "#ns=notebooks")
     assert "price" not in tab.text("#shown")
@@ -48,7 +52,7 @@ def test_cost_and_waste_per_hour(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$49.64", "$10.00")
     assert tab.text(".total-wasted .total-more") == "idle\xa0$5.00, unallocated\xa0$5.00"
-    assert tab.count("#prices-hint") == 0
+    assert tab.count("#setup") == 0
     tab.choose("ns", "notebooks")
     tab.wait_for(
         "document.querySelector('#shown').innerText.includes('$5.00/h wasted')",

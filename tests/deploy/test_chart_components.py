@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from deploy.render import CHART, run_helm
-from tests.deploy.chart import VARIANTS, container, env, pod, the
+from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
 
 Values = Mapping[str, Any]
 
@@ -215,3 +216,59 @@ def test_two_pods_of_other_components_do_not_run_on_a_node(component: str) -> No
 
 def test_the_update_strategy_of_the_values_is_used() -> None:
     assert strategy({"updateStrategy": {"type": "OnDelete"}}) == {"type": "OnDelete"}
+
+
+def test_one_value_turns_on_what_the_readme_shows() -> None:
+    full = {"cluster": {"profile": "full"}}
+    arguments = container(full, "cluster")["args"]
+    assert {"--owners=api", "--prices=example", "--history-dir=/var/lib/podgpu/history"} <= {
+        *arguments
+    }
+    (claim,) = of_kind("PersistentVolumeClaim", full)
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "4Gi"}},
+    }
+    volumes = {volume["name"]: volume for volume in pod(full, "cluster")["volumes"]}
+    name = claim["metadata"]["name"]
+    assert volumes["history"]["persistentVolumeClaim"] == {"claimName": name}
+    patterns = env(full)["DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"].split(",")
+    for label, is_read in [("team", True), ("cost-center", True), ("teammate", False)]:
+        assert any(re.search(pattern, label) for pattern in patterns) is is_read
+
+
+def test_each_part_of_the_profile_can_be_turned_off() -> None:
+    own = {
+        "cluster": {
+            "profile": "full",
+            "podOwners": False,
+            "prices": "none",
+            "historyDir": "memory",
+        },
+        "exporter": {"kubernetes": {"podLabels": {"enabled": False}}},
+    }
+    arguments = " ".join(container(own, "cluster")["args"])
+    assert "--owners=none" in arguments
+    assert "--prices" not in arguments
+    assert "--history-dir" not in arguments
+    assert of_kind("PersistentVolumeClaim", own) == []
+    assert "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS" not in env(own)
+
+
+def test_two_replicas_of_the_cluster_view_read_from_prometheus() -> None:
+    shared = {
+        "cluster": {"profile": "full", "replicas": 2},
+        "source": {"prometheus": {"url": "http://prometheus:9090"}},
+    }
+    assert of_kind("PersistentVolumeClaim", shared) == []
+    assert not any("history" in word for word in container(shared, "cluster")["args"])
+    assert len(of_kind("PodDisruptionBudget", shared)) == 1
+
+
+def test_a_history_that_does_not_last_is_announced() -> None:
+    values = {"cluster": {"enabled": True, "historyDir": "emptyDir"}}
+    (note,) = [word for word in container(values, "cluster")["args"] if "history-note" in word]
+    reason, _, what_to_do = note.partition("=")[2].partition(": ")
+    assert reason == "it is lost when the pod is replaced"
+    assert "cluster.historyClaim" in what_to_do

@@ -144,6 +144,7 @@ def test_only_the_configmap_of_counters_can_be_read(
             {"Role": [["endpointslices"], ["services"]], "ClusterRole": [["nodes"]]},
         ),
         ("cluster by Prometheus", {}),
+        ("everything on with own parts", {"Role": [["endpointslices"], ["services"]]}),
         (
             "cluster everywhere",
             {

@@ -21,21 +21,31 @@ from deploy.render import CHART, NAMESPACE, ROOT, run_helm
 from tests.net import QuietHandler, serving
 
 KINDS = {
-    "v1": ("Secret", "ServiceAccount", "Service", "ConfigMap", "Namespace"),
+    "v1": (
+        "Secret",
+        "ServiceAccount",
+        "Service",
+        "ConfigMap",
+        "Namespace",
+        "PersistentVolumeClaim",
+    ),
     "apps/v1": ("Deployment", "DaemonSet"),
     "batch/v1": ("Job",),
     "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"),
     "policy/v1": ("PodDisruptionBudget",),
     "networking.k8s.io/v1": ("NetworkPolicy",),
+    "storage.k8s.io/v1": ("StorageClass",),
     "apiregistration.k8s.io/v1": ("APIService",),
 }
-CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService", "Namespace"}
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService", "Namespace", "StorageClass"}
 VERBS = ["create", "delete", "get", "list", "patch", "update"]
 IN_NAMESPACE = ["--namespace", NAMESPACE]
 AUTOSCALE = ["--set", "autoscale.enabled=true", "--set", "cluster.enabled=true"]
 
 
 def _plural(kind: str) -> str:
+    if kind.endswith("ss"):
+        return f"{kind}es"
     return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
@@ -220,6 +230,39 @@ def test_uninstall_needs_no_pod_and_leaves_nothing(how: list[str], tmp_path: Pat
     ]
     assert len(services) == 2
     assert max(services) < min(others)
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_without_a_default_storage_class_no_claim_stays_pending(
+    is_default: bool, tmp_path: Path
+) -> None:
+    annotation = "storageclass.kubernetes.io/is-default-class"
+    fast = {
+        "kind": "StorageClass",
+        "apiVersion": "storage.k8s.io/v1",
+        "metadata": {"name": "fast", "annotations": {annotation: str(is_default).lower()}},
+    }
+    classes = {"kind": "StorageClassList", "apiVersion": "storage.k8s.io/v1", "items": [fast]}
+    command = ["install", "podgpu", str(CHART), "--disable-openapi-validation"]
+    values = ["--set", "cluster.profile=full", *IN_NAMESPACE]
+    with _store(tmp_path) as store:
+        store.objects["/api/v1/namespaces/kube-system"] = (
+            b'{"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "kube-system"}}'
+        )
+        store.objects["/apis/storage.k8s.io/v1/storageclasses"] = json.dumps(classes).encode()
+        kubeconfig = ["--kubeconfig", str(tmp_path / "kubeconfig")]
+        done = run_helm(*command, *values, *kubeconfig)
+        assert done.returncode == 0, done.stderr
+        claims = [path for path in store.objects if "persistentvolumeclaims" in path]
+        (deployment,) = [
+            body
+            for path, body in store.objects.items()
+            if path.endswith("podgpu-cluster") and "deployments" in path
+        ]
+    assert bool(claims) is is_default
+    assert ("no default StorageClass" in done.stdout) is not is_default
+    assert (b"no default StorageClass" in deployment) is not is_default
+    assert (b"emptyDir" in deployment) is not is_default
 
 
 def test_a_missing_secret_of_keda_is_refused(tmp_path: Path) -> None:

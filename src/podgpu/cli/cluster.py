@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
@@ -21,6 +21,7 @@ from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
 from podgpu.fleet.round import Cluster, MakeCollector
+from podgpu.fleet.setup import SetupHint, hint_history, hint_owners
 from podgpu.http_client import Access
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import NoApi, is_loopback, load_config
@@ -75,6 +76,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         idle_after=options["idle_after"],
         legacy_map_metrics=options["legacy_map_metrics"],
         max_gpus=_MAX_GPUS,
+        hints=tuple(_list_hints(options)),
     )
     with ExitStack() as stack:
         protection = load_protection(options["web_config_file"])
@@ -99,6 +101,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
+
+
+def _list_hints(options: Options) -> Iterator[SetupHint]:
+    """Yields what the page cannot show with these options."""
+    if options["owners"] == "none" and not options["prometheus"]:
+        yield hint_owners()
+    if not options["prometheus"] and (options["history_note"] or not options["history_dir"]):
+        yield hint_history(options["history_note"])
 
 
 def _choose_access(options: Options, protection: Protection | None) -> KubernetesAccess | None:
@@ -168,7 +178,7 @@ def _check_backend(ctx: click.Context, options: Options) -> None:
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
         for_prometheus = name.startswith("prometheus_") or name == "match"
-        for_scraping = name.startswith("exporter_") or name == "history_dir"
+        for_scraping = name.startswith(("exporter_", "history_"))
         if for_scraping and chosen == ["prometheus"]:
             raise UsageError(
                 f"{_flag_of(name)} is used only with --scrape or --discover-kubernetes"

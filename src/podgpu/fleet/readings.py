@@ -15,6 +15,7 @@ import msgspec
 from podgpu.errors import UsageError
 from podgpu.fleet.parts import HeldPart, is_shown
 from podgpu.fleet.prices import NO_PRICES, Prices
+from podgpu.fleet.setup import SetupHint
 from podgpu.metrics.fields import meaning, nearest_names
 from podgpu.model import (
     DeviceState,
@@ -51,6 +52,7 @@ class ViewSettings:
         False  # fail if Prometheus has several clusters, because an HPA names no cluster
     )
     max_gpus: float = math.inf  # with more GPUs in Prometheus, each round reads only totals
+    hints: tuple[SetupHint, ...] = ()  # what the options leave out
 
     @cached_property
     def full(self) -> float:

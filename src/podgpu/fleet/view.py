@@ -38,6 +38,7 @@ from podgpu.fleet.parts import (
 )
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.readings import FleetCounts, NodeEntry
+from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
 from podgpu.metrics.fields import (
@@ -188,6 +189,7 @@ class View(_Answer, kw_only=True):
     found: int | None = None  # number of nodes that match the request
     at: float | None = None  # the past time that was requested
     step_seconds: int | None = None  # values of a past time are means over this time
+    setup: list[SetupHint] = []  # what is not shown yet, and how to add it
     totals: Totals
     namespaces: list[NamespaceView]
     nodes: list[NodeView]
@@ -272,10 +274,21 @@ def make_view(state: ClusterState) -> View:
         found=state.found,
         at=state.taken_at if state.is_past else None,
         step_seconds=state.step_seconds,
+        setup=_find_hints(state),
         totals=total_of(state),
         namespaces=_make_namespaces(state),
         nodes=[_make_node(node) for node in state.nodes],
     )
+
+
+def _find_hints(state: ClusterState) -> list[SetupHint]:
+    """Returns nothing before the first reading, and for past states."""
+    if state.taken_at is None or state.is_past:
+        return []
+    hints = [*hint_prices(state.prices.source), *state.settings.hints]
+    if state.scope == "cluster":
+        hints += hint_labels(node.state for node in state.nodes)
+    return hints
 
 
 def total_of(state: ClusterState) -> Totals:

@@ -35,7 +35,6 @@ export class Overview {
     this.power = new Plain("Power", "power");
     this.cost = new Plain("Cost/h", "cost", "#view=cost&range=month");
     this.wasted = new Plain("Wasted/h", "wasted", "#view=cost&by=pod&order=wasted");
-    this.hint = byId("prices-hint");
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
@@ -53,6 +52,7 @@ export class Overview {
     this.showTotals(totals);
     setAttribute(this.used.button, "title", meanText(picture));
     this.showMoney(picture, totals);
+    showSetup(picture.setup ?? []);
     COLOURS.forEach(([colour], i) => {
       const number = totals.colours[colour] ?? 0;
       this.spread[i].style.flexGrow = number;
@@ -87,15 +87,11 @@ export class Overview {
   showMoney(picture, totals) {
     const priced = totals.cost !== undefined;
     this.cost.element.hidden = this.wasted.element.hidden = !priced;
-    const example = picture.prices === "example";
     const { cost, waste, wasted, unpriced } = totals;
     this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
     const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";
     this.wasted.show(totalMoney(wasted, picture.currency), parts, money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
-    this.hint.hidden = picture.taken_at === undefined || (priced && !example);
-    setText(byId("prices-why"), priced ? EXAMPLE_HINT : NO_PRICES_HINT);
-    byId("prices-try").hidden = priced;
   }
 
   // `shows`: kind of view: a list of GPUs, a table, or one GPU, pod or node. The stylesheet hides the totals of the latter.
@@ -121,8 +117,19 @@ export class Overview {
   }
 }
 
-const NO_PRICES_HINT = "No cost is shown, because no prices are set. Start podgpu with";
-const EXAMPLE_HINT = "The prices are examples. Set yours with";
+// Shows what the page cannot show yet, and the settings that add it.
+function showSetup(hints) {
+  const box = byId("setup");
+  const shown = JSON.stringify(hints);
+  if (box.dataset.shown === shown) return;
+  box.dataset.shown = shown;
+  box.hidden = !hints.length;
+  const names = hints.map((hint) => SETUP_NAMES[hint.missing] ?? plain(hint.missing));
+  setText(byId("setup-summary"), `To set up: ${names.join(", ")}`);
+  place(byId("setup-list"), hints.map((hint) => h("li", {}, `${plain(hint.says)} `, h("code", {}, plain(hint.do)))));
+}
+
+const SETUP_NAMES = { prices: "your prices", owners: "owners", labels: "cost by team", history: "last month" };
 
 // Says that costs do not include some of the allocated GPUs.
 export function unpricedText(gpus) {

@@ -1,8 +1,49 @@
 {{/* Arguments of `podgpu cluster`. */}}
 
+{{/* The effective values as YAML: {enabled, owners, prices, history, creates, lost}. `history` is empty (in memory), emptyDir
+or the name of a claim. `creates`: the chart creates the claim. `lost`: there is no StorageClass for it. */}}
+{{- define "podgpu.cluster.settings" -}}
+{{- $cluster := .Values.cluster -}}
+{{- $full := eq $cluster.profile "full" -}}
+{{- $stores := not .Values.source.prometheus.url -}}
+{{- $history := $cluster.historyDir -}}
+{{- if and (not $history) $full $stores }}{{ $history = "claim" }}{{ end -}}
+{{- $claim := trimPrefix "claim:" $history -}}
+{{- $creates := eq $history "claim" -}}
+{{- $lost := and $creates (include "podgpu.cluster.lacksStorageClass" .) -}}
+{{- if $lost }}{{ $claim = "emptyDir" }}{{ $creates = false }}{{ end -}}
+{{- if $creates }}{{ $claim = include "podgpu.component" (list . "history") }}{{ end -}}
+{{- if eq $history "memory" }}{{ $claim = "" }}{{ end -}}
+enabled: {{ or $cluster.enabled $full }}
+owners: {{ ternary $full $cluster.podOwners (eq (toString $cluster.podOwners) "auto") }}
+prices: {{ kindIs "map" $cluster.prices | ternary "file" (default (ternary "example" "none" $full) $cluster.prices) }}
+history: {{ $claim | quote }}
+creates: {{ $creates }}
+lost: {{ not (empty $lost) }}
+{{- end -}}
+
+{{/* Not empty if a claim would stay pending. Without access to a cluster (`helm template`), this is not known. */}}
+{{- define "podgpu.cluster.lacksStorageClass" -}}
+{{- $name := include "podgpu.component" (list . "history") -}}
+{{- $isConnected := lookup "v1" "Namespace" "" "kube-system" -}}
+{{- if and $isConnected (not .Values.cluster.historyClaim.storageClassName) -}}
+{{- $exists := lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name -}}
+{{- $default := "" -}}
+{{- range (lookup "storage.k8s.io/v1" "StorageClass" "" "").items -}}
+{{- if eq (dig "metadata" "annotations" "storageclass.kubernetes.io/is-default-class" "" .) "true" }}{{ $default = .metadata.name }}{{ end -}}
+{{- end -}}
+{{- if not (or $exists $default) -}} true {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "podgpu.cluster.on" -}}
+{{- if (include "podgpu.cluster.settings" . | fromYaml).enabled -}} true {{- end -}}
+{{- end -}}
+
 {{- define "podgpu.cluster.token" -}}
 {{- $checksUsers := eq .Values.cluster.auth "kubernetes" -}}
-{{- if or (include "podgpu.source.discovers" .) .Values.cluster.podOwners $checksUsers -}} true {{- end -}}
+{{- $owners := (include "podgpu.cluster.settings" . | fromYaml).owners -}}
+{{- if or (include "podgpu.source.discovers" .) $owners $checksUsers -}} true {{- end -}}
 {{- end -}}
 
 {{/* Not empty if cluster.prices depend on the labels of nodes, at any date. */}}
@@ -16,15 +57,19 @@
 
 {{- define "podgpu.cluster.args" -}}
 {{- $cluster := .Values.cluster -}}
+{{- $settings := include "podgpu.cluster.settings" . | fromYaml -}}
 - {{ printf "--address=:%v" $cluster.port | quote }}
 {{- include "podgpu.source.args" . }}
-- --owners={{ ternary "api" "none" $cluster.podOwners }}
-{{- if $cluster.historyDir }}
+- --owners={{ ternary "api" "none" $settings.owners }}
+{{- if $settings.history }}
 - --history-dir=/var/lib/podgpu/history
 {{- end }}
-{{- if eq (toString $cluster.prices) "example" }}
+{{- if eq $settings.history "emptyDir" }}
+- "--history-note=it is lost when the pod is replaced{{ if $settings.lost }}, because the cluster has no default StorageClass{{ end }}: set cluster.historyClaim.storageClassName, or cluster.historyDir=claim:NAME"
+{{- end }}
+{{- if eq $settings.prices "example" }}
 - --prices=example
-{{- else if $cluster.prices }}
+{{- else if eq $settings.prices "file" }}
 - --prices=/etc/podgpu/prices/prices.yaml
 {{- end }}
 {{- if $cluster.webConfig.secretName }}
@@ -41,10 +86,11 @@
 
 {{- define "podgpu.cluster.mounts" -}}
 {{- $cluster := .Values.cluster -}}
-{{- if $cluster.historyDir }}
+{{- $settings := include "podgpu.cluster.settings" . | fromYaml -}}
+{{- if $settings.history }}
 - {name: history, mountPath: /var/lib/podgpu/history}
 {{- end }}
-{{- if and $cluster.prices (kindIs "map" $cluster.prices) }}
+{{- if eq $settings.prices "file" }}
 - {name: prices, mountPath: /etc/podgpu/prices, readOnly: true}
 {{- end }}
 {{- range include "podgpu.source.secrets" . | fromYamlArray }}
@@ -57,14 +103,15 @@
 
 {{- define "podgpu.cluster.volumes" -}}
 {{- $cluster := .Values.cluster -}}
-{{- with $cluster.historyDir }}
+{{- $settings := include "podgpu.cluster.settings" . | fromYaml -}}
+{{- with $settings.history }}
 {{- if eq . "emptyDir" }}
-- {name: history, emptyDir: {sizeLimit: 512Mi}}
+- {name: history, emptyDir: {sizeLimit: {{ $cluster.historyClaim.size }}}}
 {{- else }}
-- {name: history, persistentVolumeClaim: {claimName: {{ trimPrefix "claim:" . }}}}
+- {name: history, persistentVolumeClaim: {claimName: {{ . }}}}
 {{- end }}
 {{- end }}
-{{- if and $cluster.prices (kindIs "map" $cluster.prices) }}
+{{- if eq $settings.prices "file" }}
 - {name: prices, configMap: {name: {{ include "podgpu.component" (list . "prices") }}}}
 {{- end }}
 {{- range include "podgpu.source.secrets" . | fromYamlArray }}
@@ -79,11 +126,13 @@
 {{- define "podgpu.cluster.check" -}}
 {{- $cluster := .Values.cluster -}}
 {{- include "podgpu.source.check" . -}}
-{{- if and $cluster.historyDir .Values.source.prometheus.url -}}
+{{- $keeps := and $cluster.historyDir (ne $cluster.historyDir "memory") -}}
+{{- if and $keeps .Values.source.prometheus.url -}}
 {{- fail "cluster.historyDir: has no effect with source.prometheus.url, because Prometheus has the history; remove one of them" -}}
 {{- end -}}
-{{- if and (hasPrefix "claim:" $cluster.historyDir) (gt (int $cluster.replicas) 1) -}}
-{{- fail "cluster.historyDir: only one replica can use a claim; set cluster.replicas to 1, or use emptyDir" -}}
+{{- $history := (include "podgpu.cluster.settings" . | fromYaml).history -}}
+{{- if and $history (ne $history "emptyDir") (gt (int $cluster.replicas) 1) -}}
+{{- fail "cluster.historyDir: only one replica can use a claim; set cluster.replicas to 1, set source.prometheus.url, or use emptyDir" -}}
 {{- end -}}
 {{- range include "podgpu.words" $cluster.arguments | fromYamlArray -}}
 {{- if regexMatch "^--?(a|address|web-config-file|probe-address|auth)(=.*)?$" . -}}

@@ -16,10 +16,23 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Regular expressions of the pod labels to read as a YAML list; `all` for all labels. Empty: none. `auto`: the labels that
+usually name a team, with cluster.profile=full. */}}
+{{- define "podgpu.exporter.podLabels" -}}
+{{- $kubernetes := .Values.exporter.kubernetes -}}
+{{- $labels := $kubernetes.podLabels -}}
+{{- if eq (toString $labels.enabled) "true" -}}
+{{- default (list "all") $labels.allowlistRegex | toYaml -}}
+{{- else if and (eq (toString $labels.enabled) "auto") $kubernetes.enabled (eq .Values.cluster.profile "full") -}}
+{{- $usual := list "^(team|owner|project|department|cost-?center)$" "^app[.]kubernetes[.]io/part-of$" -}}
+{{- default $usual $labels.allowlistRegex | toYaml -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The needed API server access as YAML: {pods, slices, configMap}. If all are off, there is no token and no role. */}}
 {{- define "podgpu.exporter.api" -}}
 {{- $kubernetes := .Values.exporter.kubernetes -}}
-pods: {{ or $kubernetes.annotations $kubernetes.podLabels.enabled $kubernetes.dra }}
+pods: {{ or $kubernetes.annotations $kubernetes.dra (include "podgpu.exporter.podLabels" . | empty | not) }}
 slices: {{ $kubernetes.dra }}
 configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 {{- end -}}
@@ -79,9 +92,9 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- if $exporter.counters.configMap }}
 - {name: DCGM_EXPORTER_CONFIGMAP_DATA, value: {{ include "podgpu.exporter.configMapData" . | quote }}}
 {{- end }}
-{{- if $kubernetes.podLabels.enabled }}
+{{- with include "podgpu.exporter.podLabels" . | fromYamlArray }}
 - {name: DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS, value: "true"}
-{{- with $kubernetes.podLabels.allowlistRegex }}
+{{- if ne (first .) "all" }}
 - {name: DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX, value: {{ join "," . | quote }}}
 {{- end }}
 {{- end }}
@@ -207,7 +220,7 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- fail (printf "exporter.kubernetes.%s is on, but exporter.kubernetes.enabled is false: it has no effect without pods" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- if $kubernetes.podLabels.enabled -}}
+{{- if eq (toString $kubernetes.podLabels.enabled) "true" -}}
 {{- fail "exporter.kubernetes.podLabels.enabled is on, but exporter.kubernetes.enabled is false: it has no effect without pods" -}}
 {{- end -}}
 {{- end -}}
