@@ -57,6 +57,43 @@ def test_it_follows_the_collection(server: SimulatedApiServer, watch: MakeWatche
     eventually(lambda: watcher.items() == ("b", "c"))
 
 
+def test_objects_of_two_namespaces_can_have_the_same_name(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    def place(body: dict[str, Any]) -> str:
+        return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+
+    server.put("pods", pod("a"), pod("a", namespace="other"))
+    watcher = watch(place)
+    eventually(lambda: set(watcher.items()) == {"team/a", "other/a"})
+    wait_watching(server, watcher)
+    server.remove("pods", "a", "team")
+    eventually(lambda: watcher.items() == ("other/a",))
+
+
+def test_waiting_ends_at_its_timeout(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.hang()
+    watcher = watch(settings=replace(HURRY, request_seconds=3600.0))
+    assert not watcher.wait_synced(0.01)
+    assert not watcher.synced
+    server.resume()
+    assert watcher.wait_synced(3600)
+
+
+def test_an_error_event_is_logged_as_the_server_words_it(
+    server: SimulatedApiServer, watch: MakeWatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.send(b'{"type": "ERROR", "object": {"message": "etcd is ill"}}\n')
+    wait_watching(server, watcher, 2)
+    (message,) = (text for text in caplog.messages if "etcd is ill" in text)
+    assert message == (
+        "watch of /api/v1/pods: the API server answered /api/v1/pods with status 0 (etcd is ill); "
+        "the credentials are from the test"
+    )
+
+
 def test_the_queries_of_list_and_watch(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     selector = {"fieldSelector": "spec.nodeName=node-a"}
