@@ -195,6 +195,43 @@ def test_notes_and_alerts_name_what_fails() -> None:
     assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")
 
 
+def test_at_most_twelve_exporters_that_cannot_be_read_are_alerts() -> None:
+    failed = [TargetOutcome(f"http://n{n:02}", 1.0, "refused", "refused") for n in range(13)]
+    state = state_of(outcomes=tuple(failed))
+    assert [alert.text for alert in state.alerts] == [one.text for one in failed[:12]]
+
+
+@pytest.mark.parametrize(("change", "kept"), [(1.9, True), (-1.9, True), (2.0, False)])
+def test_a_small_change_of_the_wall_clock_is_ignored(change: float, kept: bool) -> None:
+    world = World()
+    world.round(node("n1", gpu(0)))
+    state = world.round(node("n1", gpu(0), read_at=15), at=15, wall=WALL + 15 + change)
+    assert state.clock_offset == (WALL if kept else WALL + change)
+
+
+def test_a_field_above_its_full_value_counts_as_full() -> None:
+    state = state_of(node("n1", gpu(0, holder(), used=100.9), gpu(1, used=0.0), gpu(2, used=102.0)))
+    assert value(state, "avg_GPU_utilization") == 100, "the other values are 0 and impossible"
+    assert value(state, "podgpu_used_gpus", scope="cluster") == 1
+
+
+def test_a_device_without_a_device_in_use_has_the_mean_0() -> None:
+    state = state_of(node("n1", gpu(0, holder(), used=0.0)))
+    assert value(state, "avg_GPU_utilization") == 0
+    assert value(state, "podgpu_used_gpus", scope="namespace", namespace="ml") == 0
+
+
+def test_the_settings_say_how_long_a_gap_may_be() -> None:
+    world = World(ViewSettings(interval=100.0, stale_after=300.0, drop_after=900.0))
+    for at in (0.0, 100.0):
+        state = world.round(node("n1", gpu(0, holder()), read_at=at), at=at)
+    assert state.nodes[0].seconds == 100.0
+    short = World()
+    for at in (0.0, 100.0):
+        state = short.round(node("n1", gpu(0, holder()), read_at=at), at=at)
+    assert state.nodes[0].seconds == 0.0
+
+
 # GPUs that disappear
 
 

@@ -163,6 +163,12 @@ def test_hidden_holders_are_one_sum_for_each_gpu() -> None:
     assert rest["part"] == pytest.approx(2 / 3, abs=1e-5)
     assert set(rest).isdisjoint({"namespace", "pod", "container", "uid", "container_id", "owner"})
     for before, after in zip(whole["nodes"][0]["gpus"], shown["nodes"][0]["gpus"], strict=True):
+        for unit in ("gpus", "cost_per_hour"):
+            idle = [
+                sum(each["waste"][unit]["idle"] for each in of["holders"] if "waste" in each)
+                for of in (before, after)
+            ]
+            assert idle[0] == pytest.approx(idle[1], abs=1e-3)
         for name in ("part", "cost_per_hour"):
             sums = [sum(each[name] for each in of["holders"]) for of in (before, after)]
             assert sums[0] == pytest.approx(sums[1])

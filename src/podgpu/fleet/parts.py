@@ -344,7 +344,6 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
     """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
     costs = []
-    wasted = []
     waste = WasteRate()
     is_empty = True
     for part in parts:
@@ -354,12 +353,12 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
         cost = part.cost_per_hour
         if cost is not None:
             costs.append(cost)
-            wasted.append(cost if part.use == "idle" else 0.0)
+    idle_cost = waste.cost_per_hour and waste.cost_per_hour.idle
     has_cost = bool(costs) or (is_empty and bool(currency))
     return HeldSums(
         allocated=sum(uses.values()),
         **uses,
         cost_per_hour=sum(costs) if has_cost else None,
-        wasted_per_hour=sum(wasted) if has_cost else None,
+        wasted_per_hour=(idle_cost or 0.0) if has_cost else None,
         waste=waste,
     )

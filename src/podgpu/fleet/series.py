@@ -59,7 +59,6 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families += make_families("cluster", idle)
     families += _count_families(state)
     families += _cost_families(state)
-    families += _waste_families(state)
     families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
     families += self_families(state)
     return families
@@ -297,46 +296,35 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 
 
 def _cost_families(state: ClusterState) -> list[Family]:
-    groups: dict[tuple[str, str, str], list[HeldPart]] = defaultdict(list)
+    """Returns costs and waste of each namespace, and what nobody has allocated."""
+    groups: dict[tuple[str, str], list[HeldPart]] = defaultdict(list)
+    unallocated: dict[str, WasteRate] = defaultdict(WasteRate)  # by cluster
     for node in state.nodes:
         for part in node.held:
-            if part.holder.namespace:
-                groups[part.holder.namespace, state.prices.currency, part.cluster].append(part)
-    costs = []
-    wasted = []
-    for key in sorted(groups):
-        labels = _labels(("namespace", "currency", "cluster"), key)
-        sums = sum_held(groups[key])
-        if sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
-            costs.append(Sample(labels, sums.cost_per_hour))
-            wasted.append(Sample(labels, sums.wasted_per_hour))
-    samples = {
-        "podgpu_namespace_cost_per_hour": costs,
-        "podgpu_namespace_wasted_per_hour": wasted,
-    }
-    return make_families("cluster", samples)
-
-
-def _waste_families(state: ClusterState) -> list[Family]:
-    """Returns the parts of waste of each namespace, and of all GPUs that nobody has allocated."""
-    rates: dict[tuple[str, str], WasteRate] = defaultdict(WasteRate)
-    for node in state.nodes:
+            groups[part.holder.namespace, part.cluster].append(part)
         held = node.held_by_device()
-        for part in node.held:
-            key = part.holder.namespace, part.cluster
-            rates[key] = rates[key].plus(part.waste)
-        key = "", node.reading.cluster
+        cluster = node.reading.cluster
         for gpu in node.gpus:
-            rates[key] = rates[key].plus(find_rest(node, gpu, held).unallocated)
+            rest = find_rest(node, gpu, held).unallocated
+            unallocated[cluster] = unallocated[cluster].plus(rest)
 
-    gpus: list[Sample] = []
-    costs: list[Sample] = []
-    for (namespace, cluster), rate in sorted(rates.items()):
-        gpus += _waste_samples(rate.gpus, namespace, "", cluster)
-        if rate.cost_per_hour is not None:
-            currency = state.prices.currency
-            costs += _waste_samples(rate.cost_per_hour, namespace, currency, cluster)
-    samples = {"podgpu_waste_gpus": gpus, "podgpu_waste_cost_per_hour": costs}
+    currency = state.prices.currency
+    samples: dict[str, list[Sample]] = defaultdict(list)
+
+    def add_waste(waste: WasteRate, namespace: str, cluster: str) -> None:
+        samples["podgpu_waste_gpus"] += _waste_samples(waste.gpus, namespace, "", cluster)
+        cost = waste.cost_per_hour or Waste()
+        samples["podgpu_waste_cost_per_hour"] += _waste_samples(cost, namespace, currency, cluster)
+
+    for (namespace, cluster), parts in sorted(groups.items()):
+        labels = _labels(("namespace", "currency", "cluster"), (namespace, currency, cluster))
+        sums = sum_held(parts)
+        add_waste(sums.waste or WasteRate(), namespace, cluster)
+        if namespace and sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
+            samples["podgpu_namespace_cost_per_hour"].append(Sample(labels, sums.cost_per_hour))
+            samples["podgpu_namespace_wasted_per_hour"].append(Sample(labels, sums.wasted_per_hour))
+    for cluster, waste in sorted(unallocated.items()):
+        add_waste(waste, "", cluster)
     return make_families("cluster", samples)
 
 
