@@ -237,10 +237,11 @@ def add_owners_to_device(
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
     servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
     processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
-    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
-    hidden -= (usage.resident_ns or {}).keys()
+
     by_samples: set[Owner] = set()
     if hidden_ns:
+        named = usage.resident_ns or {}
+        hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden} - named.keys()
         processes, by_samples = _attribute_hidden(
             processes, hidden, hidden_ns, usage.sampled_busy_ns
         )
@@ -302,9 +303,13 @@ def _find_owner(
 
     The new pod has the same name, but another UID.
     """
+    outside: Owner = "unknown" if owner.problem else "host"
     user = owner.workload
-    if user is None or not user.key or (user.user and held and user.key not in held):
-        return "unknown" if owner.problem else "host"
+    if user is None or not user.key:
+        return outside
+    if user.user and held and user.key not in held:
+        return outside
+
     workload = workloads[user.key]
     if user.uid and workload.uid not in ("", user.uid):
         return "host"

@@ -364,13 +364,17 @@ class OwnedUsage:
         `hidden_ns`: residency of hidden processes, of which some may belong to the workload.
         """
         resident_ns = self.usage.resident_ns or {}
-        resident = sum(resident_ns[pid] for pid in pids)
-        saving = sum(self.usage.saving_ns.get(pid, 0) for pid in pids)
+        resident = 0
+        saving = 0
+        for pid in pids:
+            resident += resident_ns[pid]
+            saving += self.usage.saving_ns.get(pid, 0)
         others = sum(resident_ns.values()) - resident + saving
+
         worked = max(0, total - self.usage.switching_ns)
-        least = min(resident, max(0, worked - others))
-        most = min(resident + hidden_ns, worked)
-        return Bounds(min(least, part), max(most, part))
+        least = min(resident, part, max(0, worked - others))
+        most = max(part, min(resident + hidden_ns, worked))
+        return Bounds(least, most)
 
     def _map_owners(self) -> dict[int, Owner]:
         return {process.pid: process.owner for process in self.processes or ()}
