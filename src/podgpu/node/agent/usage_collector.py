@@ -381,12 +381,15 @@ def _find_unallocated(
             key = owned.device.key
             if key in reserved:
                 continue
-            for owner in owned.owners:
-                if not isinstance(owner, Workload) or not owner.pod:
-                    continue
-                if owner.pod_name not in unclear:
-                    unallocated.add((key, owner.key))
+            for pod in _list_pods(owned):
+                if pod.pod_name not in unclear:
+                    unallocated.add((key, pod.key))
     return unallocated - allocated
+
+
+def _list_pods(owned: OwnedUsage) -> list[Workload]:
+    """Returns the pods' containers that have processes on a device."""
+    return [owner for owner in owned.owners if isinstance(owner, Workload) and owner.pod]
 
 
 def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
