@@ -287,3 +287,17 @@ def test_dcgm_s_own_health_checks_come_first() -> None:
     policy = Policy(parse_counters(f"{name},gauge,h", "test"))
     watches = [dict(one.labels.pairs)["health_watch"] for one in render_dcgm(state, policy)[0][3]]
     assert watches == ["SM"]
+
+
+def test_activity_of_a_shared_virtual_gpu_stays_with_the_gpu() -> None:
+    engine = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+    tensor = "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
+    two = (holder("p", MEASURED), holder("q", HolderUsage(utilization_ratio=0.5)))
+    state = gpu(fields={**DIVIDED, engine: 0.8, tensor: 0.3}, holders=two)
+    assert values_by_pod(state, tensor) == {None: 0.3}
+    assert values_by_pod(state, engine) == {"p": 0.25, "q": 0.5, None: 0.8}
+    assert values_by_pod(state, "DCGM_FI_DEV_GPU_UTIL") == {"p": 25, "q": 50, None: 80}
+    assert values_by_pod(state, "DCGM_FI_DEV_FB_USED") == {"p": 1024, None: 4096}
+
+    without_engine = gpu(fields=DIVIDED, holders=two)
+    assert values_by_pod(without_engine, engine) == {}
