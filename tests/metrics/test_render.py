@@ -17,6 +17,7 @@ from podgpu.metrics.render import render_own
 from podgpu.model import (
     Condition,
     DeviceState,
+    EntityState,
     GpuOrInstance,
     Holder,
     HolderUsage,
@@ -301,3 +302,34 @@ def test_activity_of_a_shared_virtual_gpu_stays_with_the_gpu() -> None:
 
     without_engine = gpu(fields=DIVIDED, holders=two)
     assert values_by_pod(without_engine, engine) == {}
+
+
+def test_clock_events_by_window_and_since_the_start() -> None:
+    rows = "DCGM_EXP_CLOCK_EVENTS_COUNT,gauge,c\nDCGM_EXP_CLOCK_EVENTS_TOTAL,counter,t\n"
+    policy = Policy(parse_counters(rows, "test"), clock_window_ms=5000)
+    events = {"hw_thermal": (0, 3), "power_cap": (2, 0), "gpu_idle": (4, 1)}
+    found = {}
+    for family in render_dcgm(gpu(clock_events=events), policy):
+        for sample in family.samples:
+            labels = dict(sample.labels.pairs)
+            window = labels.get("window_size_in_ms")
+            found[family.name[-5:], labels["clock_event"], window] = sample.value
+    assert found == {
+        ("COUNT", "gpu_idle", "5000"): 4,
+        ("COUNT", "power_cap", "5000"): 2,
+        ("TOTAL", "gpu_idle", None): 1,
+        ("TOTAL", "hw_thermal", None): 3,
+    }
+
+
+def test_links_have_their_own_labels_and_those_of_the_counter_file() -> None:
+    rows = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0,counter,c\nDCGM_FI_DRIVER_VERSION,label,v\n"
+    policy = Policy(parse_counters(rows, "test"), "h", replace_blanks_in_model_name=True)
+    labels = {"nvlink": "1", "gpu": "0", "model_name": "NVIDIA H100"}
+    values: dict[str, int | float | str] = {"DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0": 7}
+    state = NodeState(producer="podgpu", entities=(EntityState("LINK", labels, values),))
+    [family] = render_dcgm(state, policy)
+    [sample] = family.samples
+    assert sample.value == 7
+    expected = {"nvlink": "1", "gpu": "0", "model_name": "NVIDIA-H100", "Hostname": "h"}
+    assert dict(sample.labels.pairs) == expected
