@@ -197,6 +197,48 @@ def owner(kind: str, name: str, controller: Any = True) -> dict[str, Any]:
             owned_pod(owner("Job", "chat-7d9c"), **{"pod-template-hash": "7d9c"}),
             ("Job", "chat-7d9c"),
         ),
+        (
+            owned_pod(owner("Job", "run-w-0"), **{"jobset.sigs.k8s.io/jobset-name": "run"}),
+            ("JobSet", "run"),
+        ),
+        (
+            owned_pod(owner("StatefulSet", "llm-1"), **{"leaderworkerset.sigs.k8s.io/name": "llm"}),
+            ("LeaderWorkerSet", "llm"),
+        ),
+        (
+            owned_pod(
+                owner("Job", "mpi-launcher"),
+                **{
+                    "training.kubeflow.org/job-name": "mpi",
+                    "training.kubeflow.org/operator-name": "mpi-operator",
+                },
+            ),
+            ("MPIJob", "mpi"),
+        ),
+        # Without the operator's name, the kind is unknown.
+        (
+            owned_pod(owner("Job", "mpi-launcher"), **{"training.kubeflow.org/job-name": "mpi"}),
+            ("Job", "mpi-launcher"),
+        ),
+        (
+            owned_pod(
+                owner("PyTorchJob", "bert"),
+                **{
+                    "training.kubeflow.org/job-name": "other",
+                    "training.kubeflow.org/operator-name": "pytorchjob-controller",
+                },
+            ),
+            ("PyTorchJob", "bert"),
+        ),
+        (
+            owned_pod(owner("RayCluster", "ray"), **{"ray.io/cluster": "other"}),
+            ("RayCluster", "ray"),
+        ),
+        # A label of a user does not move a pod to another owner.
+        (
+            owned_pod(owner("StatefulSet", "db"), **{"jobset.sigs.k8s.io/jobset-name": "run"}),
+            ("StatefulSet", "db"),
+        ),
         (owned_pod(owner("A", "a", None), owner("B", "b", False), owner("C", "c")), ("C", "c")),
     ],
 )

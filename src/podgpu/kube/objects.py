@@ -39,6 +39,23 @@ PODS_PATH = "/api/v1/pods"
 # use.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 _HASH_LABEL = "pod-template-hash"
+# Kind of a pod's controller, label of the pod, and kind of the object that the label names.
+_OPERATOR_LABELS = (
+    ("StatefulSet", "leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
+    ("Job", "jobset.sigs.k8s.io/jobset-name", "JobSet"),
+)
+_TRAINING_LABEL = "training.kubeflow.org/job-name"
+_TRAINING_OPERATOR = "training.kubeflow.org/operator-name"
+# value of _TRAINING_OPERATOR -> kind of the object that _TRAINING_LABEL names
+_TRAINING_KINDS = {
+    "jaxjob-controller": "JAXJob",
+    "mpijob-controller": "MPIJob",
+    "mpi-operator": "MPIJob",
+    "paddlejob-controller": "PaddleJob",
+    "pytorchjob-controller": "PyTorchJob",
+    "tfjob-controller": "TFJob",
+    "xgboostjob-controller": "XGBoostJob",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +198,7 @@ def _read_containers(
 
 
 def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:
-    """Returns (namespace, name) of a Pod and the owner of the Pod.
+    """Returns (namespace, name) of a Pod and the owner of the Pod, at the top of the owner chain.
 
     Returns None if there is no owner.
     """
@@ -191,16 +208,32 @@ def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:
             break
     else:
         return None
-    kind = controller["kind"]
-    name = controller["name"]
-    template = read_map(metadata, "labels").get(_HASH_LABEL)
-    deployment = name.removesuffix(f"-{template}")
-    # Only Deployments set this label.
-    if kind == "ReplicaSet" and template and deployment not in (name, ""):
-        kind = "Deployment"
-        name = deployment
+    labels = read_map(metadata, "labels")
+    kind, name = _find_top_owner(controller["kind"], controller["name"], labels)
     pod = intern(metadata.get("namespace", "")), metadata["name"]
     return pod, WorkloadOwner(intern(kind), intern(name))
+
+
+def _find_top_owner(kind: str, name: str, labels: Mapping[str, str]) -> tuple[str, str]:
+    """Follows the owner chain from the controller of a pod, by the labels of operators.
+
+    A label counts only on a pod whose controller is of the kind that the operator creates, because
+    users may set labels.
+    """
+    if kind == "ReplicaSet":
+        template = labels.get(_HASH_LABEL)
+        deployment = name.removesuffix(f"-{template}")
+        # Only Deployments set this label.
+        if template and deployment not in (name, ""):
+            return "Deployment", deployment
+    for created, label, owner_kind in _OPERATOR_LABELS:
+        if kind == created and labels.get(label):
+            return owner_kind, labels[label]
+    trained = labels.get(_TRAINING_LABEL)
+    training_kind = _TRAINING_KINDS.get(labels.get(_TRAINING_OPERATOR, ""))
+    if kind == "Job" and trained and training_kind:
+        return training_kind, trained
+    return kind, name
 
 
 NODES_PATH = "/api/v1/nodes"
