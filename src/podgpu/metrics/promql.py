@@ -11,8 +11,10 @@ from podgpu.metrics.adapter import (
     DCGM_BLANK,
     GPU_LABELS,
     IDENTITY,
+    POD_LABEL_VARIANTS,
     REPLICA_LABELS,
     TARGET_LABELS,
+    UUID_LABELS,
     WORKLOAD_LABELS,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
@@ -30,6 +32,8 @@ from podgpu.metrics.fields import (
     rename_of,
 )
 
+HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(ENGINE))
+"""Series of GPUs, with the labels of their holders."""
 _IDLE_CHECKS = 30  # number of times in the idle window at which a sample must exist
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 
@@ -52,6 +56,25 @@ def select(names: Sequence[str], *matchers: str) -> str:
     if len(names) == 1:
         return f"{names[0]}{{{','.join(used)}}}"
     return f"{{{','.join((one_of('__name__', names), *used))}}}"
+
+
+def select_gpus(names: Sequence[str], uuids: Sequence[str], match: str) -> str:
+    """Returns a selector for series of the given GPUs, or of all GPUs."""
+    series = []
+    for label in UUID_LABELS:
+        matcher = one_of(label, uuids) if uuids else f'{label}!=""'
+        series.append(select(names, matcher, match))
+    return " or ".join(series)
+
+
+def select_held(namespace: str, pod: str, match: str) -> str:
+    """Returns a selector for the series of GPUs that a pod holds."""
+    series = []
+    for namespace_label, name_label, _ in POD_LABEL_VARIANTS:
+        in_namespace = f"{namespace_label}={quote(namespace)}"
+        of_pod = f"{name_label}={quote(pod)}"
+        series.append(select(HELD_NAMES, in_namespace, of_pod, match))
+    return " or ".join(series)
 
 
 def by(*labels: str) -> str:

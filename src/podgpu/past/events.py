@@ -1,13 +1,13 @@
-"""Lists events of the stored history.
+"""Lists events: conditions of GPUs that began or ended, pods that started or ended, idle alarms.
 
-GPU conditions that began or ended, pods that started or ended, and idle alarms.
+`make_events` makes them of spans, which are read from SQLite or from Prometheus.
 """
 
 from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from podgpu.past.schema import HOLDER, IDLE
 from podgpu.past.sqlite import parse_range, parse_time
 
 MOST_EVENTS = 1000
-_MAX_SPANS = 20_000
+MAX_SPANS = 20_000
 _NODE_WIDE = (NODE_GONE, DRIVER_AWAY)
 # A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that
 # started or ended between `:start` and `:end`. Their older spans are included, because `_find_runs`
@@ -34,7 +34,7 @@ WHERE started <= :end
 AND (name = 'node_gone' OR span.account IN (
     SELECT account FROM span
     WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
-{{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {_MAX_SPANS}"""
+{{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {MAX_SPANS}"""
 # Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
 _OF_POD = f"""
 AND (namespace || '/' || pod = :pod OR kind <> '{HOLDER}' AND EXISTS (
@@ -78,9 +78,11 @@ class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     events: list[Event]
 
 
-class _Span(NamedTuple):
-    started: int
-    ended: int | None
+class Span(NamedTuple):
+    """A period in which a GPU had a holder or a condition."""
+
+    started: float  # -inf if it began before everything that is known
+    ended: float | None
     kind: str
     name: str
     message: str
@@ -88,10 +90,10 @@ class _Span(NamedTuple):
     instance: str
     node: str
     gpu_index: int | None
-    account: int
+    account: int  # identifies the pod or job
     namespace: str
     pod: str
-    workload: str
+    workload: str  # its name, for people
 
     @property
     def gpu(self) -> str:
@@ -115,9 +117,17 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     start = end - query.seconds
     sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
     parameters = {"start": start, "end": end, query.selector: query.value}
-    spans = [_Span(*row) for row in db.execute(sql, parameters)]
+    spans = [Span(*row) for row in db.execute(sql, parameters)]
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
+    return make_events(spans, start, end, began)
+
+
+def make_events(spans: Sequence[Span], start: float, end: float, began: float) -> EventsAnswer:
+    """Returns the events from `start` to `end`. Pods that were there before `began` did not start.
+
+    The spans must be the newest `MAX_SPANS` of the range.
+    """
     events = []
     conditions = [span for span in spans if span.kind != HOLDER]
     for at, group in _group(conditions, lambda span: span.started):
@@ -128,31 +138,31 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
         event.condition = event.kind
         event.kind = "recovered"
         event.text = _recovery_text(group)
-        event.seconds = at - group[0].started
+        event.seconds = _length(group[0].started, at)
         events.append(event)
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
             events.append(_pod_event("started", started, run))
         if ended < math.inf:
-            events.append(_pod_event("ended", ended, run, ended - started))
+            events.append(_pod_event("ended", ended, run, _length(started, ended)))
 
     events = [event for event in events if start <= event.at <= end]
     events.sort(key=lambda event: (-event.at, event.text))
     return EventsAnswer(
         from_=start,
         to=end,
-        truncated=len(events) > MOST_EVENTS or len(spans) == _MAX_SPANS,
+        truncated=len(events) > MOST_EVENTS or len(spans) == MAX_SPANS,
         events=events[:MOST_EVENTS],
     )
 
 
-def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
+def _find_runs(spans: Sequence[Span]) -> Iterator[tuple[list[Span], float]]:
     """Yields the spans and end of each uninterrupted run of a pod.
 
     An unreachable node does not interrupt a run.
     """
-    back: dict[tuple[str, int | None], float] = {}  # node and start of its absence -> end
+    back: dict[tuple[str, float | None], float] = {}  # node and start of its absence -> end
     held = []
     for span in spans:
         if span.kind == HOLDER:
@@ -162,7 +172,7 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
 
     held.sort(key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(held, lambda span: (span.account, span.node)):
-        run: list[_Span] = []
+        run: list[Span] = []
         ended = 0.0
         for span in own:
             if run and span.started > ended:
@@ -174,15 +184,19 @@ def _find_runs(spans: list[_Span]) -> Iterator[tuple[list[_Span], float]]:
         yield run, ended
 
 
+def _length(started: float, ended: float) -> float | None:
+    return None if math.isinf(started) else ended - started
+
+
 def _group(
-    spans: Iterable[_Span], time_of: Callable[[_Span], int | None]
-) -> Iterator[tuple[int, list[_Span]]]:
+    spans: Iterable[Span], time_of: Callable[[Span], float | None]
+) -> Iterator[tuple[float, list[Span]]]:
     """Groups spans by time (see `time_of`), node and condition.
 
     Yields the time and the spans of each group.
     """
 
-    def key(span: _Span) -> tuple[Any, ...]:
+    def key(span: Span) -> tuple[Any, ...]:
         what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
         return time_of(span), span.node, what
 
@@ -192,7 +206,7 @@ def _group(
         yield time, list(members)
 
 
-def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None = None) -> Event:
+def _pod_event(kind: str, at: float, spans: list[Span], seconds: float | None = None) -> Event:
     first = spans[0]
     gpus = sorted({span.gpu for span in spans})
     name = "/".join(filter(None, (first.namespace, first.workload)))
@@ -208,7 +222,7 @@ def _pod_event(kind: str, at: float, spans: list[_Span], seconds: float | None =
     )
 
 
-def _condition_event(at: int, spans: list[_Span]) -> Event:
+def _condition_event(at: float, spans: list[Span]) -> Event:
     first = spans[0]
     gpus = {span.uuid for span in spans}
     return Event(
@@ -222,12 +236,12 @@ def _condition_event(at: int, spans: list[_Span]) -> Event:
     )
 
 
-def _recovery_text(spans: list[_Span]) -> str:
+def _recovery_text(spans: list[Span]) -> str:
     spec = conditions().get(spans[0].name)
     return f"{_name_gpus(spans)}: {spec.was if spec else spans[0].message}"
 
 
-def _name_gpus(spans: list[_Span]) -> str:
+def _name_gpus(spans: list[Span]) -> str:
     first = spans[0]
     gpus = {span.uuid for span in spans}
     if len(gpus) == 1:

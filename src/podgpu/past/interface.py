@@ -16,7 +16,7 @@ from podgpu.past.sqlite import JSON, GpuHistory, PodHistory
 class Past:
     """The methods raise SourceError if the past cannot be read."""
 
-    has_events = False  # False if there are no events and no summaries
+    has_summaries = False
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         raise NotImplementedError

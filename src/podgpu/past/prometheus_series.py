@@ -17,16 +17,15 @@ from podgpu.fleet.read.pages import GpuQuery, PrometheusSelection
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer, RangeSeries
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.metrics.adapter import (
-    POD_LABEL_VARIANTS,
     UUID_LABELS,
     WORKLOAD_LABELS,
     LabelMap,
     first_label,
     read_workload,
 )
-from podgpu.metrics.conditions import conditions, words_for
-from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named, names_of
-from podgpu.metrics.promql import by, field_query, one_of, quote, select
+from podgpu.metrics.conditions import NODE_GONE, conditions, words_for
+from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named
+from podgpu.metrics.promql import HELD_NAMES, by, field_query, quote, select_gpus, select_held
 from podgpu.metrics.values import MAX_RATIO
 from podgpu.model import (
     MIB,
@@ -35,8 +34,10 @@ from podgpu.model import (
     parts_of,
 )
 from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill
+from podgpu.past.prometheus_events import read_prometheus_events
 from podgpu.past.schema import COARSE, FINE, ceil_time
 from podgpu.past.sqlite import (
     JSON,
@@ -62,7 +63,6 @@ _HOLDER_SERIES = {
     "memory_used_bytes": "podgpu_container_gpu_memory_used_bytes",
 }
 _KEYS = (*UUID_LABELS, "GPU_I_ID")
-_HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(ENGINE))
 
 UuidAndInstance = tuple[str, str]
 Values = list[float | None]  # one per step
@@ -115,7 +115,7 @@ class Window(NamedTuple):
 
 
 class PrometheusPast(Past):
-    """The past in Prometheus. It has no events.
+    """The past in Prometheus. It has no summaries of pods.
 
     Sparklines are cached for 15 s, because every open page requests them.
     """
@@ -179,6 +179,9 @@ class PrometheusPast(Past):
         histories.sort(key=lambda one: (one.node, one.index or 0, one.uuid, one.instance))
         return make_pod_history(namespace, pod, histories)
 
+    async def events(self, query: EventQuery) -> EventsAnswer:
+        return await read_prometheus_events(self._server, query, self._cluster.published.state)
+
     async def _read_sparklines(self, client: PrometheusClient) -> JSON:
         times = sparkline_times(await client.query_time())
         window = Window(times.start, times.step, len(times))
@@ -225,14 +228,14 @@ class _HistoryReader:
     async def read_devices(
         self, uuids: Sequence[str], pod: PodName | None = None
     ) -> dict[UuidAndInstance, _DeviceLines]:
-        """Reads devices. With `pod`, reads values and conditions only while the pod held them.
+        """Reads devices. With `pod`, reads values only while the pod held them.
 
         Raises SourceError.
         """
         queries = {
             "own pods": self.read("max", self._own_pods(uuids)),
             "held": self.read("max", self._held(uuids)),
-            "health": self.read("max", self._health(uuids, pod)),
+            "health": self.read("max", self._health(uuids)),
         }
         figures = self.figures(uuids, pod)
         for name, query in figures.items():
@@ -262,12 +265,16 @@ class _HistoryReader:
             device.node = first_label(labels, self._node_labels)
             if labels.get("gpu", "").isdecimal():
                 device.index = int(labels["gpu"])
+            steps = self._window.find_steps(points).keys()
+            device.present |= steps
             holder = read_holder(labels)
             if holder is not None:
-                device.holders[holder] |= self._window.find_steps(points).keys()
+                device.holders[holder] |= steps
         for labels, points in lines["health"]:
-            steps = self._window.find_steps(points)
-            find_device(labels).conditions[labels.get("condition", "")] |= steps.keys()
+            device = find_device(labels)
+            steps = self._window.find_steps(points).keys()
+            device.present |= steps
+            device.conditions[labels.get("condition", "")] |= steps
         for name in figures:
             for labels, points in lines[name]:
                 find_device(labels).figures[name] = self._window.align(name, points)
@@ -295,13 +302,7 @@ class _HistoryReader:
         return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
-        namespace, name = pod
-        series = []
-        for namespace_label, name_label, _ in POD_LABEL_VARIANTS:
-            in_namespace = f"{namespace_label}={quote(namespace)}"
-            of_pod = f"{name_label}={quote(name)}"
-            series.append(select(_HELD_NAMES, in_namespace, of_pod, self._match))
-        return f"group {by(*_KEYS)} ({' or '.join(series)})"
+        return f"group {by(*_KEYS)} ({select_held(*pod, self._match)})"
 
     def _while_held(self, query: str, pod: PodName | None) -> str:
         if pod is None:
@@ -310,19 +311,19 @@ class _HistoryReader:
 
     def _held(self, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
-        return f"group {labels} ({self._select(_HELD_NAMES, uuids)})"
+        return f"group {labels} ({self._select(HELD_NAMES, uuids)})"
 
     def _own_pods(self, uuids: Sequence[str]) -> str:
-        exporters = f"group by (job, instance) ({self._select(_HELD_NAMES, uuids)})"
+        exporters = f"group by (job, instance) ({self._select(HELD_NAMES, uuids)})"
         return f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
 
     def _of_holders(self, name: str, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
         return f"max {labels} ({self._select((name,), uuids)})"
 
-    def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
+    def _health(self, uuids: Sequence[str]) -> str:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod)
+        return f"max {by(*_KEYS, 'condition')} ({series})"
 
     def _field(self, name: str, uuids: Sequence[str]) -> str:
         field = field_named(name)
@@ -330,11 +331,7 @@ class _HistoryReader:
         return field_query(name, labels, lambda names: self._select(names, uuids))
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
-        series = []
-        for label in UUID_LABELS:
-            matcher = one_of(label, uuids) if uuids else f'{label}!=""'
-            series.append(select(names, matcher, self._match))
-        return " or ".join(series)
+        return select_gpus(names, uuids, self._match)
 
 
 # Answers
@@ -350,6 +347,7 @@ class _DeviceLines:
     holders: dict[Workload, set[int]] = field(default_factory=lambda: defaultdict(set))
     holder_figures: dict[tuple[Workload, str], Values] = field(default_factory=dict)
     conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    present: set[int] = field(default_factory=set)  # steps in which it was scraped
 
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
         """Returns the values from the time when the pod held the device, or None if there is none.
@@ -394,6 +392,10 @@ class _DeviceLines:
             says = words_for(name)[0] if name in conditions() else name
             for start, end in self.window.find_runs(steps):
                 marks.append(Mark(start, end, name, says))
+        last = max(self.present, default=self.window.steps)
+        if last < self.window.steps - 1:
+            gone_at = self.window.start + (last + 1) * self.window.step
+            marks.append(Mark(gone_at, None, NODE_GONE, words_for(NODE_GONE)[0]))
         uuid, instance = self.device
         return GpuHistory(
             uuid=uuid,

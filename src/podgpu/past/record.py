@@ -237,7 +237,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
 class SqlitePast(Past):
     """The past that a recorder stored."""
 
-    has_events = True
+    has_summaries = True
 
     def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
         """`read_state`: returns the current state."""

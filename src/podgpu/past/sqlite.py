@@ -179,7 +179,8 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
         )
         for mark in gpu.marks:
             end = math.inf if mark.until is None else mark.until
-            if any(span.from_ < end and mark.at < (span.to or math.inf) for span in own):
+            # If the node is gone, the holder's span ends when this condition begins.
+            if any(span.from_ < end and mark.at <= (span.to or math.inf) for span in own):
                 marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
     if not devices:
         return None

@@ -65,8 +65,7 @@ def page_routes(
     assets = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
 
     async def index(request: web.Request) -> web.Response:
-        has_events = past is None or past.has_events
-        return await _response(request, partial(_read_index, links, has_events), _HTML_HEADERS)
+        return await _response(request, partial(_read_index, links), _HTML_HEADERS)
 
     async def asset(request: web.Request) -> web.Response:
         file = assets.get(request.match_info["name"])
@@ -137,17 +136,16 @@ def page_routes(
     if past is not None:
         routes += _history_routes(past, latest)
         routes += _range_routes(past)
-        if past.has_events:
-            routes += _event_routes(past)
+        routes.append(_event_route(past))
+        if past.has_summaries:
+            routes.append(_summary_route(past))
     routes.append(web.get("/api/{rest:.*}", _unknown_path))
     return routes
 
 
-def _read_index(links: Sequence[str], has_events: bool) -> bytes:
+def _read_index(links: Sequence[str]) -> bytes:
     anchors = "".join(f'<a href="{link}">{link}</a>' for link in links)
     text = (_FOLDER / "index.html").read_text(encoding="utf-8")
-    if not has_events:
-        text = text.replace('id="tab-events"', 'id="tab-events" hidden')
     return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
 
 
@@ -292,7 +290,7 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
     ]
 
 
-def _event_routes(past: Past) -> list[web.RouteDef]:
+def _event_route(past: Past) -> web.RouteDef:
     async def events(request: web.Request) -> web.StreamResponse:
         answer = await past.events(parse_events_query(request.query))
         viewer = viewer_of(request)
@@ -301,6 +299,10 @@ def _event_routes(past: Past) -> list[web.RouteDef]:
             answer = hide_in_events(answer, visible)
         return await _json_response(request, answer)
 
+    return _api_route("/api/v1/events", events)
+
+
+def _summary_route(past: Past) -> web.RouteDef:
     async def summary(request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
         missing = f"there is no record that pod {namespace}/{name} held a GPU"
@@ -309,16 +311,10 @@ def _event_routes(past: Past) -> list[web.RouteDef]:
         answer = await past.summary(namespace, name)
         return await _json_response(request, answer, missing)
 
-    return [
-        _api_route("/api/v1/events", events),
-        _api_route("/api/v1/summary/{namespace}/{pod}", summary),
-    ]
+    return _api_route("/api/v1/summary/{namespace}/{pod}", summary)
 
 
 async def _unknown_path(request: web.Request) -> web.Response:
-    if request.path.startswith(("/api/v1/events", "/api/v1/summary/")):
-        message = (
-            "podgpu records no events and no summaries with --prometheus; use the alerts instead"
-        )
-        return json_error(404, message)
+    if request.path.startswith("/api/v1/summary/"):
+        return json_error(404, "podgpu has no summaries of pods with --prometheus")
     return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")

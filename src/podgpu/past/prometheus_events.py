@@ -1,0 +1,324 @@
+"""Answers `/api/v1/events` with queries to Prometheus or a compatible server.
+
+Prometheus returns only the times when a node, a holder or a condition came or went. So the answer
+is short, also if there are many GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from itertools import pairwise
+from typing import NamedTuple
+
+from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
+from podgpu.fleet.state import ClusterState
+from podgpu.metrics.adapter import (
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    LabelMap,
+    first_label,
+    read_workload,
+)
+from podgpu.metrics.conditions import NODE_GONE, conditions, words_for
+from podgpu.metrics.promql import HELD_NAMES, by, select_gpus, select_held
+from podgpu.model import PodName, Workload
+from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, Span, make_events
+from podgpu.past.schema import CONDITION, FINE, HOLDER, ceil_time
+
+_STEPS = 480
+_STEPS_OF_MANY = 120  # if there are too many GPUs to read all
+_MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap: a scrape may fail
+_GPU_LABELS = (*UUID_LABELS, "GPU_I_ID", "gpu")
+
+
+class _Period(NamedTuple):
+    start: float  # -inf: before the range
+    end: float  # inf: it goes on
+
+
+class _Gpu(NamedTuple):
+    uuid: str
+    instance: str
+    node: str
+    number: int | None  # its index on the node
+
+
+class _Series(NamedTuple):
+    """A series that came or went, with the times."""
+
+    labels: LabelMap
+    came: Sequence[float]
+    went: Sequence[float]
+
+
+async def read_prometheus_events(
+    server: PrometheusServer, query: EventQuery, state: ClusterState
+) -> EventsAnswer:
+    """Raises SourceError. Times are exact to a step, which is 15 s in a range of two hours."""
+    async with aclosing(PrometheusClient(server)) as client:
+        now = await client.query_time() // FINE * FINE
+        end = now if query.end is None else min(now, query.end // FINE * FINE)
+        steps = _STEPS if state.fleet is None else _STEPS_OF_MANY
+        step = ceil_time(query.seconds / steps, FINE)
+        start = end - query.seconds // step * step
+        has_clusters = any(node.reading.cluster for node in state.nodes)
+        reader = _EventReader(client, server, start, end, step, has_clusters)
+        spans = await reader.read_spans(query)
+        return make_events(spans, start, end, start)
+
+
+class _EventReader:
+    def __init__(
+        self,
+        client: PrometheusClient,
+        server: PrometheusServer,
+        start: float,
+        end: float,
+        step: int,
+        has_clusters: bool,
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._start = start
+        self._end = end
+        self._step = step
+        self._has_clusters = has_clusters
+
+    async def read_spans(self, query: EventQuery) -> list[Span]:
+        """Returns the newest spans that began or ended in the range."""
+        uuids: Sequence[str] = ()  # all GPUs
+        if query.selector == "gpu":
+            uuids = [query.value]
+        elif query.selector == "pod":
+            uuids = await self._find_gpus_of_pod(query.value)
+            if not uuids:
+                return []
+
+        match = self._server.match
+        node_labels = (self._server.cluster_label, *self._server.node_labels)
+        gpu_labels = (*node_labels, *_GPU_LABELS)
+        gpus = select_gpus(HELD_NAMES, uuids, match)
+        health = select_gpus(("podgpu_device_health",), uuids, match)
+        own_pods, gaps, nodes, holders, faults = await asyncio.gather(
+            self._read_own_pods(),
+            self._find_gaps(),
+            self._read_changes(f"group {by(*node_labels)} ({gpus})"),
+            self._read_changes(f"group {by(*gpu_labels, *WORKLOAD_LABELS)} ({gpus})"),
+            self._read_changes(f"group {by(*gpu_labels, 'condition')} (({health}) == 1)"),
+        )
+        presence = {}
+        for series in nodes:
+            presence[self._name_node(series.labels)] = _find_periods(series, gaps)
+        outages = {name: _find_outages(periods) for name, periods in presence.items()}
+
+        spans: list[Span] = []
+        accounts: dict[tuple[str, ...], int] = {}
+        gpus_of: dict[str, set[_Gpu]] = defaultdict(set)
+        for series in holders:
+            gpu = self._read_gpu(series.labels)
+            gpus_of[gpu.node].add(gpu)
+            holder = read_workload(series.labels, own_pods)
+            if holder is None:
+                continue
+            account = (holder.namespace, _name_workload(holder))
+            number = accounts.setdefault(account, len(accounts))
+            # A pod that was seen first together with its node may have started earlier.
+            known_from = self._start
+            if gpu.node in presence:
+                known_from = presence[gpu.node][0].start + self._step
+            for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
+                if period.start <= known_from:
+                    period = period._replace(start=-math.inf)
+                spans.append(_holder_span(gpu, period, holder, number))
+
+        for series in faults:
+            gpu = self._read_gpu(series.labels)
+            name = series.labels.get("condition", "")
+            for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
+                spans.append(_condition_span(gpu, period, name))
+        for node, periods in outages.items():
+            for period in periods:
+                for gpu in gpus_of[node]:
+                    if not gpu.instance:
+                        spans.append(_condition_span(gpu, period, NODE_GONE))
+
+        if query.selector == "node":
+            spans = [span for span in spans if span.node == query.value]
+        elif query.selector == "pod":
+            spans = _select_pod(spans, query.value)
+        spans.sort(key=_changed_at, reverse=True)
+        return spans[:MAX_SPANS]
+
+    async def _find_gpus_of_pod(self, pod: str) -> list[str]:
+        namespace, _, name = pod.partition("/")
+        held = f"group {by(*UUID_LABELS)} ({select_held(namespace, name, self._server.match)})"
+        series = await self._client.query_range(held, self._start, self._end, self._step)
+        return sorted({first_label(one.labels, UUID_LABELS) for one in series} - {""})
+
+    async def _read_own_pods(self) -> set[PodName]:
+        """Returns the pods of the exporters. They are no holders."""
+        exporters = f"group by (job, instance) ({select_gpus(HELD_NAMES, (), self._server.match)})"
+        query = f"group by (namespace, pod) (up and on (job, instance) {exporters})"
+        length = round(self._end - self._start)
+        ever = f"max_over_time(({query})[{length}s:{self._step}s])"
+        pods = set()
+        for sample in await self._client.query(ever, self._end):
+            pods.add((sample.labels.get("namespace", ""), sample.labels.get("pod", "")))
+        return pods
+
+    async def _find_gaps(self) -> list[_Period]:
+        """Returns the periods in which Prometheus scraped nothing."""
+        gaps = []
+        for series in await self._read_changes("group(up)"):
+            gaps += _find_outages(_find_periods(series))
+        return gaps
+
+    async def _read_changes(self, query: str) -> list[_Series]:
+        """Returns the series of the query's result that came or went."""
+        # The subquery has one point, because an expression cannot have an offset.
+        before = f"last_over_time(({query})[1s:1s] offset {self._step}s)"
+        came, went = await asyncio.gather(
+            self._read_times(f"({query}) unless ({before})"),
+            self._read_times(f"({before}) unless ({query})"),
+        )
+        series = []
+        for key in came.keys() | went.keys():
+            series.append(_Series(dict(key), came.get(key, ()), went.get(key, ())))
+        return series
+
+    async def _read_times(self, query: str) -> dict[frozenset[tuple[str, str]], list[float]]:
+        """Returns the times of the points of each series, by its labels."""
+        times = {}
+        first = self._start + self._step
+        for labels, points in await self._client.query_range(query, first, self._end, self._step):
+            times[frozenset(labels.items())] = [at for at, _ in points]
+        return times
+
+    def _read_gpu(self, labels: LabelMap) -> _Gpu:
+        index = labels.get("gpu", "")
+        return _Gpu(
+            first_label(labels, UUID_LABELS),
+            labels.get("GPU_I_ID", ""),
+            self._name_node(labels),
+            int(index) if index.isdecimal() else None,
+        )
+
+    def _name_node(self, labels: LabelMap) -> str:
+        name = first_label(labels, self._server.node_labels)
+        cluster = labels.get(self._server.cluster_label, "")
+        return f"{cluster}/{name}" if self._has_clusters and cluster else name
+
+
+def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Period]:
+    """Returns the periods in which the series was present.
+
+    A short gap, and a gap in an `ignored` period, does not end a period.
+    """
+    changes = [(at, True) for at in series.came] + [(at, False) for at in series.went]
+    changes.sort()
+    periods: list[_Period] = []
+    start = -math.inf
+    is_present = not changes[0][1]
+    for at, is_start in changes:
+        if is_start and not is_present:
+            start = at
+            if periods and _is_ignored(_Period(periods[-1].end, at), ignored):
+                start = periods.pop().start
+        elif not is_start and is_present:
+            periods.append(_Period(start, at))
+        is_present = is_start
+
+    if is_present:
+        periods.append(_Period(start, math.inf))
+    elif _is_in_outage(periods[-1].end, ignored):
+        # Its node is gone. It is not known whether the holder or condition ended.
+        periods[-1] = periods[-1]._replace(end=math.inf)
+    return periods
+
+
+def _is_ignored(gap: _Period, ignored: Iterable[_Period]) -> bool:
+    if gap.end - gap.start <= _MAX_GAP_SECONDS:
+        return True
+    return any(other.start <= gap.start and gap.end <= other.end for other in ignored)
+
+
+def _is_in_outage(at: float, ignored: Iterable[_Period]) -> bool:
+    return any(gap.start <= at and gap.end == math.inf for gap in ignored)
+
+
+def _find_outages(periods: Sequence[_Period]) -> list[_Period]:
+    """Returns the gaps between the periods, and that after the last one."""
+    outages = [_Period(first.end, second.start) for first, second in pairwise(periods)]
+    if periods and periods[-1].end < math.inf:
+        outages.append(_Period(periods[-1].end, math.inf))
+    return outages
+
+
+def _name_workload(holder: Workload) -> str:
+    return holder.pod or holder.job or holder.uid or f"container {holder.container_id[:12]}"
+
+
+def _holder_span(gpu: _Gpu, period: _Period, holder: Workload, account: int) -> Span:
+    span = _make_span(gpu, period, HOLDER)
+    return span._replace(
+        name=holder.container,
+        account=account,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        workload=_name_workload(holder),
+    )
+
+
+def _condition_span(gpu: _Gpu, period: _Period, name: str) -> Span:
+    text = words_for(name)[0] if name in conditions() else name
+    return _make_span(gpu, period, CONDITION)._replace(name=name, message=text)
+
+
+def _make_span(gpu: _Gpu, period: _Period, kind: str) -> Span:
+    return Span(
+        started=period.start,
+        ended=None if period.end == math.inf else period.end,
+        kind=kind,
+        name="",
+        message="",
+        uuid=gpu.uuid,
+        instance=gpu.instance,
+        node=gpu.node,
+        gpu_index=gpu.number,
+        account=-1,
+        namespace="",
+        pod="",
+        workload="",
+    )
+
+
+def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:
+    """Returns the spans of a pod, and the conditions of its GPUs while it held them."""
+    own: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind == HOLDER and f"{span.namespace}/{span.pod}" == pod:
+            own[span.uuid].append(span)
+    selected = []
+    for span in spans:
+        if span in own[span.uuid]:
+            selected.append(span)
+        elif span.kind != HOLDER:
+            # Without a change of its holder, the pod held the GPU in the whole range.
+            held = own[span.uuid]
+            if not held or any(_overlap(span, one) for one in held):
+                selected.append(span)
+    return selected
+
+
+def _overlap(span: Span, other: Span) -> bool:
+    is_before = span.ended is not None and span.ended < other.started
+    is_after = other.ended is not None and other.ended < span.started
+    return not is_before and not is_after
+
+
+def _changed_at(span: Span) -> float:
+    return span.started if span.ended is None else max(span.started, span.ended)
