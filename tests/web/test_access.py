@@ -116,6 +116,9 @@ PATHS = (
     "/api/v1/range?range=1h&by=namespace",
     "/api/v1/range?range=1h&by=label:team",
     "/api/v1/waste?range=1h",
+    "/api/v1/costs?by=pod",
+    "/api/v1/costs?by=owner&range=month",
+    "/api/v1/costs?by=label:team&step=hour&range=24h",
     "/api/v1/events?range=24h",
     "/api/v1/summary/ml/train",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.round import PublishedState
 from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import JSON, GpuHistory, PodHistory
@@ -19,6 +20,9 @@ class Past:
     has_summaries = False
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
+        raise NotImplementedError
+
+    async def costs(self, query: CostsQuery) -> CostsAnswer:
         raise NotImplementedError
 
     async def find(self, query: GpuQuery) -> PublishedState:

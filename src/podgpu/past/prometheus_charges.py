@@ -1,4 +1,4 @@
-"""Answers `/api/v1/range` and `/api/v1/waste` with queries to Prometheus or a compatible server.
+"""Answers `/api/v1/range`, `/api/v1/waste` and `/api/v1/costs` by queries to Prometheus.
 
 If podgpu's recording rules cover the range, hours of owners and namespaces are read from the rules.
 Otherwise they are read from the exporters' counters.
@@ -63,7 +63,14 @@ from podgpu.past.bill import (
     name_row,
     sum_usage,
 )
-from podgpu.past.schema import COARSE, FINE, HOUR
+from podgpu.past.costs import (
+    CostsAnswer,
+    CostsQuery,
+    CostStep,
+    first_forecast_day,
+    make_costs,
+)
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
@@ -103,8 +110,7 @@ async def read_bill(
 
     `state`: the current state. Its owners are used if kube-state-metrics does not report a pod.
     """
-    if query.label.startswith("__"):
-        raise UsageError(f"by=label:{query.label[:60]}: pods have no labels of this kind")
+    _check_label(query)
     server = replace(server, timeout=_TIMEOUT)
     async with aclosing(PrometheusClient(server)) as client:
         now = await client.query_time()
@@ -116,6 +122,83 @@ async def read_bill(
         return await reader.read(start, end, step, now // FINE * FINE)
 
 
+async def read_costs(
+    server: PrometheusServer, query: CostsQuery, prices: Prices, state: ClusterState
+) -> CostsAnswer:
+    """Returns the answer to `/api/v1/costs`. Raises SourceError.
+
+    Every query reads all hours or days at once, so their number does not depend on the range.
+    """
+    _check_label(query.range)
+    server = replace(server, timeout=_TIMEOUT)
+    async with aclosing(_SteppedClient(server)) as client:
+        now = await client.query_time() // FINE * FINE
+        windows = query.windows(now)
+        reader = _RangeReader(client, server, query.range, prices, state)
+        steps = await reader.read_steps(client, query.first_step(now), windows.end, query.step, now)
+        rule = reader.rule
+        days: Sequence[CostStep] = []
+        if query.has_forecast:
+            days = steps
+        if query.has_forecast and query.step != DAY:
+            first = first_forecast_day(now)
+            days = await reader.read_steps(client, first, ceil_time(now, DAY), DAY, now)
+
+    answer = make_costs(query, now, prices.at(now), steps, days)
+    answer.simulated = state.simulated
+    answer.source = rule or "counters"
+    reader.notes.extend(describe_unpriced(state.nodes, prices))
+    answer.notes[:0] = dict.fromkeys(reader.notes + client.notes)
+    recorded = [step.start for step in steps if step.charges and step.start >= windows.start]
+    if not recorded or recorded[0] > windows.start:
+        answer.recorded_from = recorded[0] if recorded else now
+    return answer
+
+
+def _check_label(query: RangeQuery) -> None:
+    if query.label.startswith("__"):
+        raise UsageError(f"by=label:{query.label[:60]}: pods have no labels of this kind")
+
+
+class _SteppedClient(PrometheusClient):
+    """Reads each query for all steps at once, when it is first asked for the end of a step."""
+
+    def __init__(self, server: PrometheusServer) -> None:
+        super().__init__(server)
+        self.ends = range(0)
+        self._answers: dict[str, dict[int, list[ParsedSample]]] = {}
+        self._failed: dict[str, SourceError] = {}
+
+    def set_ends(self, ends: range) -> None:
+        """`ends`: Unix times. A query of another time is sent as it is."""
+        self.ends = ends
+        self._answers = {}
+        self._failed = {}
+
+    async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
+        if at is None or at not in self.ends:
+            return await super().query(query, at)
+        if query in self._failed:
+            raise self._failed[query]
+        if query not in self._answers:
+            try:
+                self._answers[query] = await self._query_steps(query)
+            except SourceError as error:
+                self._failed[query] = error
+                raise
+        return self._answers[query].get(round(at), [])
+
+    async def _query_steps(self, query: str) -> dict[int, list[ParsedSample]]:
+        ends = self.ends
+        answers: dict[int, list[ParsedSample]] = defaultdict(list)
+        for labels, points in await self.query_range(query, ends[0], ends[-1], ends.step):
+            own = dict(labels)
+            name = own.pop("__name__", "")
+            for time, value in points:
+                answers[round(time)].append(ParsedSample(name, own, value))
+        return answers
+
+
 @dataclass
 class _RangeReader:
     client: PrometheusClient
@@ -125,6 +208,7 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
+    owners: Mapping[tuple[str, PodName], WorkloadOwner] | None = None  # None: read when needed
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query.
@@ -134,11 +218,7 @@ class _RangeReader:
         self.rule = await self._find_rule(start, end)
         usage: list[Charge] = []
         for first, last, prices in self.prices.periods(start, end):
-            if self.rule:
-                function = f"sum_over_time({{}}[{round((last - first) * 1000) - 1}ms])"
-                vectors = await self._read_rule(self.rule, function, last)
-            else:
-                vectors = await self._read_counters(first, last, step)
+            vectors = await self._read_vectors(first, last, step)
             usage += await self._make_usage(vectors, first, last, prices)
 
         await self._describe_gaps(usage, start, step)
@@ -148,6 +228,54 @@ class _RangeReader:
         answer.source = self.rule or "counters"
         answer.notes[:0] = dict.fromkeys(self.notes + self.client.notes)
         return answer
+
+    async def read_steps(
+        self, client: _SteppedClient, start: int, end: int, step: int, now: float
+    ) -> list[CostStep]:
+        """Returns the charges of each step between these times, and until `now`."""
+        last = min(end, now)
+        self.rule = await self._find_rule(start, last)
+        client.set_ends(range(start + step, floor_time(last, step) + 1, step))
+        resolution = FINE * max(1, math.ceil(step / FINE / _MAX_STEPS))
+        read = []
+        keys: dict[_HolderKey, None] = {}
+        for first in range(start, end, step):
+            for since, until, prices in self.prices.periods(first, min(first + step, last)):
+                vectors = await self._read_vectors(since, until, resolution)
+                read.append((first, since, until, prices, vectors))
+                for sample in vectors.get("allocated", ()):
+                    key = self._read_key(sample.labels)
+                    if key is not None:
+                        keys[key] = None
+
+        # The names of pods are in the query, so it is one for all steps.
+        self.owners = await self._read_owners(keys, f"{round(last - start)}s", last)
+        steps: dict[int, list[Charge]] = {}
+        for first, since, until, prices, vectors in read:
+            usage = await self._make_usage(vectors, since, until, prices)
+            steps.setdefault(first, []).extend(usage)
+        self.owners = None
+
+        complete = await self._find_complete(step, client.ends)
+        return [CostStep(first, usage, first in complete) for first, usage in steps.items()]
+
+    async def _find_complete(self, step: int, ends: range) -> set[int]:
+        """Returns the starts of the steps in which no hour (of a day) or 5 minutes are missing."""
+        part = HOUR if step == DAY else COARSE
+        gpus = f"group({select(_GPU_NAMES, self.server.match)})"
+        query = f"count_over_time(({gpus})[{step * 1000 - 1}ms:{part}s])"
+        complete = set()
+        for at in ends:
+            counts = await self._ask("complete days", query, at)
+            if counts and counts[0].value >= step / part:
+                complete.add(at - step)
+        return complete
+
+    async def _read_vectors(self, start: float, end: float, step: int) -> Vectors:
+        if not self.rule:
+            return await self._read_counters(start, end, step)
+        function = f"sum_over_time({{}}[{round((end - start) * 1000) - 1}ms])"
+        return await self._read_rule(self.rule, function, end)
 
     async def _describe_gaps(self, usage: Sequence[Charge], start: float, step: int) -> None:
         """Adds notes about what the answer does not include."""
@@ -307,8 +435,10 @@ class _RangeReader:
 
     async def _read_owners(
         self, keys: Iterable[_HolderKey], window: str, end: float
-    ) -> dict[tuple[str, PodName], WorkloadOwner]:
+    ) -> Mapping[tuple[str, PodName], WorkloadOwner]:
         """Returns the owners of pods by cluster and pod, if the query needs them."""
+        if self.owners is not None:
+            return self.owners
         if self.query.by not in ("pod", "owner"):
             return {}
         owners: dict[tuple[str, PodName], WorkloadOwner] = {}

@@ -34,9 +34,10 @@ from podgpu.model import (
     parts_of,
 )
 from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.interface import Past
-from podgpu.past.prometheus_charges import read_bill
+from podgpu.past.prometheus_charges import read_bill, read_costs
 from podgpu.past.prometheus_events import read_prometheus_events
 from podgpu.past.schema import COARSE, FINE, ceil_time
 from podgpu.past.sqlite import (
@@ -139,6 +140,10 @@ class PrometheusPast(Past):
     async def range(self, query: RangeQuery) -> RangeAnswer:
         state = self._cluster.published.state
         return await read_bill(self._server, query, self._prices()[0], state)
+
+    async def costs(self, query: CostsQuery) -> CostsAnswer:
+        state = self._cluster.published.state
+        return await read_costs(self._server, query, self._prices()[0], state)
 
     async def find(self, query: GpuQuery) -> PublishedState:
         return await self._select(query)

@@ -25,6 +25,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
 from podgpu.past.bill import RangeAnswer, RangeQuery, account_of, read_range_answer
+from podgpu.past.costs import CostsAnswer, CostsQuery, read_costs_answer
 from podgpu.past.events import EventQuery, EventsAnswer, read_events
 from podgpu.past.interface import Past
 from podgpu.past.job import JobSummary, read_summary
@@ -249,6 +250,13 @@ class SqlitePast(Past):
     async def range(self, query: RangeQuery) -> RangeAnswer:
         answer = await self._recorder.ask(
             lambda db, now: read_range_answer(db, query, now, self._read_state())
+        )
+        answer.in_memory = self._recorder.is_in_memory
+        return answer
+
+    async def costs(self, query: CostsQuery) -> CostsAnswer:
+        answer = await self._recorder.ask(
+            lambda db, now: read_costs_answer(db, query, now, self._read_state())
         )
         answer.in_memory = self._recorder.is_in_memory
         return answer

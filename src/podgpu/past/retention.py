@@ -101,7 +101,7 @@ class Deletion:
         most = seconds // resolution
         sql = _OLDEST_KEPT.format(table=times)
         since = self._fetch_value(sql, resolution, round(now), most - 1)
-        oldest = self._fetch_oldest(times, resolution)
+        oldest = self._fetch_oldest("usage" if table == "usage" else times, resolution)
         if since is None or oldest is None or oldest >= since:
             return False
         self._delete_rows(times, table, resolution, min(since, oldest + DAY))
@@ -112,15 +112,21 @@ class Deletion:
             # The rows of an hour, or of a day, are deleted together.
             since = floor_time(since, _COARSER.get(resolution, resolution))
             self._db.execute(_KEEP_SINCE, (resolution, since))
-        for name in (table, times):
+        deleted = [(table, resolution), (times, resolution)]
+        # Times of hours are kept as long as their days: they say which days are complete.
+        if (table, resolution) == ("usage", HOUR):
+            deleted = [(table, HOUR)]
+        elif (table, resolution) == ("usage", DAY):
+            deleted.append((times, HOUR))
+        for name, of in deleted:
             sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
-            self._db.execute(sql, (resolution, since))
+            self._db.execute(sql, (of, since))
 
     def _delete_oldest(
         self, times: str, table: str, resolution: int, length: int, max_bytes: int
     ) -> None:
         while self._exceeds(max_bytes):
-            oldest = self._fetch_oldest(times, resolution)
+            oldest = self._fetch_oldest("usage" if table == "usage" else times, resolution)
             if oldest is None:
                 return
             self._delete_rows(times, table, resolution, oldest + length)

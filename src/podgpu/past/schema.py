@@ -41,7 +41,7 @@ CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour o
     {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in AMOUNT_COLUMNS)},
     PRIMARY KEY (resolution, time, account, currency)
 ) WITHOUT ROWID;
-CREATE TABLE period (            -- times for which `usage` has rows
+CREATE TABLE period (            -- times for which `usage` has rows, or had rows of hours
     resolution INTEGER, time INTEGER,
     PRIMARY KEY (resolution, time)
 ) WITHOUT ROWID;

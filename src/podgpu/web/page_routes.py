@@ -24,6 +24,7 @@ from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
 from podgpu.past.bill import Order, parse_range_query
+from podgpu.past.costs import parse_costs_query, widest_range
 from podgpu.past.events import parse_events_query
 from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
@@ -284,7 +285,19 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
 
         return handle
 
+    async def costs(request: web.Request) -> web.StreamResponse:
+        parse_time(request.query, "from", time.time())
+        query = parse_costs_query(request.query)
+        viewer = viewer_of(request)
+        if not await viewer.sees_all():
+            by_namespace = await past.range(widest_range(query, time.time()))
+            _check_clusters(row.cluster for row in by_namespace.rows)
+            visible = await viewer.visible(row.namespace for row in by_namespace.rows)
+            query = query._replace(range=query.range._replace(visible=visible))
+        return await _json_response(request, await past.costs(query))
+
     return [
+        _api_route("/api/v1/costs", costs),
         _api_route("/api/v1/range", ordered_by("cost", "podgpu-cost")),
         _api_route("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
     ]

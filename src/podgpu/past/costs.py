@@ -1,0 +1,464 @@
+"""Computes cost over time: sums per hour or UTC day, the period before, and a forecast.
+
+Charges and sums are those of `/api/v1/range` (`past/bill.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from math import fsum
+from sqlite3 import Connection
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from podgpu.charge import Amounts, Charge, UsageAccount
+from podgpu.errors import UsageError, utc_text
+from podgpu.fleet.prices import Prices
+from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.model import group_by_key
+from podgpu.past.bill import (
+    RangeFigures,
+    RangeQuery,
+    RangeRow,
+    RowName,
+    add_up,
+    describe_row,
+    make_range,
+    name_row,
+    parse_range_query,
+    read_usage_start,
+)
+from podgpu.past.schema import (
+    AMOUNT_COLUMNS,
+    COARSE,
+    DAY,
+    HOUR,
+    OPEN,
+    SUMS,
+    UNSETTLED,
+    ceil_time,
+    floor_time,
+)
+
+MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
+MOST_ROWS = 8  # a stacked chart with more colours is not readable
+MONTH = "month"
+_STEPS = {"hour": HOUR, "day": DAY}
+_MEAN_DAYS = 7  # a week, so that weekends count
+_DIGITS = 4
+_HOURS_OF_DAY = 24
+_OTHERS: RowName = (("others", True),)
+
+
+class CostsQuery(NamedTuple):
+    range: RangeQuery
+    step: int = DAY
+    is_month: bool = False  # the current month (UTC)
+    most_rows: int | None = MOST_ROWS  # the others become one row. None: all
+
+    @property
+    def has_forecast(self) -> bool:
+        return self.range.end is None
+
+    def first_step(self, now: float) -> int:
+        """Returns the start of the oldest step that an answer needs."""
+        previous = self.windows(now).previous_start
+        if self.has_forecast and self.step == DAY:
+            return min(previous, first_forecast_day(now))
+        return previous
+
+    def windows(self, now: float) -> CostsWindows:
+        start, end = self.range.bounds(now)
+        last = ceil_time(end, self.step)
+        if self.is_month:
+            first, previous = month_start(now), month_start(now, -1)
+        elif self.range.start is None:
+            first = last - max(1, ceil_time(end - start, self.step) // self.step) * self.step
+            previous = first - (last - first)
+        else:
+            first = floor_time(start, self.step)
+            previous = first - (last - first)
+
+        steps = (last - first) // self.step
+        if steps > MAX_STEPS:
+            advice = "give a shorter range"
+            if self.step == HOUR:
+                advice += ", or step=day"
+            raise UsageError(f"the range has {steps:,} steps, but at most {MAX_STEPS}: {advice}")
+        return CostsWindows(first, last, previous, min(end, now))
+
+
+class CostsWindows(NamedTuple):
+    """Unix times of whole steps."""
+
+    start: int
+    end: int
+    previous_start: int  # as many steps before, or the month before
+    now: float  # end of the records, at most `end`
+
+
+def month_start(now: float, months: int = 0) -> int:
+    """Returns the start of a month (UTC), as Unix time. `months`: 1 is the month after `now`."""
+    at = datetime.fromtimestamp(now, UTC)
+    number = at.year * 12 + at.month - 1 + months
+    return int(datetime(number // 12, number % 12 + 1, 1, tzinfo=UTC).timestamp())
+
+
+class CostStep(NamedTuple):
+    """The charges of an hour or UTC day. Without charges, there is no record of it."""
+
+    start: int
+    charges: Sequence[Charge]
+    # The step is over, and no hour of a day is without a record. Only such days are compared, and
+    # count for a forecast.
+    is_complete: bool
+
+
+class StepFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One value per step. None if there is no record of the step, or if the value is unknown."""
+
+    cost: list[float | None] = []
+    gpu_hours: list[float | None] = []
+    mean_use: list[float | None] = []
+
+
+class CostsTotals(RangeFigures, kw_only=True):
+    steps: StepFigures = msgspec.field(default_factory=StepFigures)
+
+
+class CostsRow(RangeRow, kw_only=True):
+    others: bool = False  # the sum of rows with a lower cost
+    forecast: float | None = None  # cost of the current month
+    steps: StepFigures = msgspec.field(default_factory=StepFigures)
+
+
+Steps = Sequence[CostStep | None]
+"""None if there is no record of a step. A row may have no charges in a recorded step."""
+Row = TypeVar("Row", CostsTotals, CostsRow)
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """Compares the steps that are complete in this period and in the period before."""
+
+    steps: int
+    cost: float
+    previous_cost: float
+
+
+class PreviousPeriod(msgspec.Struct, omit_defaults=True, kw_only=True):
+    from_: float = msgspec.field(name="from")
+    to: float
+    totals: CostsTotals
+    compared: Comparison | None = None
+
+
+class Forecast(msgspec.Struct, kw_only=True):
+    """Cost of the current month: the cost so far, and a mean day for each day that is left."""
+
+    from_: float = msgspec.field(name="from")  # start and end of the month
+    to: float
+    cost: float
+    cost_so_far: float
+    cost_per_day: float  # mean of the complete ones of the last seven days
+    days: int  # number of these days
+
+
+class CostsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    step_seconds: int
+    by: str
+    currency: str = ""
+    prices: str = ""
+    source: str = ""  # with Prometheus: name of the recording rule, or `counters`
+    simulated: bool = False
+    in_memory: bool = False  # a restart of podgpu loses the history
+    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
+    notes: list[str] = []
+    complete: list[bool]  # by step
+    totals: CostsTotals
+    rows: list[CostsRow]
+    previous: PreviousPeriod
+    forecast: Forecast | None = None  # None without a complete day, or for a past period
+
+
+def parse_costs_query(query: Mapping[str, str]) -> CostsQuery:
+    step = query.get("step", "day")
+    if step not in _STEPS:
+        raise UsageError(f"step={step[:60]!r}: use hour or day")
+    is_month = query.get("range") == MONTH
+    if is_month and ("from" in query or "to" in query):
+        raise UsageError("range=month: from and to cannot be combined with it")
+    given = {"by": "namespace", "range": "30d", **query}
+    given.pop("format", "")
+    if is_month:
+        del given["range"]
+    return CostsQuery(parse_range_query(given), _STEPS[step], is_month)
+
+
+def widest_range(query: CostsQuery, now: float) -> RangeQuery:
+    """Returns the range of all that an answer may name."""
+    first = min(query.windows(now).previous_start, first_forecast_day(now))
+    seconds = round(now) - first + DAY  # the clock of the books may differ from the machine's
+    return query.range._replace(by="namespace", seconds=seconds, start=None, end=None)
+
+
+def first_forecast_day(now: float) -> int:
+    """Returns the start of the oldest day that a forecast needs."""
+    return min(month_start(now), floor_time(now, DAY) - _MEAN_DAYS * DAY)
+
+
+def make_costs(
+    query: CostsQuery,
+    now: float,
+    prices: Prices,
+    steps: Sequence[CostStep],
+    days: Sequence[CostStep] = (),
+) -> CostsAnswer:
+    """`steps`: of the period and the one before. `days`: those that a forecast needs."""
+    windows = query.windows(now)
+    currency = prices.currency
+    recorded = {step.start: step for step in steps if step.charges}
+    times = range(windows.start, windows.end, query.step)
+    own = [recorded.get(time) for time in times]
+    before = []
+    for time in times:
+        earlier = time - windows.start + windows.previous_start
+        before.append(recorded.get(earlier) if earlier < windows.start else None)
+
+    charges = [charge for step in own if step for charge in step.charges]
+    bill = make_range(query.range, (windows.start, windows.now), charges, prices, {})
+    return CostsAnswer(
+        from_=windows.start,
+        to=windows.now,
+        step_seconds=query.step,
+        by=query.range.by,
+        currency=currency,
+        prices=prices.source,
+        notes=bill.notes,
+        complete=[step is not None and step.is_complete for step in own],
+        totals=_add_up_steps(CostsTotals(), own, currency),
+        rows=_make_rows(query, own, days, windows.now, currency),
+        previous=PreviousPeriod(
+            from_=windows.previous_start,
+            to=min(windows.start, windows.previous_start + windows.end - windows.start),
+            totals=_add_up_steps(CostsTotals(), before, currency),
+            compared=_compare(own, before, currency),
+        ),
+        forecast=_forecast(days, windows.now, currency),
+    )
+
+
+def _make_rows(
+    query: CostsQuery, steps: Steps, days: Sequence[CostStep], now: float, currency: str
+) -> list[CostsRow]:
+    charges = [charge for step in steps if step for charge in step.charges]
+    names = _choose_names(charges, query, currency)
+    own = _split(steps, names, query.range)
+    own_days = _split(days, names, query.range)
+    rows = []
+    for name in dict.fromkeys(names.values()):
+        row = _add_up_steps(CostsRow(**dict(name)), own[name], currency)
+        forecast = _forecast([day for day in own_days[name] if day], now, currency)
+        row.forecast = forecast.cost if forecast else None
+        rows.append(row)
+    return sorted(rows, key=_row_order)
+
+
+def _row_order(row: CostsRow) -> tuple[Any, ...]:
+    return row.unallocated, row.others, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)
+
+
+def _choose_names(
+    charges: Iterable[Charge], query: CostsQuery, currency: str
+) -> dict[RowName, RowName]:
+    """Maps the name of each charge to that of its row. Those of a low cost share one row."""
+    groups = group_by_key((name_row(charge, query.range), charge) for charge in charges)
+    candidates = []
+    names: dict[RowName, RowName] = {}
+    for name, group in groups.items():
+        row = CostsRow(**dict(name))
+        if row.unallocated or row.hidden:
+            names[name] = name
+            continue
+        add_up(row, group, currency)
+        candidates.append((_row_order(row), name))
+
+    candidates.sort(key=lambda candidate: candidate[0])
+    most = len(candidates) if query.most_rows is None else query.most_rows
+    for place, (_, name) in enumerate(candidates):
+        names[name] = name if place < most else _OTHERS
+    return names
+
+
+def _split(
+    steps: Steps, names: Mapping[RowName, RowName], query: RangeQuery
+) -> dict[RowName, list[CostStep | None]]:
+    """Returns the steps with the charges of each row. A recorded step may have none of them."""
+    rows: dict[RowName, list[CostStep | None]] = {name: [] for name in names.values()}
+    for step in steps:
+        if step is None:
+            for own in rows.values():
+                own.append(None)
+            continue
+        charges = group_by_key(
+            (names.get(name_row(one, query), _OTHERS), one) for one in step.charges
+        )
+        for name, own in rows.items():
+            own.append(step._replace(charges=charges.get(name, [])))
+    return rows
+
+
+def _add_up_steps(row: Row, steps: Steps, currency: str) -> Row:
+    """Sets the sums of all steps and of each step."""
+    add_up(row, [charge for step in steps if step for charge in step.charges], currency)
+    figures = StepFigures(cost=[], gpu_hours=[], mean_use=[])
+    for step in steps:
+        if step is None:
+            for values in (figures.cost, figures.gpu_hours, figures.mean_use):
+                values.append(None)
+            continue
+        sums = RangeFigures()
+        add_up(sums, step.charges, currency)
+        figures.cost.append(_cost_of(step.charges, currency))
+        figures.gpu_hours.append(sums.gpu_hours)
+        figures.mean_use.append(sums.mean_use)
+    row.steps = figures
+    return row
+
+
+def _cost_of(charges: Sequence[Charge], currency: str) -> float | None:
+    """Returns None if there are no prices, or if nothing of the usage has one."""
+    sums = RangeFigures()
+    add_up(sums, charges, currency)
+    if currency and not charges:
+        return 0.0
+    return sums.cost
+
+
+def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:
+    costs = []
+    for step, earlier in zip(own, before, strict=True):
+        if step is None or earlier is None or not (step.is_complete and earlier.is_complete):
+            continue
+        cost = _cost_of(step.charges, currency)
+        earlier_cost = _cost_of(earlier.charges, currency)
+        if cost is not None and earlier_cost is not None:
+            costs.append((cost, earlier_cost))
+    if not costs:
+        return None
+    now, then = (round(fsum(part), _DIGITS) for part in zip(*costs, strict=True))
+    return Comparison(steps=len(costs), cost=now, previous_cost=then)
+
+
+def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast | None:
+    """Forecasts the month's cost. Returns None if there is no complete day, or no price."""
+    start, end = month_start(now), month_start(now, 1)
+    first = floor_time(now, DAY) - _MEAN_DAYS * DAY
+    means = []
+    so_far: list[Charge] = []
+    for day in days:
+        if day.start >= start:
+            so_far += day.charges
+        if day.is_complete and day.start >= first:
+            means.append(_cost_of(day.charges, currency))
+    known = [cost for cost in means if cost is not None]
+    spent = _cost_of(so_far, currency)
+    if not known or spent is None:
+        return None
+    per_day = fmean(known)
+    cost = spent + per_day * (end - now) / DAY
+    return Forecast(
+        from_=start,
+        to=end,
+        cost=round(cost, _DIGITS),
+        cost_so_far=spent,
+        cost_per_day=round(per_day, _DIGITS),
+        days=len(known),
+    )
+
+
+# The history in SQLite
+
+_FIELDS = tuple(UsageAccount._fields)
+# The row of an account depends only on these fields, so that accounts are added up by the database.
+_NAMED_BY = {
+    "namespace": ("namespace <> ''", {"namespace"}),
+    "owner": ("owner_name <> ''", {"namespace", "owner_kind", "owner_name"}),
+    "label": ("namespace <> ''", {"namespace", "labels"}),
+}
+_FULL_DAYS = f"""
+SELECT hour / {DAY} * {DAY} AS day FROM (
+    SELECT time AS hour FROM period WHERE resolution = {HOUR} UNION
+    SELECT time / {HOUR} * {HOUR} FROM usage WHERE resolution IN ({OPEN}, {UNSETTLED}))
+GROUP BY day HAVING count(*) = {_HOURS_OF_DAY}"""
+
+
+def read_costs_answer(
+    db: Connection, query: CostsQuery, now: float, state: ClusterState
+) -> CostsAnswer:
+    windows = query.windows(now)
+    steps = _read_steps(db, query.range, query.step, query.first_step(now), windows.end, now)
+    days: list[CostStep] = []
+    if query.has_forecast:
+        days = steps
+    if query.has_forecast and query.step != DAY:
+        days = _read_steps(db, query.range, DAY, first_forecast_day(now), ceil_time(now, DAY), now)
+
+    answer = make_costs(query, now, state.prices, steps, days)
+    answer.simulated = state.simulated
+    answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
+    since = read_usage_start(db)
+    if since is None or windows.start + COARSE < since:
+        answer.recorded_from = now if since is None else float(since)
+        answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
+    [kept] = db.execute("SELECT max(since) FROM kept WHERE resolution = ?", (HOUR,)).fetchone()
+    if query.step == HOUR and kept is not None and windows.start < kept:
+        answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
+    return answer
+
+
+def _read_steps(
+    db: Connection, query: RangeQuery, step: int, start: int, end: int, now: float
+) -> list[CostStep]:
+    sql = _make_sql(query)
+    windows = []
+    for resolution in (step, OPEN, UNSETTLED):
+        windows += [step, step, resolution, start, end]
+    charges: dict[int, list[Charge]] = {}
+    for time, *row in db.execute(sql, windows):
+        account = UsageAccount(*row[: len(_FIELDS)])
+        currency, *amounts = row[len(_FIELDS) :]
+        charge = Charge(account, amounts=Amounts(*amounts), currency=currency)
+        charges.setdefault(time, []).append(charge)
+
+    full_days = {day for (day,) in db.execute(_FULL_DAYS)}
+    steps = []
+    for time, own in sorted(charges.items()):
+        is_over = time + step <= now
+        is_full = step == HOUR or time in full_days
+        steps.append(CostStep(time, own, is_over and is_full))
+    return steps
+
+
+def _make_sql(query: RangeQuery) -> str:
+    """Adds up accounts that have the same row. Their other fields are empty."""
+    kind = "label" if query.label else query.by
+    condition, kept = _NAMED_BY.get(kind, ("FALSE", set()))
+    fields = []
+    for name in _FIELDS:
+        is_kept = name in kept
+        fields.append(name if is_kept else f"iif({condition}, '', {name}) AS {name}")
+    rows = f"""
+        SELECT time / ? * ? AS start, account, currency, {SUMS} FROM usage
+        WHERE resolution = ? AND time >= ? AND time < ? GROUP BY start, account, currency"""
+    names = f"start, {', '.join(map(str, range(2, len(_FIELDS) + 2)))}, currency"
+    sums = ", ".join(f"sum(used.{name})" for name in AMOUNT_COLUMNS)
+    return f"""
+        SELECT start, {", ".join(fields)}, currency, {sums}
+        FROM ({" UNION ALL ".join([rows] * 3)}) AS used JOIN account ON account.id = used.account
+        GROUP BY {names} ORDER BY {names}"""

@@ -1,0 +1,249 @@
+"""Cost over time, in SQLite and from a real Prometheus: equal to the range, gaps, forecast."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from podgpu.errors import UsageError
+from podgpu.fleet.prices import NO_PRICES, Price, Prices
+from podgpu.fleet.read.prometheus import PrometheusServer
+from podgpu.past.bill import RangeQuery, describe_row
+from podgpu.past.costs import CostsAnswer, CostsQuery, CostsRow, month_start, parse_costs_query
+from tests.fleet.prometheus_double import running_double
+from tests.fleet.states import WALL, gpu, holder, prometheus_past, state_of
+from tests.fleet.test_prometheus_live import Serving
+from tests.fleet.test_prometheus_ranges import END, both_servers, points
+from tests.fleet.test_prometheus_ranges import PRICES as PROMETHEUS_PRICES
+from tests.fleet.test_ranges import PRICES, Cluster
+
+HOUR, DAY = 3600, 86_400
+LABELS = {"ml/a": {"team": "nlp"}, "ml/b": {"team": "vision"}}
+
+
+class Days(Cluster):
+    """Two GPUs at 10 EUR an hour, the first allocated to a pod. Rounds are 15 minutes apart."""
+
+    def __init__(self, **more: Any) -> None:
+        midnight = -WALL % DAY
+        super().__init__(at=midnight - 899, longest_gap=2000.0, **more)
+        self.midnight = WALL + midnight
+
+    def run(self, hours: float, pod: str = "a", namespace: str = "ml") -> None:
+        for _ in range(round(hours * 4)):
+            one = gpu(0, holder(pod, namespace))
+            self.round(one, gpu(1), seconds=900.0, pod_labels=LABELS)
+
+    def costs(self, **query: str) -> CostsAnswer:
+        return asyncio.run(self.past.costs(parse_costs_query(query)))
+
+
+def rows_of(answer: CostsAnswer) -> dict[str, CostsRow]:
+    return {("others" if row.others else describe_row(row)): row for row in answer.rows}
+
+
+@pytest.fixture(scope="module")
+def days() -> Days:
+    """A complete day, one without a record, a complete one, and half of today."""
+    days = Days()
+    days.run(24)
+    days.at += DAY
+    days.run(24)
+    days.run(12, "b")
+    return days
+
+
+def test_a_day_is_a_sum_and_a_day_without_a_record_is_a_gap(days: Days) -> None:
+    answer = days.costs(range="5d")
+    assert (answer.from_, answer.step_seconds) == (days.midnight - DAY, DAY)
+    assert answer.to == days.midnight + 3.5 * DAY - 899
+    assert answer.totals.steps.cost == [None, 475.0, None, 475.0, 240.0]
+    assert answer.totals.steps.gpu_hours == [None, 47.5, None, 47.5, 24.0]
+    assert answer.complete == [False, True, False, True, False]
+    assert answer.recorded_from is not None
+    rows = rows_of(answer)
+    assert list(rows) == ["ml", "unallocated"]
+    assert rows["ml"].steps.cost == [None, 237.5, None, 237.5, 117.5]
+    assert rows["ml"].cost == 592.5
+    assert rows["unallocated"].cost == 597.5
+    assert answer.totals.cost == days.range(seconds=5 * DAY).totals.cost == 1190.0
+
+
+def test_a_row_without_usage_in_a_recorded_day_is_zero(days: Days) -> None:
+    rows = rows_of(days.costs(range="5d", by="label:team"))
+    assert list(rows) == ["nlp", "vision", "unallocated"]
+    assert rows["vision"].steps.cost == [None, 0.0, None, 0.0, 117.5]
+    assert rows["nlp"].steps.gpu_hours == [None, 23.75, None, 23.75, 0.0]
+
+
+@pytest.mark.parametrize("by", ["pod", "owner", "namespace", "label:team"])
+def test_rows_are_those_of_the_range(days: Days, by: str) -> None:
+    rows = rows_of(days.costs(range="4d", by=by))
+    same = {describe_row(row): row for row in days.range(by, seconds=4 * DAY).rows}
+    assert rows.keys() == same.keys()
+    for name, row in rows.items():
+        assert (row.cost, row.gpu_hours) == (same[name].cost, same[name].gpu_hours)
+        assert sum(cost or 0 for cost in row.steps.cost) == row.cost
+
+
+def test_hours_are_steps_of_their_own(days: Days) -> None:
+    answer = days.costs(range="14h", step="hour")
+    assert answer.step_seconds == HOUR
+    assert answer.totals.steps.cost == [20.0] * 14
+    assert answer.complete == [True] * 13 + [False]
+    assert rows_of(answer)["ml"].steps.cost == [10.0] * 2 + [7.5] + [10.0] * 11
+
+
+def test_the_forecast_is_the_cost_so_far_and_a_mean_day_for_each_day_left(days: Days) -> None:
+    answer = days.costs(range="1d")
+    forecast = answer.forecast
+    assert forecast is not None
+    left = (forecast.to - answer.to) / DAY
+    assert (forecast.to - forecast.from_) == 30 * DAY
+    assert 12.5 < left < 12.52
+    assert (forecast.days, forecast.cost_per_day, forecast.cost_so_far) == (2, 475.0, 1190.0)
+    assert forecast.cost == pytest.approx(1190.0 + left * 475.0)
+    ml = rows_of(answer)["ml"]
+    assert ml.forecast == pytest.approx(592.5 + left * 237.5)
+    assert days.costs(range="1d", step="hour").forecast == forecast
+    past = days.costs(**{"from": str(days.midnight), "to": str(days.midnight + DAY)})
+    assert past.forecast is None
+
+
+def test_less_than_a_day_makes_no_forecast() -> None:
+    days = Days()
+    days.run(23)
+    answer = days.costs()
+    assert answer.totals.cost == 455.0
+    assert answer.forecast is None
+    assert answer.rows[0].forecast is None
+
+
+def test_a_forecast_uses_the_last_seven_days_only() -> None:
+    days = Days(prices=Prices("EUR", {"*": Price(1000.0)}))
+    days.run(24)
+    days.prices = PRICES
+    days.run(7 * 24 + 2)
+    forecast = days.costs(range="1d").forecast
+    assert forecast is not None
+    assert forecast.days == 7
+    assert 470 < forecast.cost_per_day < 490
+
+
+def test_only_complete_days_are_compared_with_the_period_before(days: Days) -> None:
+    answer = days.costs(range="2d")
+    previous = answer.previous
+    assert (previous.from_, previous.to) == (days.midnight, days.midnight + 2 * DAY)
+    assert previous.totals.steps.cost == [475.0, None]
+    assert previous.compared is not None
+    compared = previous.compared
+    assert (compared.steps, compared.cost, compared.previous_cost) == (1, 475.0, 475.0)
+
+
+def test_a_month_is_compared_with_the_month_before(days: Days) -> None:
+    answer = days.costs(range="month")
+    assert (answer.from_, answer.previous.from_) == (month_start(WALL), month_start(WALL, -1))
+    assert len(answer.totals.steps.cost) == len(answer.previous.totals.steps.cost) == 18
+    assert month_start(WALL) - month_start(WALL, -1) == 31 * DAY
+    assert answer.previous.to == answer.previous.from_ + 18 * DAY
+
+
+def test_rows_of_a_low_cost_become_one() -> None:
+    days = Days()
+    for number in range(12):
+        days.run(1 if number < 10 else 2, f"pod-{number:02}", f"team-{number:02}")
+    rows = rows_of(days.costs(range="1d"))
+    names = [f"team-{number:02}" for number in (10, 11, *range(6))]
+    assert list(rows) == [*names, "others", "unallocated"]
+    assert rows["others"].gpu_hours == 3.0
+    assert rows["others"].steps.cost == [30.0]
+
+
+def test_hidden_namespaces_are_one_row() -> None:
+    days = Days()
+    days.run(1)
+    days.run(1, "secret", "secret")
+    for by in ("pod", "owner", "namespace", "label:team"):
+        query = parse_costs_query({"range": "1d", "by": by})
+        query = query._replace(range=query.range._replace(visible=frozenset({"ml"})))
+        answer = asyncio.run(days.past.costs(query))
+        hidden = rows_of(answer)["other namespaces"]
+        assert (hidden.gpu_hours, hidden.steps.cost) == (0.75, [7.5])
+        assert b"secret" not in msgspec.json.encode(answer)
+
+
+def test_without_prices_there_are_hours() -> None:
+    days = Days(prices=NO_PRICES)
+    days.run(24)
+    answer = days.costs(range="1d")
+    assert answer.totals.steps.gpu_hours == [47.5]
+    assert answer.totals.steps.cost == [None]
+    assert answer.forecast is None
+    assert "there are no prices" in answer.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"step": "week"}, "step='week': use hour or day"),
+        ({"range": "90d", "step": "hour"}, "at most 400: give a shorter range, or step=day"),
+        ({"range": "500d"}, "at most 400: give a shorter range"),
+        ({"range": "month", "from": "1"}, "range=month: from and to cannot"),
+        ({"range": "x"}, "range='x'"),
+        ({"by": "x"}, "by='x': use pod, owner, namespace or label:NAME"),
+    ],
+)
+def test_invalid_queries_are_refused(query: dict[str, str], message: str) -> None:
+    days = Days()
+    days.run(1)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        days.costs(**query)
+
+
+def test_hours_of_expired_days_are_reported_and_their_days_stay_complete() -> None:
+    days = Days()
+    days.run(3 * 24)
+    answer = days.costs(range="3d", step="hour")
+    assert answer.totals.steps.cost[0] is None
+    assert "are not kept: use days" in answer.notes[0]
+    assert days.costs(range="3d").complete == [True, True, False]
+
+
+# Prometheus
+
+
+@both_servers
+def test_steps_from_prometheus_are_those_of_the_range(serving: Serving, tmp_path: Path) -> None:
+    hour = END // HOUR * HOUR - HOUR
+    with serving(tmp_path, points(longer=HOUR)) as url:
+        past = prometheus_past(PrometheusServer(url), state_of(), PROMETHEUS_PRICES)
+        for by in ("owner", "label:team"):
+            whole = RangeQuery(by, start=hour - 2 * HOUR, end=hour + HOUR)
+            answer = asyncio.run(past.costs(CostsQuery(whole, HOUR)))
+            one = asyncio.run(past.range(RangeQuery(by, start=hour, end=hour + HOUR)))
+            assert answer.totals.steps.cost[-1] == pytest.approx(one.totals.cost)
+            rows = rows_of(answer)
+            for row in one.rows:
+                own = rows[describe_row(row)].steps
+                assert own.cost[-1] == pytest.approx(row.cost), describe_row(row)
+                assert own.gpu_hours[-1] == pytest.approx(row.gpu_hours)
+            assert answer.complete == [True] * 3
+            assert answer.source == "counters"
+        before = RangeQuery("pod", start=hour - 9 * HOUR, end=hour - 6 * HOUR)
+        empty = asyncio.run(past.costs(CostsQuery(before, HOUR)))
+        assert empty.totals.steps.gpu_hours == [None] * 3
+
+
+def test_the_number_of_queries_does_not_depend_on_the_range() -> None:
+    numbers = []
+    for length in ("7d", "60d"):
+        with running_double() as double:
+            past = prometheus_past(PrometheusServer(double.url), state_of(), PROMETHEUS_PRICES)
+            asyncio.run(past.costs(parse_costs_query({"range": length, "by": "pod"})))
+            numbers.append(len(double.asked))
+    assert numbers[0] == numbers[1] < 60
