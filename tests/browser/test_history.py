@@ -125,16 +125,60 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
         "causes": [
             {"cause": "waiting", "seconds": 2808, "ratio": 0.39},
             {"cause": "throttling", "seconds": 1200, "ratio": 0.1667},
-            {"cause": "failing", "seconds": 72, "ratio": 0.01},
+            {"cause": "failing", "seconds": 1500, "ratio": 0.02},
         ],
     }
     shown.records = lambda path, query: summary if path.startswith("summary") else None
     opened(tab, url, "#pod=notebooks/jupyter-ada")
     tab.wait_for("document.querySelector('.judged')?.checkVisibility()", "its verdict")
     assert tab.text(".judged .verdict-warning").replace("\u202f", " ") == (
-        "Slowed down: waited for other containers 39 % of the time, throttled 17 % of the time "
-        "(busy 70 % of the time)"
+        "Slowed down: waited for other containers 39 % of the time, throttled 17 % of the time, "
+        "with a lost or failing GPU for 25 min (busy 70 % of the time)"
     )
+
+
+@pytest.mark.parametrize(
+    ("causes", "verdict"),
+    [
+        (
+            [{"cause": "throttling", "seconds": 1200, "ratio": 0.011}],
+            "Well used, but throttled for 20 min: busy 70 % of the time",
+        ),
+        (
+            [
+                {"cause": "low_activity", "now": True, "value": 0.02},
+                {"cause": "pcie", "now": True, "value": 32e9},
+            ],
+            "Little computed: busy 70 % of the time, but tensor cores active only 2 % now, "
+            "32.0 GB/s over PCIe now",
+        ),
+        (
+            [
+                {"cause": "waiting", "seconds": 147_600, "ratio": 0.4},
+                {"cause": "low_activity", "now": True, "value": 0.02},
+            ],
+            "Slowed down: waited for other containers 40 % of the time (busy 70 % of the time), "
+            "and tensor cores active only 2 % now",
+        ),
+    ],
+)
+def test_the_verdict_names_short_and_current_causes(
+    tab: Tab, url: str, shown: Showing, causes: list[dict[str, Any]], verdict: str
+) -> None:
+    summary = {
+        "from": time.time() - 369_000,
+        "duration_seconds": 369_000,
+        "gpus": 1,
+        "gpu_hours": 100.0,
+        "mean_use": 0.7,
+        "errors": 0,
+        "causes": causes,
+    }
+    shown.records = lambda path, query: summary if path.startswith("summary") else None
+    opened(tab, url, "#pod=notebooks/jupyter-ada")
+    tab.wait_for("document.querySelector('.judged')?.checkVisibility()", "its verdict")
+    text = tab.text(".judged .verdict").replace("\u202f", " ").replace("\u00a0", " ")
+    assert text == verdict
 
 
 def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:

@@ -7,7 +7,7 @@ import pytest
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
-from podgpu.model import DeviceState, NodeState
+from podgpu.model import DeviceState, Holder, NodeState
 from podgpu.past.job import JobSummary, read_summary
 from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 
@@ -16,9 +16,18 @@ START, MINUTES = 1_800_000_000, 60
 POD = UsageAccount("ml", "job-0")
 
 
-def make_state(gpus: int, model: str) -> ClusterState:
+def make_state(gpus: int, model: str, fields: dict[str, float] | None = None) -> ClusterState:
+    holders = () if fields is None else (Holder("ml", "job-0", "main"),)
     devices = tuple(
-        DeviceState(uuid=f"GPU-{i}", index=i, model=model, memory_total_bytes=80 * GIB)
+        DeviceState(
+            uuid=f"GPU-{i}",
+            index=i,
+            model=model,
+            memory_total_bytes=80 * GIB,
+            fields=fields,
+            utilization_ratio=(fields or {}).get("utilization"),
+            holders=holders,
+        )
         for i in range(gpus)
     )
     reading = NodeReading(
@@ -117,6 +126,106 @@ def test_a_smaller_part_that_fits_is_named_with_its_assumption(
         assert (
             f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
         )
+
+
+CONTAINERS = (Charge(POD, "main"), Charge(POD, "sidecar"))
+
+
+def summarize_conditions(
+    conditions: dict[str, tuple[int, int]],
+    hours: float = 1,
+    waited: float = 0.0,
+    gpus: int = 1,
+    fields: dict[str, float] | None = None,
+) -> JobSummary:
+    """Two containers of a pod hold GPUs until now. `conditions`: name -> start and end in seconds."""
+    store = HistoryStore()
+    seconds = round(hours * 3600)
+    step = 15 if hours <= 1 else 300
+    amounts = Amounts(step / 2, busy_seconds=0.4 * step, waited_seconds=waited * step)
+    for at in range(0, seconds + 1, step):
+        present = []
+        for name, (begin, end) in conditions.items():
+            if begin <= at < end:
+                present.append(ConditionRecord(name, name))
+        charges = [charge._replace(amounts=amounts) for charge in CONTAINERS]
+        samples = []
+        for index in range(gpus):
+            uuid = f"GPU-{index}"
+            figures = Figures(0.8, GIB, 300.0, 50.0)
+            first = present if index == 0 else []
+            samples.append(GpuSample(uuid, "", "node-1", index, figures, charges, first))
+        store.append(START + at, samples)
+    with store.reader() as db:
+        state = make_state(gpus, "NVIDIA H100 80GB HBM3", fields)
+        summary = read_summary(db, "ml", "job-0", START + seconds, state)
+    store.close()
+    assert summary is not None
+    return summary
+
+
+def list_causes(summary: JobSummary) -> list[tuple[str, float | None, float | None]]:
+    return [(cause.cause, cause.seconds, cause.ratio) for cause in summary.causes]
+
+
+def test_overlapping_conditions_and_containers_count_once() -> None:
+    hot = {"thermal": (600, 1200), "power_brake": (900, 1500)}
+    summary = summarize_conditions(hot, gpus=2)
+    assert summary.throttled_seconds == 900
+    assert list_causes(summary) == [("throttling", 900, 0.125)]
+    failing = summarize_conditions({"xid": (600, 1200), "ecc": (900, 1500)})
+    assert list_causes(failing) == [("failing", 900, 0.25)]
+
+
+def test_containers_of_a_pod_wait_no_longer_than_the_pod_ran() -> None:
+    summary = summarize_conditions({}, waited=1.0)
+    assert summary.wait_seconds == 3600
+    assert list_causes(summary) == [("waiting", 3600, 1)]
+
+
+def test_twenty_minutes_are_named_in_a_long_run() -> None:
+    hot = {"thermal": (3600, 4800)}
+    assert list_causes(summarize_conditions(hot, hours=20)) == [("throttling", 1200, 0.0167)]
+    short = {"thermal": (3600, 4500)}
+    assert list_causes(summarize_conditions(short, hours=20)) == []
+    other = summarize_conditions(hot, hours=20, gpus=2)
+    assert list_causes(other) == [], "10 minutes per GPU"
+
+
+BUSY = {"utilization": 0.9}
+IDLE_CORES = BUSY | {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.02}
+QUIET = IDLE_CORES | {"DCGM_FI_PROF_DRAM_ACTIVE": 0.1}
+LOW = ("low_activity", 0.02)
+
+
+def _traffic(kind: str, each_way: float) -> dict[str, float]:
+    name = f"DCGM_FI_PROF_{kind}"
+    return QUIET | {f"{name}_TX_BYTES": each_way, f"{name}_RX_BYTES": each_way}
+
+
+@pytest.mark.parametrize(
+    ("fields", "causes"),
+    [
+        (QUIET, [LOW]),
+        (IDLE_CORES, [LOW]),
+        (BUSY, []),
+        (QUIET | {"DCGM_FI_PROF_DRAM_ACTIVE": 0.37}, []),  # limited by memory
+        (QUIET | {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.1}, []),
+        (QUIET | {"utilization": 0.1}, []),  # hardly used
+        (_traffic("PCIE", 16e9), [LOW, ("pcie", 32e9)]),
+        (_traffic("PCIE", 14e9), [LOW]),
+        (_traffic("NVLINK", 200e9), [LOW, ("nvlink", 400e9)]),
+        (_traffic("NVLINK", 100e9), [LOW]),
+    ],
+)
+def test_low_activity_and_traffic_are_known_only_now(
+    fields: dict[str, float], causes: list[tuple[str, float]]
+) -> None:
+    summary = summarize_conditions({"thermal": (0, 1800)}, fields=fields)
+    throttling, *current = summary.causes
+    assert (throttling.cause, throttling.now) == ("throttling", False)
+    assert [(cause.cause, cause.value) for cause in current] == causes
+    assert all(cause.now and cause.ratio is None for cause in current)
 
 
 def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:

@@ -13,13 +13,12 @@ import msgspec
 
 from podgpu.fleet.parts import device_utilization
 from podgpu.fleet.state import ClusterState
-from podgpu.metrics.conditions import conditions
-from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE
+from podgpu.metrics.conditions import NODE_GONE, conditions
+from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.bill import RangeFigures, add_up, read_range
 from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import (
-    DeviceHistory,
     HolderSpan,
     Mark,
     PodHistory,
@@ -27,7 +26,15 @@ from podgpu.past.sqlite import (
     make_pod_history,
     read_pod,
 )
-from podgpu.past.verdict import Cause, measure_cause, rank_causes
+from podgpu.past.verdict import (
+    Activity,
+    Cause,
+    Interval,
+    judge_activity,
+    measure_cause,
+    measure_common,
+    rank_causes,
+)
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
@@ -148,19 +155,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.peak_use = max(use)
         summary.p95_use = max(p95)
     summary.peak_memory_bytes = max(memory, default=None)
-    throttled = [mark for mark in history.marks if mark.condition in _THROTTLING]
-    summary.throttled_seconds = sum(_overlap(mark, history, end) for mark in throttled)
-    failing = [mark for mark in history.marks if _is_broken(mark)]
-    failed_seconds = sum(_overlap(mark, history, end) for mark in failing)
-    held_seconds = sum(_held_seconds(device, end) for device in history.devices)
-    summary.causes = rank_causes(
-        [
-            # Waiting is known for the whole run, the conditions of GPUs for at most `_LONGEST`.
-            measure_cause("waiting", summary.wait_seconds, summary.duration_seconds * summary.gpus),
-            measure_cause("throttling", summary.throttled_seconds, held_seconds),
-            measure_cause("failing", failed_seconds, held_seconds),
-        ]
-    )
+    _add_causes(summary, history, end)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
 
     held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
@@ -172,13 +167,47 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.hint = _hint(summary, gpus)
 
 
+def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
+    throttled_seconds = 0.0
+    failed_seconds = 0.0
+    held_seconds = 0.0
+    for device in history.devices:
+        throttled: list[Interval] = []
+        failed: list[Interval] = []
+        held = [Interval(span.from_, span.to or end) for span in device.holders]
+        for mark in history.marks:
+            if (mark.uuid, mark.instance) != (device.uuid, device.instance):
+                continue
+            interval = Interval(mark.at, end if mark.until is None else mark.until)
+            if mark.condition in _THROTTLING:
+                throttled.append(interval)
+            elif _is_broken(mark):
+                failed.append(interval)
+            if mark.condition == NODE_GONE and any(mark.at == one.end for one in held):
+                held.append(interval)  # the holders of the node are unknown meanwhile
+
+        # Conditions of the time before the history are not known.
+        known = [Interval(max(one.start, history.from_), min(one.end, end)) for one in held]
+        held_seconds += measure_common(known, known)
+        throttled_seconds += measure_common(throttled, known)
+        failed_seconds += measure_common(failed, known)
+
+    # Containers of a pod may wait at the same time for the same GPU.
+    longest_wait = summary.duration_seconds * summary.gpus
+    summary.wait_seconds = min(summary.wait_seconds, longest_wait)
+    summary.throttled_seconds = throttled_seconds
+    causes = [
+        # Waiting is known for the whole run, the conditions of GPUs for at most `_LONGEST`.
+        measure_cause("waiting", summary.wait_seconds, longest_wait),
+        measure_cause("throttling", throttled_seconds, held_seconds),
+        measure_cause("failing", failed_seconds, held_seconds),
+    ]
+    summary.causes = rank_causes(causes, summary.gpus)
+
+
 def _is_broken(mark: Mark) -> bool:
     spec = conditions().get(mark.condition)
     return spec is not None and spec.severity == "broken"
-
-
-def _held_seconds(device: DeviceHistory, end: float) -> float:
-    return sum((span.to or end) - span.from_ for span in device.holders)
 
 
 def _select_finished(values: Values, finished: int | None) -> list[float]:
@@ -224,6 +253,14 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
     summary.current_use = _mean(_known(map(device_utilization, devices.values())))
     summary.tensor_active_ratio = _mean_field(devices.values(), TENSOR_ACTIVE)
     summary.dram_active_ratio = _mean_field(devices.values(), DRAM_ACTIVE)
+    activity = Activity(
+        summary.current_use,
+        summary.tensor_active_ratio,
+        summary.dram_active_ratio,
+        pcie=_mean_traffic(devices.values(), PCIE_BYTES),
+        nvlink=_mean_traffic(devices.values(), NVLINK_BYTES),
+    )
+    summary.causes = [*summary.causes, *judge_activity(activity)]
 
 
 def _is_of(holder: Workload, summary: JobSummary) -> bool:
@@ -235,24 +272,23 @@ def _mean_field(devices: Iterable[GpuOrInstance], field: str) -> float | None:
     return _mean([value for value in values if isinstance(value, float)])
 
 
+def _mean_traffic(devices: Iterable[GpuOrInstance], fields: Sequence[str]) -> float | None:
+    """Returns the mean sum of both directions, of the devices that report both."""
+    sums = []
+    for device in devices:
+        values = [(device.fields or {}).get(field) for field in fields]
+        known = [value for value in values if isinstance(value, int | float)]
+        if len(known) == len(fields):
+            sums.append(sum(known))
+    return _mean(sums)
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _overlap(mark: Mark, history: PodHistory, end: float) -> float:
-    """Returns the seconds for which the GPU had the condition while the pod held the GPU."""
-    until = end if mark.until is None else mark.until
-    seconds = 0.0
-    for device in history.devices:
-        if device.uuid == mark.uuid:
-            for span in device.holders:
-                common = min(until, span.to or end) - max(mark.at, span.from_)
-                seconds += max(0.0, common)
-    return seconds
 
 
 def _hint(summary: JobSummary, gpus: list[DeviceState]) -> str:

@@ -1,22 +1,75 @@
-"""Ranks what slowed a pod down, by its share of the time in which the pod held its GPUs."""
+"""Ranks what slowed a pod down.
+
+Causes of the history have a share of the time in which the pod held its GPUs. The history has no
+tensor activity and no traffic, so causes of these are only known now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
-CauseName = Literal["waiting", "throttling", "failing"]
-_LEAST_RATIO = 0.01  # shorter causes are left out
+CauseName = Literal["waiting", "throttling", "failing", "low_activity", "pcie", "nvlink"]
+_LEAST_RATIO = 0.03
+_LEAST_SECONDS = 1200.0  # per GPU; a longer cause is named even in a long run
+# A GPU computes little if these are smaller fractions of its busy time. A job that is limited by
+# memory needs few tensor cores.
+_LOW_TENSOR = 0.1
+_LOW_DRAM = 0.4
+_LEAST_USE = 0.2  # of a GPU whose activity is judged
+# Bytes per second of one GPU, in both directions: about half of PCIe 4.0 x16, and of NVLink 3.
+_HIGH_PCIE = 30e9
+_HIGH_NVLINK = 300e9
 
 
-class Cause(msgspec.Struct, frozen=True):
-    """Waiting for other containers, throttling by heat or power, or a lost or failing GPU."""
+class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Waiting for other containers, throttling by heat or power, a lost or failing GPU, low
+    activity of tensor cores and memory, or traffic of PCIe or NVLink.
+    """
 
     cause: CauseName
-    seconds: float  # sum over the pod's GPUs
-    ratio: float  # of the time in which the pod held its GPUs
+    seconds: float | None = None  # sum over the pod's GPUs
+    ratio: float | None = None  # of the time in which the pod held its GPUs
+    now: bool = False  # true if only the current value is known
+    value: float | None = None  # now: a fraction of the time, or bytes per second
+
+
+class Interval(NamedTuple):
+    start: float
+    end: float
+
+
+class Activity(NamedTuple):
+    """Current means of a pod's GPUs. Unknown values are None."""
+
+    use: float | None
+    tensor: float | None
+    dram: float | None
+    pcie: float | None  # bytes per second
+    nvlink: float | None
+
+
+def unite(intervals: Iterable[Interval]) -> list[Interval]:
+    """Returns the union, sorted and without overlaps."""
+    united: list[Interval] = []
+    for interval in sorted(intervals):
+        if united and interval.start <= united[-1].end:
+            last = united.pop()
+            interval = Interval(last.start, max(last.end, interval.end))
+        united.append(interval)
+    return united
+
+
+def measure_common(first: Iterable[Interval], second: Iterable[Interval]) -> float:
+    """Returns the seconds in both unions."""
+    seconds = 0.0
+    others = unite(second)
+    for one in unite(first):
+        for other in others:
+            seconds += max(0.0, min(one.end, other.end) - max(one.start, other.start))
+    return seconds
 
 
 def measure_cause(name: CauseName, seconds: float, held_seconds: float) -> Cause:
@@ -25,7 +78,26 @@ def measure_cause(name: CauseName, seconds: float, held_seconds: float) -> Cause
     return Cause(name, round(seconds, 1), round(ratio, 4))
 
 
-def rank_causes(causes: Iterable[Cause]) -> list[Cause]:
+def rank_causes(causes: Iterable[Cause], gpus: int) -> list[Cause]:
     """Returns the causes that lasted long enough to matter, the longest share first."""
-    lasting = [cause for cause in causes if cause.ratio >= _LEAST_RATIO]
-    return sorted(lasting, key=lambda cause: cause.ratio, reverse=True)
+    lasting = []
+    for cause in causes:
+        seconds = cause.seconds or 0.0
+        if (cause.ratio or 0.0) >= _LEAST_RATIO or seconds >= _LEAST_SECONDS * max(1, gpus):
+            lasting.append(cause)
+    return sorted(lasting, key=lambda cause: cause.ratio or 0.0, reverse=True)
+
+
+def judge_activity(now: Activity) -> Sequence[Cause]:
+    """Returns low activity of a busy GPU, and the traffic that may explain it."""
+    if now.use is None or now.tensor is None or now.use < _LEAST_USE:
+        return []
+    is_limited_by_memory = now.dram is not None and now.dram >= _LOW_DRAM * now.use
+    if now.tensor >= _LOW_TENSOR * now.use or is_limited_by_memory:
+        return []
+    causes = [Cause("low_activity", now=True, value=now.tensor)]
+    if now.pcie is not None and now.pcie >= _HIGH_PCIE:
+        causes.append(Cause("pcie", now=True, value=now.pcie))
+    if now.nvlink is not None and now.nvlink >= _HIGH_NVLINK:
+        causes.append(Cause("nvlink", now=True, value=now.nvlink))
+    return causes

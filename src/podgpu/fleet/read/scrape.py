@@ -39,7 +39,7 @@ from podgpu.http_client import (
     open_session,
 )
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
-from podgpu.metrics.fields import DRAM_ACTIVE, TENSOR_ACTIVE, Meaning, meaning, names_of
+from podgpu.metrics.fields import ACTIVITY_FIELDS, Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.metrics.values import is_within_unit
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node, optional_numbers
@@ -215,7 +215,7 @@ class ScrapeCollector:
             reason = ""
             message = ""
             try:
-                keep = self.settings.keep_fields | {TENSOR_ACTIVE, DRAM_ACTIVE}
+                keep = self.settings.keep_fields | ACTIVITY_FIELDS
                 wall = self.clock.wall()
                 states = await target.read_states(session, keep, self.node_labels, wall)
             except SourceError as error:

@@ -12,14 +12,16 @@ const VERDICTS = [
   [0.2, "Partly used", "old"],
   [0, "Hardly used", "warning"],
 ];
-// A GPU computes little if these are smaller fractions of its busy time. A job that is limited by memory needs few tensor
-// cores.
-const LOW_TENSOR = 0.1;
-const LOW_DRAM = 0.4;
 const LOW_POWER = 0.35; // fraction of the limit
-// What slowed a pod down. The server ranks the causes by their share of the time.
-const CAUSES = { waiting: "waited for other containers", throttling: "throttled", failing: "with a lost or failing GPU" };
-const LEAST_CAUSE = 0.03; // share of the time
+const LEAST_RATIO = 0.03; // of the time; a shorter cause is written as a duration
+// What slowed a pod down. The server ranks these causes, and says which of them matter.
+const LASTING = { waiting: "waited for other containers", throttling: "throttled", failing: "with a lost or failing GPU" };
+// Known only for the current moment.
+const CURRENT = {
+  low_activity: (ratio) => `tensor cores active only ${percent(ratio)} now`,
+  pcie: (rate) => `${traffic(rate)} over PCIe now`,
+  nvlink: (rate) => `${traffic(rate)} over NVLink now`,
+};
 const SCALE = "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
 const WHY_LOW = "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
 const SHARED = "Tensor activity is not known on a shared GPU.";
@@ -63,31 +65,61 @@ export class Summary {
 // Returns the verdict, its colour, and the values and assumption behind it. Tensor, memory and power values exist only if
 // the pod does not share its GPUs.
 function judge(data) {
-  const { mean_use: use, current_use: now, tensor_active_ratio: tensor, dram_active_ratio: dram, shared } = data;
+  const { mean_use: use, tensor_active_ratio: tensor, shared, causes = [] } = data;
   const share = shared ? data.used_hours / (data.allocated_hours - (data.unknown_hours ?? 0)) : 0; // as in the Cost view
-  const judged = share > 0 ? share : use;
+  const isOfShare = share > 0;
+  const judged = isOfShare ? share : use;
   const [, verdict, colour] = VERDICTS.find(([least]) => judged >= least) ?? [];
   if (!verdict) return { text: "", why: "" };
+
+  const busy = `busy ${percent(use)} of the time${isOfShare ? `, ${percent(share)} of its share` : ""}`;
+  const values = valuesOf(data);
+  const lasting = causes.filter(({ cause }) => cause in LASTING);
+  const slow = lasting.map(lastingText).join(", ");
+  const low = lowText(data);
+  if (lasting.some(({ ratio }) => ratio >= LEAST_RATIO)) {
+    const also = low ? `, and ${low}` : "";
+    return { text: `Slowed down: ${slow} (${busy})${also}`, colour: "warning", why: `${values} ${SCALE}` };
+  }
+  const but = slow ? `, but ${slow}` : "";
+  if (low) return { text: `Little computed: ${busy}, but ${low}${slow ? `; ${slow}` : ""}`, colour: "old", why: `${values} ${WHY_LOW}` };
+  const [leastOfPartly] = VERDICTS[1];
+  const rest = tensor === undefined || use < leastOfPartly ? "" : `, tensor cores active ${percent(tensor)} now`;
+  return { text: `${verdict}${but}: ${busy}${rest}`, colour: slow && colour === "good" ? "old" : colour, why: `${values} ${SCALE}` };
+}
+
+// Returns the sentence below the verdict, with the current activity and the mean power.
+function valuesOf(data) {
+  const { current_use: now, tensor_active_ratio: tensor, dram_active_ratio: dram, shared } = data;
   const power = powerRatio(data);
   const current = [
     tensor !== undefined && `tensor cores active ${percent(tensor)}`,
     dram !== undefined && `memory interface ${percent(dram)}`,
   ].filter(Boolean);
-  const values = [
+  return [
     current.length > 0 && `Now: busy ${percent(now)}, ${current.join(", ")} of the time.`,
     power !== undefined && `Mean power: ${percent(power)} of the limit.`,
     shared && SHARED,
   ].filter(Boolean).join(" ");
-  const busy = `busy ${percent(use)} of the time${share > 0 ? `, ${percent(share)} of its share` : ""}`;
-  const [least] = VERDICTS[1];
-  const causes = (data.causes ?? []).filter(({ cause, ratio }) => cause in CAUSES && ratio >= LEAST_CAUSE);
-  const slow = causes.map(({ cause, ratio }) => `${CAUSES[cause]} ${percent(ratio)} of the time`);
-  const isLowNow = now >= least && tensor < LOW_TENSOR * now && !(dram >= LOW_DRAM * now);
-  const low = isLowNow ? `tensor cores active only ${percent(tensor)} now` : tensor === undefined && power < LOW_POWER ? `power only ${percent(power)} of the limit` : "";
-  if (slow.length) return { text: `Slowed down: ${slow.join(", ")} (${busy})`, colour: "warning", why: `${values} ${SCALE}` };
-  if (use >= least && low) return { text: `Little computed: ${busy}, but ${low}`, colour: "old", why: `${values} ${WHY_LOW}` };
-  const rest = tensor === undefined || use < least ? "" : `, tensor cores active ${percent(tensor)} now`;
-  return { text: `${verdict}: ${busy}${rest}`, colour, why: `${values} ${SCALE}` };
+}
+
+function lastingText({ cause, seconds, ratio }) {
+  if (ratio >= LEAST_RATIO) return `${LASTING[cause]} ${percent(ratio)} of the time`;
+  return `${LASTING[cause]} for ${duration(seconds)}`;
+}
+
+// Says why a GPU that is busy computes little. Empty if it does not, or if it is not known.
+function lowText(data) {
+  const [leastOfPartly] = VERDICTS[1];
+  if (data.mean_use < leastOfPartly) return "";
+  const current = (data.causes ?? []).filter(({ cause }) => cause in CURRENT);
+  if (current.length) return current.map(({ cause, value }) => CURRENT[cause](value)).join(", ");
+  const power = powerRatio(data);
+  return data.tensor_active_ratio === undefined && power < LOW_POWER ? `power only ${percent(power)} of the limit` : "";
+}
+
+function traffic(bytesPerSecond) {
+  return `${amount(bytesPerSecond / 1e9)}\u00a0GB/s`;
 }
 
 function powerRatio({ mean_power_watts: power, power_limit_watts: limit }) {
