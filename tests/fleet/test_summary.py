@@ -14,10 +14,12 @@ from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 GIB = 1024**3
 START, MINUTES = 1_800_000_000, 60
 POD = UsageAccount("ml", "job-0")
+Values = dict[str, int | float | str]
 
 
-def make_state(gpus: int, model: str, fields: dict[str, float] | None = None) -> ClusterState:
+def make_state(gpus: int, model: str, fields: Values | None = None) -> ClusterState:
     holders = () if fields is None else (Holder("ml", "job-0", "main"),)
+    use = (fields or {}).get("utilization")
     devices = tuple(
         DeviceState(
             uuid=f"GPU-{i}",
@@ -25,7 +27,7 @@ def make_state(gpus: int, model: str, fields: dict[str, float] | None = None) ->
             model=model,
             memory_total_bytes=80 * GIB,
             fields=fields,
-            utilization_ratio=(fields or {}).get("utilization"),
+            utilization_ratio=None if use is None else float(use),
             holders=holders,
         )
         for i in range(gpus)
@@ -136,7 +138,7 @@ def summarize_conditions(
     hours: float = 1,
     waited: float = 0.0,
     gpus: int = 1,
-    fields: dict[str, float] | None = None,
+    fields: Values | None = None,
 ) -> JobSummary:
     """Two containers of a pod hold GPUs until now. `conditions`: name -> start and end in seconds."""
     store = HistoryStore()
@@ -192,13 +194,13 @@ def test_twenty_minutes_are_named_in_a_long_run() -> None:
     assert list_causes(other) == [], "10 minutes per GPU"
 
 
-BUSY = {"utilization": 0.9}
+BUSY: Values = {"utilization": 0.9}
 IDLE_CORES = BUSY | {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.02}
 QUIET = IDLE_CORES | {"DCGM_FI_PROF_DRAM_ACTIVE": 0.1}
 LOW = ("low_activity", 0.02)
 
 
-def _traffic(kind: str, each_way: float) -> dict[str, float]:
+def _traffic(kind: str, each_way: float) -> Values:
     name = f"DCGM_FI_PROF_{kind}"
     return QUIET | {f"{name}_TX_BYTES": each_way, f"{name}_RX_BYTES": each_way}
 
@@ -219,7 +221,7 @@ def _traffic(kind: str, each_way: float) -> dict[str, float]:
     ],
 )
 def test_low_activity_and_traffic_are_known_only_now(
-    fields: dict[str, float], causes: list[tuple[str, float]]
+    fields: Values, causes: list[tuple[str, float]]
 ) -> None:
     summary = summarize_conditions({"thermal": (0, 1800)}, fields=fields)
     throttling, *current = summary.causes
