@@ -60,7 +60,11 @@ def nest(depth: int) -> str:
     ("text", "message"),
     [
         (b"name: \xff", "limits.yaml: not UTF-8 text"),
-        ("nam: x", "limits.yaml: object contains unknown field `nam`"),
+        (
+            "nam: x",
+            "limits.yaml: object contains unknown field `nam`; "
+            "valid keys are name, names, number, enabled, more",
+        ),
         ("more: {number: secret}", "limits.yaml: more.number: expected `float`, got `str`"),
         ("names: [a, [b]]", "limits.yaml: names[1]: expected `str`, got `array`"),
         ("enabled: yes", "limits.yaml: enabled: expected `bool | null`, got `str`"),

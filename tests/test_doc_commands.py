@@ -274,7 +274,7 @@ NOT_RUN = {
         "needs a registry; tests/release runs it"
     ),
     r"(kind|minikube) ": "there is no cluster",
-    r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl|nvidia-ctk) ": (
+    r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl|nvidia-ctk|rm) ": (
         "changes the machine"
     ),
     r"nvidia-smi": "there is no GPU",
