@@ -146,6 +146,11 @@ def with_scheme(place: str, scheme: str = "http") -> str:
     return f"{scheme}://{host}{match[2]}"
 
 
+def url_host(host: str) -> str:
+    """Returns the host as in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def redact_url(url: str) -> str:
     """Returns a URL for messages: quoted, and without secrets even if it is malformed.
 

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from podgpu.errors import StartError
+from podgpu.http_client import url_host
 from podgpu.scale import externalscaler_pb2 as pb
 from podgpu.scale.answers import compute_value, is_active
 from podgpu.scale.requests import MetricRequest, Refusal, forbidden, parse_trigger
@@ -72,10 +73,7 @@ class ExternalScaler:
         handlers = {name: self._make_unary(name, answer, kind) for name, answer, kind in methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
-        host = self._address.host
-        target = f"{host or '[::]'}:{self._address.port}"
-        if ":" in host:
-            target = f"[{host}]:{self._address.port}"
+        target = f"{url_host(self._address.host or '::')}:{self._address.port}"
         scheme = "grpc" if self._credentials is None else "grpcs"
         try:
             if self._credentials is None:
@@ -88,7 +86,7 @@ class ExternalScaler:
                 f"see {KEDA_OPTION}"
             ) from error
         await server.start()
-        return Address(host, port, scheme)
+        return Address(self._address.host, port, scheme)
 
     async def stop(self) -> None:
         await self._server.stop(grace=1.0)

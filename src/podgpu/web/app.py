@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from podgpu.errors import StartError, UsageError
+from podgpu.http_client import url_host
 from podgpu.tls import MakeTlsContext
 from podgpu.web.connections import ConnectionLimits, LimitedServer
 
@@ -51,10 +52,7 @@ class Address:
     def url(self) -> str:
         if self.host.startswith(_UNIX):
             return self.host
-        host = self.host or "localhost"
-        if ":" in host:
-            host = f"[{host}]"
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{url_host(self.host or 'localhost')}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
