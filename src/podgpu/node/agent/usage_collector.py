@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from msgspec import structs
 
@@ -212,11 +213,11 @@ def add_owners_to_device(
         if process.device == usage.device.key:
             listed[process.pid] = process
 
-    busy = dict(usage.process_busy_ns or {})
-    hidden_ns = busy.pop(HIDDEN_PID, 0)
+    busy_ns = dict(usage.process_busy_ns or {})
+    hidden_ns = busy_ns.pop(HIDDEN_PID, 0)
     pids = set(listed)
     if usage.processes is not None:
-        pids.update(pid for pid, ns in busy.items() if ns != 0)
+        pids.update(pid for pid, ns in busy_ns.items() if ns != 0)
     owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
 
     shares = {assignment.holder.key: assignment.share for assignment in assignments}
@@ -228,41 +229,39 @@ def add_owners_to_device(
     processes = []
     for pid, process_owner in owner_of.items():
         owner = _find_owner(process_owner, workloads, shares)
-        if pid in listed:
-            owned = OwnedProcess(pid, owner, busy.get(pid, 0), listed[pid].memory)
-        else:
-            owned = OwnedProcess(pid, owner, busy[pid], only_busy=True)
-        processes.append(owned)
+        memory = listed[pid].memory if pid in listed else None
+        only_busy = pid not in listed
+        processes.append(OwnedProcess(pid, owner, busy_ns.get(pid, 0), memory, only_busy))
 
-    clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
+    clients = {pid for pid, process in listed.items() if process.mps and pid not in busy_ns}
     servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
     processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
 
-    by_samples: set[Owner] = set()
-    if hidden_ns:
-        named = usage.resident_ns or {}
-        hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden} - named.keys()
-        processes, by_samples = _attribute_hidden(
-            processes, hidden, hidden_ns, usage.sampled_busy_ns
-        )
-    return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns, frozenset(by_samples))
+    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
+    hidden.difference_update(usage.resident_ns or ())
+    processes, by_samples = _attribute_hidden(processes, hidden, hidden_ns, usage.sampled_busy_ns)
+    return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns, by_samples)
 
 
 def _attribute_hidden(
     processes: list[OwnedProcess],
     hidden: Collection[int],
-    hidden_ns: int,
+    hidden_ns: int | None,
     sampled_ns: Mapping[int, int],
-) -> tuple[list[OwnedProcess], set[Owner]]:
+) -> tuple[list[OwnedProcess], frozenset[Owner]]:
     """Attributes the busy time of processes whose pids the context-switch log hides.
 
     If all `hidden` processes have the same owner, it gets this time. Otherwise, the driver's
     samples divide it, and the second value contains the owners.
     """
-    owners = {process.owner for process in processes if process.pid in hidden}
+    if not hidden_ns:
+        return processes, frozenset()
+
+    owners = frozenset(process.owner for process in processes if process.pid in hidden)
     if len(owners) <= 1:
-        owner = owners.pop() if owners else "unknown"
-        return [*processes, OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)], set()
+        owner: Owner = next(iter(owners)) if owners else "unknown"
+        hidden_process = OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)
+        return [*processes, hidden_process], frozenset()
 
     weights = {pid: sampled_ns.get(pid, 0) for pid in sorted(hidden)}
     is_divided = any(weights.values())
@@ -331,25 +330,28 @@ def _attribute_mps(
     """
     servers = [process for process in processes if process.pid in server_pids]
     client_owners = {process.owner for process in processes if process.pid in clients}
-    sole_owner = None
+    attributed = []
     if servers and len(client_owners) == 1:
         sole_owner = client_owners.pop()
+        for process in processes:
+            if process.pid in server_pids:
+                # The server is no process of the container.
+                process = replace(process, owner=sole_owner, only_busy=True)
+            attributed.append(process)
+        return attributed, None
 
-    attributed = []
     for process in processes:
         if process.pid in server_pids:
-            # The server is no process of the container.
-            only_busy = process.only_busy or sole_owner is not None
-            process = replace(process, owner=sole_owner or "host", only_busy=only_busy)
-        if process.pid in clients and sole_owner is None:
+            process = replace(process, owner="host")
+        if process.pid in clients:
             process = replace(process, busy_ns=None)
         attributed.append(process)
 
-    if not clients or sole_owner is not None:
+    if not clients:
         return attributed, None
-    if servers:
-        return attributed, sum(server.busy_ns or 0 for server in servers)
-    return attributed, busy_ns or 0
+    if not servers:
+        return attributed, busy_ns or 0
+    return attributed, sum(server.busy_ns or 0 for server in servers)
 
 
 def _find_unallocated(
@@ -360,31 +362,22 @@ def _find_unallocated(
     Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with
     an unmapped allocation, and devices that a scheduler has reserved for unknown pods.
     """
-    allocated = set()
-    for assignment in allocation.assignments:
-        if assignment.source not in LAST_RESORT:
-            allocated.add((assignment.device, assignment.holder.key))
-    is_known = any(source.name == _KUBELET and source.up for source in allocation.sources)
-    if not is_known or not (allocated or allocation.offered):
+    if not any(source.name == _KUBELET and source.up for source in allocation.sources):
+        return set()
+    trusted = [each for each in allocation.assignments if each.source not in LAST_RESORT]
+    if not trusted and not allocation.offered:
         return set()
 
     unclear = {request.pod_name for request in allocation.vcuda}
-    reserved = set()
-    for entry in allocation.unmapped:
-        unclear.add(entry.holder.pod_name)
-        if entry.reason == "reserved":
-            reserved.add(entry.device_id)
+    unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
+    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
 
-    unallocated = set()
-    for devices in usages.values():
-        for owned in devices:
-            key = owned.device.key
-            if key in reserved:
-                continue
-            for pod in _list_pods(owned):
-                if pod.pod_name not in unclear:
-                    unallocated.add((key, pod.key))
-    return unallocated - allocated
+    unallocated: set[tuple[str, WorkloadKey]] = set()
+    for owned in chain.from_iterable(usages.values()):
+        if owned.device.key not in reserved:
+            pods = [pod for pod in _list_pods(owned) if pod.pod_name not in unclear]
+            unallocated.update((owned.device.key, pod.key) for pod in pods)
+    return unallocated.difference((each.device, each.holder.key) for each in trusted)
 
 
 def _list_pods(owned: OwnedUsage) -> list[Workload]:

@@ -295,12 +295,16 @@ class OwnedUsage:
         part = busy.part(workload)
         if part is None or workload not in self.holders:
             return None
-        own = [process for process in self.processes or () if process.owner == workload]
-        if part or any(process.busy_ns for process in own) or not self.usage.window_ns:
+        if part or not self.usage.window_ns:
             return 0
+
+        own = [process for process in self.processes or () if process.owner == workload]
+        if any(process.busy_ns for process in own):
+            return 0
+        if not own or not busy.total:
+            return elapsed_ns
         is_by_samples = self.usage.method == "samples" or workload in self.by_samples
-        is_certain = not busy.total or not own or not is_by_samples
-        return elapsed_ns if is_certain else None
+        return None if is_by_samples else elapsed_ns
 
     def measure_waste(
         self, workload: Workload, busy: Division, allocated_ns: int, idle_ns: int, elapsed_ns: int
@@ -329,52 +333,55 @@ class OwnedUsage:
         The attributed time lies between them. An MPS client has no minimum. Its maximum is the busy
         time of the MPS server.
         """
-        bounds: dict[Workload, Bounds] = {}
         if self.mps_busy_ns is not None:
-            for process in self.processes or ():
-                if process.busy_ns is None and isinstance(process.owner, Workload):
-                    bounds[process.owner] = Bounds(None, self.mps_busy_ns)
-            return bounds
-        if not self.usage.bounded or busy.parts is None or busy.total is None:
-            return bounds
+            clients = {owner for owner, busy_ns in self._list_busy() if busy_ns is None}
+            maximum = Bounds(None, self.mps_busy_ns)
+            return {owner: maximum for owner in clients if isinstance(owner, Workload)}
 
+        if not self.usage.bounded or busy.parts is None or busy.total is None:
+            return {}
+        if self.usage.resident_ns is not None:
+            return self._bound_by_residency(self.usage.resident_ns, busy.parts, busy.total)
+        return self._bound_by_samples(busy.parts, busy.total)
+
+    def _bound_by_residency(
+        self, resident_ns: Mapping[int, int], parts: Mapping[Workload, int], total: int
+    ) -> dict[Workload, Bounds]:
+        """A process runs only while its context is resident, but may be idle then."""
         owners = self._map_owners()
+        resident: Counter[Owner | None] = Counter()
+        saving: Counter[Owner | None] = Counter()
+        for pid, ns in resident_ns.items():
+            owner = owners.get(pid)
+            resident[owner] += ns
+            saving[owner] += self.usage.saving_ns.get(pid, 0)
+
+        worked = max(0, total - self.usage.switching_ns)
+        bounds = {}
+        for workload, part in parts.items():
+            most = resident[workload]
+            if workload in self.by_samples:
+                # Some of the hidden processes may belong to the workload.
+                most += resident_ns.get(HIDDEN_PID, 0)
+            others = resident.total() - resident[workload] + saving[workload]
+            least = min(resident[workload], part, max(0, worked - others))
+            bounds[workload] = Bounds(least, max(part, min(most, worked)))
+        return bounds
+
+    def _bound_by_samples(
+        self, parts: Mapping[Workload, int], total: int
+    ) -> dict[Workload, Bounds]:
+        """Samples are certain only without other users."""
         users = self.owners
-        for workload, part in busy.parts.items():
-            if self.usage.resident_ns is not None:
-                pids = [pid for pid in self.usage.resident_ns if owners.get(pid) == workload]
-                hidden_ns = 0
-                if workload in self.by_samples:
-                    hidden_ns = self.usage.resident_ns.get(HIDDEN_PID, 0)
-                bounds[workload] = self._bound_by_residency(pids, part, busy.total, hidden_ns)
-            elif users == {workload}:
-                # Samples are certain only without other users.
+        bounds = {}
+        for workload, part in parts.items():
+            if users == {workload}:
                 bounds[workload] = Bounds(part, part)
             elif workload in users:
-                bounds[workload] = Bounds(0, busy.total)
+                bounds[workload] = Bounds(0, total)
             else:
                 bounds[workload] = Bounds(0, part)
         return bounds
-
-    def _bound_by_residency(
-        self, pids: Sequence[int], part: int, total: int, hidden_ns: int
-    ) -> Bounds:
-        """A process runs only while its context is resident, but may be idle then.
-
-        `hidden_ns`: residency of hidden processes, of which some may belong to the workload.
-        """
-        resident_ns = self.usage.resident_ns or {}
-        resident = 0
-        saving = 0
-        for pid in pids:
-            resident += resident_ns[pid]
-            saving += self.usage.saving_ns.get(pid, 0)
-        others = sum(resident_ns.values()) - resident + saving
-
-        worked = max(0, total - self.usage.switching_ns)
-        least = min(resident, part, max(0, worked - others))
-        most = max(part, min(resident + hidden_ns, worked))
-        return Bounds(least, most)
 
     def _map_owners(self) -> dict[int, Owner]:
         return {process.pid: process.owner for process in self.processes or ()}
@@ -495,23 +502,30 @@ class Account:
         before = self.usage
         self.is_mps_client = window.busy_min_ns is None and window.busy_max_ns is not None
 
-        sums = _sums(before, window, COUNTERS)
-        if window.busy_max_ns is None and before.busy_max_ns is not None:
-            # Without bounds, the busy time is certain.
-            sums["busy_max_ns"] = before.busy_max_ns + (window.busy_ns or 0)
-            if before.busy_min_ns is not None:
-                sums["busy_min_ns"] = before.busy_min_ns + (window.busy_ns or 0)
-        elif self.is_mps_client and before.busy_max_ns is None:
-            # Earlier busy time was exact, so it is also the maximum.
-            sums["busy_max_ns"] = add_known(before.busy_ns, window.busy_max_ns)
+        changes = _sums(before, window, COUNTERS) | self._add_unbounded(window)
         if is_alone and window.wait_ns is None and before.wait_ns is not None:
-            sums["wait_ratio"] = 0.0
-        self.usage = structs.replace(window, **sums, power_ratio=before.power_ratio)
+            changes["wait_ratio"] = 0.0
+        self.usage = structs.replace(window, **changes, power_ratio=before.power_ratio)
 
         if window.busy_ns == 0 and window.idle_ns is not None:
             self.idle_streak_ns += window.idle_ns
         elif window.busy_ns is not None:
             self.idle_streak_ns = 0
+
+    def _add_unbounded(self, window: HolderUsage) -> dict[str, int | None]:
+        """Returns the bounds if only the sum or only the window has them.
+
+        Without bounds, the busy time is certain.
+        """
+        before = self.usage
+        bounds: dict[str, int | None] = {}
+        if window.busy_max_ns is None and before.busy_max_ns is not None:
+            bounds["busy_max_ns"] = add_known(before.busy_max_ns, window.busy_ns)
+            if before.busy_min_ns is not None:
+                bounds["busy_min_ns"] = add_known(before.busy_min_ns, window.busy_ns)
+        elif self.is_mps_client and before.busy_max_ns is None:
+            bounds["busy_max_ns"] = add_known(before.busy_ns, window.busy_max_ns)
+        return bounds
 
     def to_holder(self, at: float, unallocated_after_ns: int) -> Holder:
         """Returns workload and usage.
