@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from podgpu.http_client import Access
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import NoApi, is_loopback, load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
+from podgpu.model import PodName, WorkloadOwner
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
@@ -198,11 +199,7 @@ def choose_collector(
     prices: ReadPrices = no_prices,
 ) -> MakeCollector:
     """Returns a function that creates the collector of the chosen backend."""
-    owners = None
-    if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
-        config = load_config(options["kubeconfig"])
-        owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
-        stack.callback(owners.close)
+    owners = _watch_owners(options, stack)
     read_owners = owners.read if owners else dict
 
     if options["prometheus"]:
@@ -217,15 +214,7 @@ def choose_collector(
             make()  # checks the options now; the cluster loop creates its own collector later
         return make
 
-    labels = None
-    if options.get("prices") and _uses_api(options):
-        # There is no API for example in a pod without a token; a note then says which prices are
-        # unknown.
-        with suppress(NoApi):
-            config = load_config(options["kubeconfig"])
-            labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes")
-            stack.callback(labels.close)
-
+    labels = _watch_node_labels(options, stack)
     notes: list[Callable[[], Sequence[str]]] = []
     # With --owners auto, the page does not show that owners cannot be read.
     if owners and options["owners"] == "api":
@@ -249,10 +238,7 @@ def choose_collector(
             urls = unique_targets(options["scrape"].split(","), access)
         return partial(make_scraper, lambda: urls)
 
-    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    selector = ServiceSelector.parse(options["discover_kubernetes"])
-    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
-    stack.callback(targets.close)
+    targets = _watch_targets(options, stack)
     notes.insert(0, targets.notes)
 
     def discover_and_make() -> Collector:
@@ -265,6 +251,37 @@ def choose_collector(
         return make_scraper(targets.urls)
 
     return discover_and_make
+
+
+def _watch_owners(options: Options, stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
+    if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
+        config = load_config(options["kubeconfig"])
+        owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
+        stack.callback(owners.close)
+        return owners
+    return None
+
+
+def _watch_node_labels(options: Options, stack: ExitStack) -> ApiMap[str, dict[str, str]] | None:
+    """Returns the labels of nodes. They are used only by prices."""
+    if not options.get("prices") or not _uses_api(options):
+        return None
+    try:
+        config = load_config(options["kubeconfig"])
+    except NoApi:
+        # For example in a pod without a token. A note then says which prices are unknown.
+        return None
+    labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes")
+    stack.callback(labels.close)
+    return labels
+
+
+def _watch_targets(options: Options, stack: ExitStack) -> KubernetesTargets:
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
+    targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
+    stack.callback(targets.close)
+    return targets
 
 
 def _prometheus_server(options: Options) -> PrometheusServer:

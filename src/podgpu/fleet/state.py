@@ -157,18 +157,7 @@ def build_cluster_state(
         nodes.append(complete_node(node, idle, prices, offset, owners, spending))
 
     sorted_outcomes = [outcomes[target] for target in sorted(outcomes)]
-    read = {node.target for node in reading.nodes}
-    unread = []
-    for outcome in sorted_outcomes:
-        if outcome.error and outcome.target not in read:
-            unread.append(outcome.text)
-
-    alerts: list[Alert] = []
-    for node in nodes:
-        alerts += describe_node(node.name, node.state, node.gone)
-    alerts += conflicts
-    alerts += [Alert("warning", text) for text in unread[:MAX_NOTES]]
-
+    unread = _list_unread(sorted_outcomes, reading.nodes)
     all_notes = [*notes, *reading.notes]
     all_notes += unread
     all_notes += describe_unpriced(nodes, prices)
@@ -177,7 +166,7 @@ def build_cluster_state(
         taken_at=wall,
         nodes=tuple(nodes),
         notes=bound_notes(all_notes),
-        alerts=sort_alerts(alerts),
+        alerts=_list_alerts(nodes, conflicts, unread),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
         prices=prices,
@@ -186,6 +175,24 @@ def build_cluster_state(
         fleet=reading.fleet,
         clock_offset=offset,
     )
+
+
+def _list_unread(outcomes: Iterable[TargetOutcome], nodes: Iterable[NodeReading]) -> list[str]:
+    """Returns the errors of targets of which no earlier reading is left."""
+    read = {node.target for node in nodes}
+    failed = [outcome for outcome in outcomes if outcome.error]
+    return [outcome.text for outcome in failed if outcome.target not in read]
+
+
+def _list_alerts(
+    nodes: Iterable[NodeEntry], conflicts: Iterable[Alert], unread: Sequence[str]
+) -> tuple[Alert, ...]:
+    alerts: list[Alert] = []
+    for node in nodes:
+        alerts += describe_node(node.name, node.state, node.gone)
+    alerts += conflicts
+    alerts += [Alert("warning", text) for text in unread[:MAX_NOTES]]
+    return sort_alerts(alerts)
 
 
 def _find_offset(offset: float, previous: ClusterState | None) -> float:

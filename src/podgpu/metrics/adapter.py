@@ -297,25 +297,22 @@ class _NodeBuilder:
                 for label, name in IDENTITY.items():
                     if labels.get(label):
                         builder.identity[name] = labels[label]
+        return gpu, device, self._add_holder(device, labels)
 
+    def _add_holder(self, device: _DeviceBuilder, labels: LabelMap) -> Workload | None:
         workload = read_workload(labels, self._own_pods)
-        if workload is None:
-            is_reservation = labels.get("source") == RESERVATION
-        else:
-            is_reservation = workload.is_reservation
-        if is_reservation:
+        if workload is None and labels.get("source") != RESERVATION:
+            return None
+        if workload is None or workload.is_reservation:
             workload = Workload()
-        if workload is None:
-            return gpu, device, None
 
         holder = device.holders.setdefault(workload.key, msgspec.structs.asdict(workload))
         if "vgpu" in labels:
             holder["replica"] = labels["vgpu"]
         if "dra_claim_name" in labels:
-            holder["labels"] = {
-                name: value for name, value in labels.items() if name.startswith("dra_")
-            }
-        return gpu, device, workload
+            dra = {name: value for name, value in labels.items() if name.startswith("dra_")}
+            holder["labels"] = dra
+        return workload
 
     def build(
         self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from podgpu.errors import UsageError, few_of
+from podgpu.http_client import url_host
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import KubeObject
 from podgpu.kube.reflector import Informer, ReflectorSettings
@@ -81,28 +82,31 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     endpoints = body.get("endpoints")
     if not endpoints:
         return EndpointSliceRecord(service)
+
     ports = []
     for port in body.get("ports") or ():
         if port.get("port") and port.get("protocol") in (None, "TCP"):
             ports.append(port)
     chosen = _choose_port(ports)
     if chosen is None:
-        existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
-        problem = (
-            f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; "
-            f"it has {existing}: rename a port"
-        )
-        return EndpointSliceRecord(service, problem=problem)
+        return EndpointSliceRecord(service, problem=_explain_ports(service, ports))
 
     is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
     scheme = "https" if is_https else "http"
     urls = []
     for endpoint in endpoints:
-        address = endpoint["addresses"][0]
-        host = f"[{address}]" if ":" in address else address
         pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
+        host = url_host(endpoint["addresses"][0])
         urls.append((pod_uid, f"{scheme}://{host}:{chosen['port']}/metrics"))
     return EndpointSliceRecord(service, tuple(urls))
+
+
+def _explain_ports(service: tuple[str, str], ports: Iterable[KubeObject]) -> str:
+    existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
+    return (
+        f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; "
+        f"it has {existing}: rename a port"
+    )
 
 
 def _choose_port(ports: Sequence[KubeObject]) -> KubeObject | None:

@@ -7,7 +7,7 @@ next time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -118,6 +118,7 @@ class TelemetryCollector:
         groups = self._groups
         if due is not None:
             groups = tuple(group for group in groups if group in due) or groups
+
         inventory = self._read_inventory()
         self._add_lost(lost)
         if not inventory.up:
@@ -136,13 +137,18 @@ class TelemetryCollector:
                 readings[job.uuid or OTHERS] = reading
                 self._count_problems(job.name, reading)
 
+        self._update_known(readings, {job.uuid for job in jobs} - readings.keys())
+        return self._make_result(groups, sources, readings)
+
+    def _update_known(
+        self, readings: Mapping[str, GpuReading], not_answering: Collection[str]
+    ) -> None:
         if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
         for uuid in self._known.keys() & readings:
             self._known[uuid] = tuple(readings[uuid].values)
-        not_answering = {job.uuid for job in jobs} - readings.keys()
-        self._forgotten -= {gpu.uuid for gpu in self._inventory.gpus} - not_answering
-        return self._make_result(groups, sources, readings)
+        listed = {gpu.uuid for gpu in self._inventory.gpus}
+        self._forgotten -= listed.difference(not_answering)
 
     def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
