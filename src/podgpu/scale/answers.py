@@ -55,29 +55,27 @@ def _compute_mean(
 ) -> MetricValue | None:
     """Returns the mean over the rounds (readings of all nodes) in the window.
 
-    `ages`: by row, the time for which it counts. Earlier rounds belong to another pod of the same
-    name.
-
     Returns None if the last round has no value, or if fewer than half of the rounds have values.
     One missing round is ignored, because the first round after a start has no rates.
+
+    `ages`: by row, the time for which it counts. Earlier rounds belong to another pod of the same
+    name.
     """
     if not ages:
         return None
     window = min(request.window, max(ages.values()))
     starts = {key: snapshot.find_start(age) for key, age in ages.items()}
-    values: list[float] = []
-    value = None
+    values = []
     for samples in snapshot.rounds_in(window):
         keys = [key for key, start in starts.items() if samples.at > start]
-        value = _read_value(samples, keys, request.metric)
-        if value is not None:
-            values.append(value)
+        values.append(_read_value(samples, keys, request.metric))
 
+    known = [value for value in values if value is not None]
     rounds = math.ceil(window / snapshot.interval)
-    if value is None or 2 * len(values) < rounds - 1:
+    if not values or values[-1] is None or 2 * len(known) < rounds - 1:
         return None
-    mean = math.fsum(values) / len(values)
-    return MetricValue(mean, snapshot.ends_at, len(values) * snapshot.interval)
+    mean = math.fsum(known) / len(known)
+    return MetricValue(mean, snapshot.ends_at, len(known) * snapshot.interval)
 
 
 def _read_value(

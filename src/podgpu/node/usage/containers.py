@@ -258,43 +258,42 @@ class ProcessOwners:
 
     def _find_owner(self, pid: int, lookup_before: ContainerLookup | None) -> ProcessOwner:
         lookup = self._lookups[pid]
-        outcome = lookup.outcome
-        workload = lookup.workload
         before = self._last.get(pid, NOT_IN_POD).workload
-        if before and (outcome == "gone" or before.container_id == workload.container_id != ""):
+        has_ended = lookup.outcome == "gone"
+        container_id = lookup.workload.container_id
+        if before and (has_ended or (container_id and container_id == before.container_id)):
             # The process has just ended, or is in the same container.
-            outcome = "found"
-            workload = before
-
-        problem: str = outcome if outcome in FAILED_LOOKUPS else ""
-        owner = None
-        container = None
-        # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone
-        # while they run.
-        is_hidden = outcome == "gone" and lookup == lookup_before
-        if self._finder.finds_users and (problem or is_hidden):
-            owner = UNKNOWN_USER
-        elif workload.user:
-            owner = workload
-        elif outcome == "found":
-            try:
-                workload = self._complete(workload)
-            except SourceError as e:
-                problem = e.reason
-            else:
-                if workload.pod:
-                    owner = workload
-                else:
-                    container = workload
-                    problem = NO_NAME if workload.uid else ""  # a UID means a pod
-        return ProcessOwner(
+            owner = self._make_owner(before)
+        elif lookup.outcome in FAILED_LOOKUPS:
+            user = UNKNOWN_USER if self._finder.finds_users else None
+            owner = ProcessOwner(user, lookup.outcome)
+        elif has_ended and self._finder.finds_users and lookup == lookup_before:
+            # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone
+            # while they run.
+            owner = ProcessOwner(UNKNOWN_USER)
+        elif lookup.outcome == "found" or lookup.workload.user:
+            owner = self._make_owner(lookup.workload)
+        else:
+            owner = NOT_IN_POD
+        return replace(
             owner,
-            problem,
-            container,
-            lookup.is_mps_server,
-            lookup.command,
+            is_mps_server=lookup.is_mps_server,
+            command=lookup.command,
             may_be_hidden=lookup.user_id != os.geteuid(),
         )
+
+    def _make_owner(self, workload: Workload) -> ProcessOwner:
+        if workload.user:
+            return ProcessOwner(workload)
+        try:
+            workload = self._complete(workload)
+        except SourceError as e:
+            return ProcessOwner(problem=e.reason)
+        if workload.pod:
+            return ProcessOwner(workload)
+        # A UID means a pod.
+        problem = NO_NAME if workload.uid else ""
+        return ProcessOwner(problem=problem, container=workload)
 
     def require_permission(self) -> None:
         """Raises SourceError if the last lookup found the owner of no process.

@@ -146,11 +146,13 @@ class NvmlTelemetry:
 
     def _check_errors(self) -> None:
         """Raises an error that affects all GPUs."""
-        errors = self._errors.values()
-        is_gone = all(isinstance(error, DriverGone) for error in errors)
+        errors = list(self._errors.values())
         for error in errors:
-            if isinstance(error, StartError) or (is_gone and len(errors) == self._listed):
+            if isinstance(error, StartError):
                 raise error
+        gone = [error for error in errors if isinstance(error, DriverGone)]
+        if gone and len(gone) == self._listed == len(errors):
+            raise gone[0]
 
     def _make_inventory(self) -> Inventory:
         gpus = [gpu.device for gpu in self._gpus.values()]
