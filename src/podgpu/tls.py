@@ -73,9 +73,7 @@ class LastValid(Generic[T]):
         return self._last
 
 
-def make_client_context(
-    authorities: bytes | None, name: str, verify: bool = True
-) -> ssl.SSLContext:
+def make_client_context(authorities: bytes | None, name: str, verify: bool) -> ssl.SSLContext:
     """Returns a context that trusts the CAs in the PEM text `authorities`.
 
     If it is None, the context trusts the system's CAs. Raises SourceError if the PEM is invalid.

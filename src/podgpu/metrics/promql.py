@@ -91,8 +91,8 @@ class SeriesQuery(NamedTuple):
 def series_queries(
     match: str,
     node_labels: Sequence[str],
-    keep_fields: Iterable[str] = (),
-    cluster_label: str = "cluster",
+    keep_fields: Iterable[str],
+    cluster_label: str,
 ) -> list[SeriesQuery]:
     """Returns queries for the input of `nodes_from_vectors`.
 

@@ -174,8 +174,8 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
 def group_fields(
     counters: Sequence[CounterSpec],
     interval: float,
-    collections: Sequence[Collection] = (),
-    skip_empty: bool = False,
+    collections: Sequence[Collection],
+    skip_empty: bool,
 ) -> tuple[FieldGroup, ...]:
     """Returns one group per collection, and one group for all other fields.
 

@@ -125,9 +125,7 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 DeviceValues = tuple[Device, Mapping[str, Value]]  # a device and its values by field name
 
 
-def find_devices(
-    samples: Iterable[ParsedSample], shown: str, by_name: bool = False
-) -> list[DeviceValues]:
+def find_devices(samples: Iterable[ParsedSample], shown: str, by_name: bool) -> list[DeviceValues]:
     """Returns the devices and their values by DCGM 4.8 field name.
 
     A GPU comes before its MIG instances. `by_name`: True if the kubelet's GPU ids are nvidia<N>, as

@@ -76,7 +76,7 @@ class PodlistAllocation(AllocationSource):
 
     def __init__(
         self,
-        paths: Sequence[str] = DEFAULT_PATHS,
+        paths: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.paths = paths

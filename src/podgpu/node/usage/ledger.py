@@ -220,7 +220,7 @@ class OwnedUsage:
     def _list_busy(self) -> list[tuple[Owner, int | None]]:
         return [(process.owner, process.busy_ns) for process in self.processes or ()]
 
-    def attribute_busy(self, ended_owner: Workload | None = None) -> Division:
+    def attribute_busy(self, ended_owner: Workload | None) -> Division:
         """Splits the device's busy time among the workloads.
 
         The driver does not report processes that have ended. `ended_owner` owned all processes that

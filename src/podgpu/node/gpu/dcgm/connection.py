@@ -145,9 +145,7 @@ def parse_address(text: str) -> EngineAddress:
 
 
 class DcgmConnection:
-    def __init__(
-        self, address: EngineAddress | None = None, library_path: str = "", log_level: str = ""
-    ) -> None:
+    def __init__(self, address: EngineAddress | None, library_path: str, log_level: str) -> None:
         """Does not connect.
 
         `address`: None for an engine inside this process. `log_level`: empty if DCGM must not log.

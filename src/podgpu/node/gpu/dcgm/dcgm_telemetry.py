@@ -111,7 +111,7 @@ class DcgmTelemetry:
 
     def __init__(
         self,
-        settings: DcgmSettings | None = None,
+        settings: DcgmSettings,
         driver: Telemetry | None = None,
         count_expected: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -121,7 +121,7 @@ class DcgmTelemetry:
         `driver`: NVML on the same machine, which provides processes and usage. `count_expected`:
         function that returns the number of GPUs on the PCI bus, or None if it is unknown.
         """
-        self._settings = settings or DcgmSettings()
+        self._settings = settings
         self._connection = DcgmConnection(
             self._settings.address, self._settings.library, self._settings.log_level
         )

@@ -71,7 +71,7 @@ class VersionMismatch(StartError):
 
 
 class NvmlDriver:
-    def __init__(self, nvml: Any = pynvml) -> None:
+    def __init__(self, nvml: Any) -> None:
         """Does not open the driver.
 
         `nvml`: the pynvml module, or an object with the same functions (see

@@ -416,7 +416,7 @@ class BusyTimeSplitter:
         self,
         open_listener: Callable[[DeviceHandle], SwitchListener],
         clock: Callable[[], float],
-        is_auto: bool = False,
+        is_auto: bool,
     ) -> None:
         """`is_auto`: if the log cannot be used, this is no failure of a source."""
         self._clock = clock
@@ -442,7 +442,7 @@ class BusyTimeSplitter:
         target: DeviceHandle,
         running: Sequence[ProcessUsage] | None,
         shared: Collection[str],
-        find: FindProcesses = find_no_processes,
+        find: FindProcesses,
     ) -> None:
         """Opens the log if the GPU is shared, and closes it some time after the sharing has ended.
 
