@@ -119,9 +119,7 @@ class IdleTimes:
             if seconds < _SAME_COUNTERS:
                 self.counted_at = then.counted_at
 
-    def find(
-        self, gpu: DeviceState, instance: MigInstance | None, holder: Holder, share: float
-    ) -> HolderTimes:
+    def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> HolderTimes:
         usage = holder.known_usage
         use = measure_use(instance or gpu, holder)
         device = key_of(gpu, instance)
@@ -131,7 +129,7 @@ class IdleTimes:
             use = "idle"
         elif use == "idle":
             use = "used"  # for some time since the last reading
-        window = None if part is None else self._compare(part, usage, share)
+        window = None if part is None else self._compare(part, usage)
         return HolderTimes(use, since, self._measure(part, usage, window), window)
 
     def _find_start(
@@ -176,7 +174,7 @@ class IdleTimes:
         since = part.last_idle_since
         return None if since is None else since + self.clock_change
 
-    def _compare(self, part: HeldPart, usage: HolderUsage, share: float) -> HeldTime | None:
+    def _compare(self, part: HeldPart, usage: HolderUsage) -> HeldTime | None:
         """Returns what the holder did since the last reading. None if this is unknown."""
         seconds = self._seconds
         if seconds is None:
@@ -192,7 +190,6 @@ class IdleTimes:
             idle = _growth(last.idle_ns, usage.idle_ns, NS)
         return HeldTime(
             held=seconds,
-            share=share,
             busy=busy,
             idle=idle,
             waited=_growth(last.wait_ns, usage.wait_ns, NS),

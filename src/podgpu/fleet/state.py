@@ -334,7 +334,7 @@ def complete_node(
     idle: IdleTimes | None,
     prices: Prices,
     offset: float,
-    owners: Owners | None = None,
+    owners: Owners | None,
     spending: Spending | None = None,
 ) -> NodeEntry:
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
@@ -379,7 +379,7 @@ def _hold(
                 if idle is None:
                     times = HolderTimes(measure_use(device, holder), holder.known_usage.idle_since)
                 else:
-                    times = idle.find(gpu, instance, holder, share)
+                    times = idle.find(gpu, instance, holder)
                 spent = None
                 counted_at = 0.0
                 if spending is not None:
