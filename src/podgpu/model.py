@@ -686,6 +686,11 @@ class Allocation:
     )  # static pods: UID on the node -> UID in the API server
     at: float | None = None  # Unix time
 
+    @property
+    def reserved(self) -> set[str]:
+        """Keys of devices that a scheduler reserved for pods that podgpu may not know."""
+        return {entry.device_id for entry in self.unmapped if entry.reason == "reserved"}
+
     def with_api_uid(self, workload: W) -> W:
         """Replaces the UID of a static pod by its UID in the API server, if that is known."""
         uid = self.api_uids.get(workload.uid)

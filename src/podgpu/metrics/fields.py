@@ -243,8 +243,12 @@ def detail_helps() -> Mapping[int, str]:
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
+def clock_events_of(mask: int) -> list[str]:
+    return [event for bit, event in CLOCK_EVENTS.items() if mask & bit]
+
+
 def clock_events_in_words(mask: int) -> str:
-    return ", ".join(event for bit, event in CLOCK_EVENTS.items() if mask & bit) or "nothing"
+    return ", ".join(clock_events_of(mask)) or "nothing"
 
 
 # Names and units in dcgm-exporter 4.8 and 4.9. Each field id has one unit. A value with two units

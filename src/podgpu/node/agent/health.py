@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from podgpu.metrics.conditions import (
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.fields import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, clock_events_of
 from podgpu.model import (
     NS,
     Assignment,
@@ -171,8 +171,8 @@ class HealthWatch:
             if isinstance(mask, int):
                 begun = mask & ~self._clock_masks.get(key, mask)
                 self._clock_masks[key] = mask
-                self._clock_events.add([(key, event) for event in _events(mask)], now)
-                self._clock_events.totals.update((key, event) for event in _events(begun))
+                self._clock_events.add([(key, event) for event in clock_events_of(mask)], now)
+                self._clock_events.totals.update((key, event) for event in clock_events_of(begun))
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()
@@ -400,7 +400,3 @@ class EventLog:
         while self._buckets and self._buckets[0].began <= now - self._window:
             self._recent -= self._buckets.popleft().counts
         return self._recent
-
-
-def _events(mask: int) -> Iterator[str]:
-    return (event for bit, event in CLOCK_EVENTS.items() if mask & bit)

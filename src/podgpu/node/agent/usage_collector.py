@@ -370,8 +370,7 @@ def _find_unallocated(
 
     unclear = {request.pod_name for request in allocation.vcuda}
     unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
-    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
-
+    reserved = allocation.reserved
     unallocated: set[tuple[str, WorkloadKey]] = set()
     for owned in chain.from_iterable(usages.values()):
         if owned.device.key not in reserved:

@@ -568,5 +568,4 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
 
 def find_reserved(allocation: Allocation) -> frozenset[str]:
     """Returns the keys of reserved devices whose holders are unknown."""
-    reserved = {entry.device_id for entry in allocation.unmapped if entry.reason == "reserved"}
-    return frozenset(reserved.difference(one.device for one in allocation.assignments))
+    return frozenset(allocation.reserved.difference(one.device for one in allocation.assignments))
