@@ -65,18 +65,20 @@ def words_for(
     `repeated_xids`: XIDs and how often they occurred.
     """
     spec = conditions()[condition]
-    advice = spec.do
     if condition == XID:
         times = dict(repeated_xids)
-        advice = _xid_action(detail, times)
-        detail = _describe_xids(detail, times)
-    elif condition == NVLINK:
-        detail = detail.replace("/", " of its ") or "some of its"
-    elif condition == UNALLOCATED:
-        detail = detail or "a container"
-    elif detail:
-        detail = f" ({detail})"
-    return spec.says.format(detail=detail), advice
+        return spec.says.format(detail=_describe_xids(detail, times)), _xid_action(detail, times)
+    return spec.says.format(detail=_describe_detail(condition, detail)), spec.do
+
+
+def _describe_detail(condition: str, detail: str) -> str:
+    """Returns the detail as the sentence of the condition needs it."""
+    if condition == NVLINK:
+        # `3/4` links are `3 of its 4` links.
+        return detail.replace("/", " of its ") or "some of its"
+    if condition == UNALLOCATED:
+        return detail or "a container"
+    return f" ({detail})" if detail else ""
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
