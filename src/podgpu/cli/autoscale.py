@@ -7,7 +7,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,15 +206,18 @@ class AutoscaleServer:
             "podgpu_autoscale_build_info": [Sample(VERSIONS, 1.0)],
             "podgpu_autoscale_requests_total": requests,
         }
-        # Refusal: there is no snapshot yet.
-        with suppress(Refusal):
+        try:
             snapshot = self.store.snapshot()
-            values = {
-                "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
-                "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
-                "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
-                "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
-            }
-            for name, value in values.items():
-                samples[name] = [Sample(NO_LABELS, float(value))]
+        except Refusal:
+            # There is no snapshot yet.
+            return make_families("autoscale", samples)
+
+        values = {
+            "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
+            "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
+            "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
+            "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
+        }
+        for name, value in values.items():
+            samples[name] = [Sample(NO_LABELS, float(value))]
         return make_families("autoscale", samples)
