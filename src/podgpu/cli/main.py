@@ -122,7 +122,7 @@ def run(arguments: list[str]) -> int:
     try:
         result = cli.main(arguments, prog_name="podgpu", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else str(error), err=True)
+        click.echo(error.ctx.get_help(), err=True)
         return 2
     except click.UsageError as error:
         command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
