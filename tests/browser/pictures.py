@@ -94,6 +94,7 @@ class Showing:
             if self.records is None or path.split("/")[0] not in (
                 "history",
                 "range",
+                "costs",
                 "events",
                 "summary",
                 "gpus",

@@ -142,6 +142,34 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     assert "Z " not in notes, "times are local"
 
 
+def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
+    visited(tab, page, "#view=cost&range=month&by=label:team")
+    tab.wait_for("document.querySelectorAll('.cost-step').length === 17", "a bar for each day")
+    parts = "[...document.querySelectorAll('.cost-step')].map((step) => step.children.length)"
+    assert tab.evaluate(parts) == [3, 3, 3, 1, *[3] * 13]
+    gaps = "document.querySelectorAll('.cost-step .cost-gap').length"
+    assert tab.evaluate(gaps) == 1, "a day without a record is a gap"
+    partial = "document.querySelectorAll('.cost-step.is-partial').length"
+    assert tab.evaluate(partial) == 1, "today"
+    assert tab.texts(".costs .chart-legend li")[3:] == ["period before", "no record"]
+    assert tab.texts(".costs .chart-legend bdi") == ["nlp", "vision", "unallocated"]
+    about = tab.text(".costs .about")
+    assert "12 % more than in the period before" in about.replace("\u202f", " ")
+    assert "$21k = $11k so far this month + $500.00 a day (mean of 7 complete days)" in about
+    tab.evaluate("document.querySelector('.costs .plot').focus()")
+    tab.press("Home")
+    assert "nlp $216.00 \xb7 vision $72.00 \xb7 unallocated $144.00" in tab.text(
+        ".costs .chart-value"
+    )
+    tab.press("ArrowRight", "ArrowRight", "ArrowRight")
+    assert "no record" in tab.text(".costs .chart-value")
+    visited(tab, page, "#view=cost&range=month&by=label:team&q=vision")
+    tab.wait_for("document.querySelectorAll('.costs .chart-legend bdi').length === 1", "filtered")
+    assert tab.text(".costs .about") == "UTC days"
+    visited(tab, page, "#view=cost&range=1h")
+    tab.wait_for("!document.querySelector('.costs').checkVisibility()", "an hour has no bars")
+
+
 def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page: str) -> None:
     about = "document.querySelector('.cost .about')?.innerText.replace(/\\s+/g, ' ')"
     visited(tab, page, "#view=cost&by=pod")

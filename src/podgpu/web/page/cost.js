@@ -2,6 +2,7 @@
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
+import { CostChart } from "./costs.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { jobText } from "./devices.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
@@ -59,10 +60,11 @@ export class Cost {
     this.table = new Table("Cost", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
     this.underUsed = new UnderUsed();
+    this.chart = new CostChart(onAnswer);
     this.toPods = h("a", { class: "to-pods" }, "Show pods, the least used first");
     const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
     const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.underUsed.element, this.toPods, this.table.element, this.notes);
+    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.chart.element, this.underUsed.element, this.toPods, this.table.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
       location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
@@ -74,6 +76,7 @@ export class Cost {
 
   leave() {
     this.question.forget();
+    this.chart.forget();
   }
 
   // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page of a single node.
@@ -122,6 +125,9 @@ export class Cost {
     setText(this.notes, [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
     const title = groups[by] ?? plain(by.slice("label:".length));
     if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data, this.here), order || "cost", (row) => nameOf(row, by));
+    const ranged = isMonth || !isCustom ? { range } : { from: criteria.from, ...(criteria.to ? { to: criteria.to } : {}) };
+    if (isEmpty) this.chart.element.hidden = true;
+    else this.chart.show(ranged, by, (found) => matching(found, wanted), (row) => nameOf(row, by));
     this.underUsed.show(isEmpty ? [] : rows, by, data);
     this.toPods.hidden = isEmpty || by === "pod" || by === "owner";
     setAttribute(this.toPods, "href", writeHash({ ...this.here, by: "pod", order: "-mean_use" }));
