@@ -56,6 +56,9 @@ def _restore_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+LATE = 5.0  # seconds by which a busy machine may read the log later than the clock
+
+
 def check(trace: Mapping[str, Any], seconds: float) -> dict[str, dict[str, float]]:
     """Checks a trace of a GPU without MIG. Returns the seconds of each kind of slice, by process
     name.
@@ -103,7 +106,7 @@ def test_a_trace_names_containers_and_shows_when_they_ran_and_waited(
         == 0
     )
     trace = json.loads(gzip.decompress(path.read_bytes()))
-    sums = check(trace, trace["otherData"]["seconds"] + 0.1)
+    sums = check(trace, trace["otherData"]["seconds"] + LATE)
     gpu = "GPU 4: NVIDIA H100 80GB HBM3"
     assert sums.keys() == {gpu, "batch/embed-0/worker", "batch/ocr-0/worker"}
     assert sums[gpu].keys() == {"switch"}
@@ -154,7 +157,7 @@ def test_xids_and_clock_events_are_marks_and_processes_have_names(tmp_path: Path
     threading.Timer(0.8, driver.raise_xid, (0, 31)).start()
     assert recording.run(2, threading.Event()) == ""
     trace = recording.make_trace()
-    assert check(trace, trace["otherData"]["seconds"] + 0.1).keys() == {
+    assert check(trace, trace["otherData"]["seconds"] + LATE).keys() == {
         "GPU 0: NVIDIA H200",
         "trainer 101",
         "process 102",
@@ -258,4 +261,4 @@ def test_ctrl_c_writes_what_was_recorded(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "Traceback" in errors) == (0, False)
     trace = json.loads(path.read_text())
-    assert check(trace, trace["otherData"]["seconds"] + 0.1)["batch/ocr-0/worker"]["run"] > 0
+    assert check(trace, trace["otherData"]["seconds"] + LATE)["batch/ocr-0/worker"]["run"] > 0

@@ -173,11 +173,11 @@ async def large(_request: web.Request) -> web.Response:
 )
 def test_slow_readers_are_closed(node: Node) -> None:
     def app(_agent: object) -> web.Application:
-        return make_application([web.get("/", large)], None)
+        return make_application([web.get("/", large), web.get("/small", small)], None)
 
     with running(node.agent, app=app, limits=SOON) as client, connect(client, 4096) as slow:
         slow.sendall(REQUEST)
-        assert client.ask("/").status == 200
+        assert client.ask("/small").status == 200
         wait_until(lambda: is_closed(slow), "the slow reader is closed")
 
 
