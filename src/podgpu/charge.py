@@ -207,6 +207,11 @@ class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
     underused: float | None = None
     unallocated: float | None = None
 
+    @property
+    def total(self) -> float:
+        """The sum of the known parts."""
+        return sum(part for part in astuple(self) if part is not None)
+
     def plus(self, other: Waste) -> Waste:
         return Waste(*map(add_known, astuple(self), astuple(other)))
 

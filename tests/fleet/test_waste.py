@@ -243,6 +243,20 @@ def test_the_bill_of_the_recorder_has_the_parts(counts: bool) -> None:
     assert free.wasted == 0.0, "`wasted` keeps its meaning: cost of idle hours"
 
 
+@pytest.mark.parametrize("prices", [PRICES, Prices("", {})])
+def test_rows_are_sorted_by_all_that_they_waste(prices: Prices) -> None:
+    charges = []
+    usage = ("idle", 50.0, 0.0), ("underused", 10.0, 70.0), ("well", 0.0, 5.0)
+    for pod, idle, underused in usage:
+        time = HeldTime(100.0, 1.0, 20.0, idle=idle, underused=underused)
+        amounts = charge(time, 1.0, 3600.0 if prices is PRICES else None)
+        account = UsageAccount("ml", pod)
+        currency = "EUR" if prices is PRICES else ""
+        charges.append(Charge(account, amounts=amounts, currency=currency))
+    answer = make_range(RangeQuery(order="wasted"), (0.0, 100.0), charges, prices, {})
+    assert [row.pod for row in answer.rows] == ["underused", "idle", "well"]
+
+
 @given(st.lists(st.tuples(st.booleans(), TIMES, TIMES, TIMES), min_size=1, max_size=6))
 def test_the_parts_of_the_rows_add_up_to_the_totals(
     usage: list[tuple[bool, float, float, float]],

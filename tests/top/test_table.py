@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from rich.cells import cell_len
 
-from podgpu.fleet.parts import Totals
+from podgpu.charge import Waste
+from podgpu.fleet.parts import Totals, WasteRate
 from podgpu.model import Workload
 from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import Sparklines
@@ -157,7 +159,10 @@ def test_totals() -> None:
     assert line.startswith(
         "3/4 allocated  1.5 used  1 idle  0.5 use unknown  0.5 free  0.5 holder unknown  1 broken"
     )
-    assert line.endswith("1 broken  110 W  1.60 EUR/h, 0.80 wasted")
+    assert line.endswith("1 broken  110 W  1.60 EUR/h")
+    waste = WasteRate(Waste(1.0, 0.5, 0.5), Waste(0.8, 0.2, 0.4))
+    line = as_text(render_totals(replace(TOTALS, waste=waste), "EUR", 200))
+    assert line.endswith("110 W  2.00 EUR/h, 1.40 wasted"), "all parts, and the cost of free GPUs"
     free = Totals(gpus=1, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=1.0, broken=0)
     line = as_text(render_totals(free, "", 200))
     assert line == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"

@@ -223,13 +223,20 @@ def _sort_rows(rows: Sequence[RangeRow], order: Order) -> list[RangeRow]:
     """Returns the rows with the largest amounts first. By waste, omits unallocated GPUs."""
     if order == "wasted":
         held = [row for row in rows if not row.unallocated]
-        return sorted(
-            held, key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row))
-        )
+        held.sort(key=describe_row)
+        held.sort(key=_wasted, reverse=True)
+        return held
     return sorted(
         rows,
         key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)),
     )
+
+
+def _wasted(row: RangeRow) -> tuple[float, float]:
+    """Returns what was wasted in money and hours: the sums of all parts."""
+    waste = row.waste or RangeWaste(Waste())
+    cost = waste.cost or Waste()
+    return cost.total, waste.hours.total
 
 
 def group_now(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from podgpu.charge import Waste
 from podgpu.fleet.parts import Totals, Use
 from podgpu.fleet.readings import duration_text
 from podgpu.fleet.view import ConditionView
@@ -392,10 +393,15 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
     if not totals.unheld_unknown:
         del parts["unheld"]
     if totals.cost_per_hour is not None:
-        cost = f"{format_money(totals.cost_per_hour, currency)}/h"
+        waste = Waste()
+        if totals.waste is not None:
+            waste = totals.waste.cost_per_hour or waste
+        # `cost_per_hour` is the cost of the allocated GPUs.
+        hourly = totals.cost_per_hour + (waste.unallocated or 0.0)
+        cost = f"{format_money(hourly, currency)}/h"
         parts["cost"] = (cost, "")
-        if totals.wasted_per_hour:
-            parts["cost"] = (f"{cost}, {totals.wasted_per_hour:.2f} wasted", "warn")
+        if waste.total:
+            parts["cost"] = (f"{cost}, {waste.total:.2f} wasted", "warn")
 
     for name in _OPTIONAL_TOTALS:
         if len(_GAP.join(text for text, _ in parts.values())) > width:

@@ -4,6 +4,7 @@
 import { Question } from "./ask.js";
 import { fact, h, place, plain, setText } from "./dom.js";
 import { amount, count, duration, memory, money, moment, percent, watts } from "./format.js";
+import { wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 30;
 // Least mean use, verdict and its colour.
@@ -122,6 +123,11 @@ function traffic(bytesPerSecond) {
   return `${amount(bytesPerSecond / 1e9)}\u00a0GB/s`;
 }
 
+function wastedText(cost, { waste, currency }) {
+  const parts = wasteOf(waste.cost).text((part) => money(part, currency));
+  return `${money(cost, currency)} (${parts})`;
+}
+
 function powerRatio({ mean_power_watts: power, power_limit_watts: limit }) {
   return limit > 0 && power !== undefined ? power / limit : undefined;
 }
@@ -139,7 +145,7 @@ function factsOf(data, whole) {
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
     known("Cost", data.cost, (cost) => money(cost, data.currency)),
-    known("Wasted: idle", data.wasted || undefined, (cost) => money(cost, data.currency)),
+    known("Wasted", wasteOf(data.waste?.cost).total || undefined, (cost) => wastedText(cost, data)),
     known("Waited", data.wait_seconds || undefined, duration),
     known("Throttled", data.throttled_seconds || undefined, duration),
     fact("Errors", data.errors ? count(data.errors) : "none"),
