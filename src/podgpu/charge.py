@@ -210,7 +210,7 @@ class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def total(self) -> float:
         """The sum of the known parts."""
-        return sum(part for part in astuple(self) if part is not None)
+        return (self.idle or 0.0) + (self.underused or 0.0) + (self.unallocated or 0.0)
 
     def plus(self, other: Waste) -> Waste:
         return Waste(*map(add_known, astuple(self), astuple(other)))
