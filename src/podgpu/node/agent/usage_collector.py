@@ -208,27 +208,21 @@ def add_owners_to_device(
     usage: DeviceUsage, assignments: Sequence[Assignment], owners: OwnersByPid
 ) -> OwnedUsage:
     """Combines the usage, holders and processes of one device."""
-    listed = {}
-    for process in usage.processes or ():
-        if process.device == usage.device.key:
-            listed[process.pid] = process
-
-    busy_ns = dict(usage.process_busy_ns or {})
-    hidden_ns = busy_ns.pop(HIDDEN_PID, 0)
-    pids = set(listed)
-    if usage.processes is not None:
-        pids.update(pid for pid, ns in busy_ns.items() if ns != 0)
-    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
-
-    shares = {assignment.holder.key: assignment.share for assignment in assignments}
-    workloads = _merge_workloads(owner_of.values(), assignments)
-    holders = {workloads[key]: shares[key] for key in sorted(shares)}
     if usage.processes is None:
+        holders, _ = _merge_workloads((), assignments)
         return OwnedUsage(usage, holders)
 
+    listed = {each.pid: each for each in usage.processes if each.device == usage.device.key}
+    busy_ns = dict(usage.process_busy_ns or {})
+    hidden_ns = busy_ns.pop(HIDDEN_PID, 0)
+    pids = listed.keys() | {pid for pid, ns in busy_ns.items() if ns != 0}
+    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
+    holders, workloads = _merge_workloads(owner_of.values(), assignments)
+
     processes = []
+    held = {holder.key for holder in holders}
     for pid, process_owner in owner_of.items():
-        owner = _find_owner(process_owner, workloads, shares)
+        owner = _find_owner(process_owner, workloads, held)
         memory = listed[pid].memory if pid in listed else None
         only_busy = pid not in listed
         processes.append(OwnedProcess(pid, owner, busy_ns.get(pid, 0), memory, only_busy))
@@ -278,9 +272,9 @@ def _attribute_hidden(
 
 
 def _merge_workloads(
-    owners: Iterable[ProcessOwner], assignments: Iterable[Assignment]
-) -> dict[WorkloadKey, Workload]:
-    """Returns users and holders by key.
+    owners: Iterable[ProcessOwner], assignments: Sequence[Assignment]
+) -> tuple[dict[Workload, float | None], dict[WorkloadKey, Workload]]:
+    """Returns the share of each holder, and users and holders by key.
 
     A holder gets the UID and user of its processes if its source has none.
     """
@@ -292,7 +286,10 @@ def _merge_workloads(
         holder = assignment.holder
         same = workloads.get(holder.key, holder)
         workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
-    return workloads
+
+    shares = {assignment.holder.key: assignment.share for assignment in assignments}
+    holders = {workloads[key]: shares[key] for key in sorted(shares)}
+    return holders, workloads
 
 
 def _find_owner(
