@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from podgpu.model import (
+    HIDDEN_PID,
     Assignment,
     Device,
     DeviceTotals,
@@ -311,6 +312,46 @@ def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> Non
     assert usage_of(charge(turn(exact, *held(A))), A).idle_ns == SECOND
 
 
+def test_a_holder_is_idle_if_it_has_no_process_or_the_device_is_idle() -> None:
+    absent = charge(turn(second({2: 9}), *held(A, B)))
+    assert usage_of(absent, A).idle_ns == SECOND, "another container is busy"
+    assert usage_of(charge(turn(second({1: 0}), *held(A))), A).idle_ns == SECOND
+
+
+def test_a_busy_time_that_is_scaled_down_to_zero_is_not_idle() -> None:
+    scaled = usage_of(charge(turn(second({1: 1, 2: 2 * SECOND}), *held(A, B))), A)
+    assert (scaled.busy_ns, scaled.idle_ns) == (0, 0)
+
+
+def test_samples_do_not_prove_that_a_hidden_process_is_idle() -> None:
+    """The log hides the pids of A and B, so the driver's samples divide their time."""
+    processes = (ProcessUsage(GPU.key, 1, 10), ProcessUsage(GPU.key, 2, 10))
+    ms = 10**6
+    usage = second(
+        {HIDDEN_PID: 400 * ms},
+        processes=processes,
+        method="exact",
+        bounded=True,
+        sampled_busy_ns={2: 9},
+        resident_ns={HIDDEN_PID: 500 * ms},
+    )
+    first = usage_of(charge(turn(usage, *held(A, B))), A)
+    assert (first.busy_ns, first.idle_ns) == (0, None)
+    assert (first.busy_min_ns, first.busy_max_ns) == (0, 400 * ms), "the time may be its own"
+
+
+def test_the_time_of_hidden_processes_belongs_to_the_process_that_the_log_does_not_name() -> None:
+    processes = (ProcessUsage(GPU.key, 1, 10), ProcessUsage(GPU.key, 2, 10))
+    usage = second(
+        {1: 100, HIDDEN_PID: 300},
+        processes=processes,
+        method="exact",
+        resident_ns={1: 100, HIDDEN_PID: 300},
+    )
+    snapshot = charge(turn(usage, *held(A, B)))
+    assert [usage_of(snapshot, each).busy_ns for each in (A, B)] == [100, 300]
+
+
 def wasted(*turns: Turn, workload: Workload = A) -> tuple[int | None, int | None]:
     """Returns the wasted time of a workload: idle and under-used."""
     usage = usage_of(charge(*turns), workload)
@@ -576,6 +617,34 @@ def test_bounds_of_busy_time() -> None:
     shared = second({1: 300, 2: 400}, bounded=True)
     found = usage_of(charge(turn(shared, *held(A, B))), A)
     assert (found.busy_min_ns, found.busy_max_ns) == (0, 700)
+
+
+def test_bounds_by_residency_consider_switches_and_never_exclude_the_busy_time() -> None:
+    ms = 10**6
+
+    def find_bounds(busy: Mapping[int, int], **figures: Any) -> list[tuple[int | None, int | None]]:
+        usage = second(busy, method="exact", bounded=True, **figures)
+        snapshot = charge(turn(usage, *held(A, B)))
+        usages = [usage_of(snapshot, workload) for workload in (A, B)]
+        return [(usage.busy_min_ns, usage.busy_max_ns) for usage in usages]
+
+    resident = {1: 600 * ms, 2: 400 * ms}
+    switching = {"switching_ns": 50 * ms, "saving_ns": {1: 100 * ms}}
+    busy = {1: 450 * ms, 2: 250 * ms}
+    # 650 of the 700 ms are work. A could work for all but 500 of them, B for all but 600.
+    found = find_bounds(busy, resident_ns=resident, **switching)
+    assert found == [(150 * ms, 600 * ms), (50 * ms, 400 * ms)]
+    found = find_bounds({1: 100 * ms, 2: 600 * ms}, resident_ns=resident)
+    assert found == [(100 * ms, 600 * ms), (100 * ms, 600 * ms)]
+    found = find_bounds({1: 700 * ms}, resident_ns={1: 300 * ms})
+    assert found == [(300 * ms, 700 * ms), (0, 0)]
+
+
+def test_busy_time_without_bounds_is_certain() -> None:
+    shared = turn(second({1: 300, 2: 400}, bounded=True), *held(A, B))
+    alone = turn(second({1: 50}), *held(A))
+    found = usage_of(charge(shared, alone), A)
+    assert (found.busy_ns, found.busy_min_ns, found.busy_max_ns) == (350, 50, 750)
 
 
 def test_namespaces_are_bounded() -> None:
