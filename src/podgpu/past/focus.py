@@ -23,7 +23,7 @@ from podgpu.past.bill import (
     RangeWaste,
     describe_row,
 )
-from podgpu.past.schema import DAY, FINE, floor_time
+from podgpu.past.schema import COARSE, DAY, floor_time
 
 _MAX_DAYS = 366  # each day is a query
 _ISSUER = "podgpu"
@@ -36,12 +36,14 @@ _SEPARATORS = ",;"  # if the file is opened with another separator, a cell may b
 
 def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
     """Returns a query for each UTC day of the range. `whole`: the answer to `query`."""
-    start = max(whole.from_, whole.recorded_from or 0.0)
+    start = whole.from_
+    if whole.recorded_from is not None:
+        # Usage may be stored in the 5 minutes before the first round, if the clock was corrected.
+        start = max(start, whole.recorded_from - COARSE)
     if whole.to - start > _MAX_DAYS * DAY:
         raise UsageError(f"format=csv: a range has at most {_MAX_DAYS} days; ask for a shorter one")
     days = []
-    # Less than the 15 s of a round has no usage of its own.
-    while start + FINE <= whole.to:
+    while start < whole.to:
         midnight = floor_time(start, DAY) + DAY
         days.append(query._replace(start=start, end=min(midnight, whole.to)))
         start = midnight
