@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.clock import Clock
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.pages import GpuQuery
@@ -435,6 +436,58 @@ def test_csv_has_a_row_per_day_and_charge_and_months_as_billing_periods() -> Non
     }
     with pytest.raises(UsageError, match="at most 366 days"):
         split_days(RangeQuery(), msgspec.structs.replace(whole, to=start + 367 * DAY))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seconds"), [(2, DAY), (3, 60), (40, 100), (100, 630), (100, 3600)]
+)
+def test_csv_of_a_short_range_has_the_sums_of_the_json(rounds: int, seconds: int) -> None:
+    cluster = Cluster(at=DAY - WALL % DAY - 300.0)  # 5 minutes before midnight
+    for number in range(rounds):
+        cluster.round(gpu(0, used("a", number * 15.0, busy=0.25)), gpu(1))
+    cluster.at += 7.0  # between two rounds
+    answer = cluster.range(seconds=seconds)
+    rows = write_csv(cluster, "pod", seconds=seconds)
+    totals = answer.totals
+    assert totals.gpu_hours > 0
+    assert totals.cost is not None
+    rounding = 5e-5 * (len(rows) + 1)
+    hours = sum(float(row["ConsumedQuantity"]) for row in rows)
+    assert hours == pytest.approx(totals.gpu_hours, abs=rounding)
+    cost = sum(float(row["BilledCost"]) for row in rows)
+    assert cost == pytest.approx(totals.cost, abs=rounding)
+    start = max(seconds for seconds in (answer.from_, answer.recorded_from) if seconds)
+    assert rows[0]["ChargePeriodStart"] <= utc_text(start)
+    assert rows[-1]["ChargePeriodEnd"] == utc_text(answer.to)
+
+
+@pytest.mark.parametrize("days", [1, 7])
+def test_a_constant_load_has_the_same_sum_at_any_time(days: int) -> None:
+    """The range is as long as asked, also if it starts within a stored step."""
+    cluster = Cluster(longest_gap=1000.0)
+    cluster.round(gpu(0, holder("a")), seconds=285.0)
+    for _ in range((days + 2) * DAY // 300):
+        cluster.round(gpu(0, holder("a")), seconds=300.0)
+    for _ in range(12):
+        for _ in range(20):
+            cluster.round(gpu(0, holder("a")))
+        cluster.at += 4.0
+        answer = cluster.range(seconds=days * DAY)
+        cluster.at -= 4.0
+        assert answer.to - answer.from_ == days * DAY
+        assert answer.totals.gpu_hours == pytest.approx(24 * days, abs=0.01)
+
+
+def test_ranges_that_meet_share_no_usage() -> None:
+    cluster = Cluster(longest_gap=1000.0)
+    cluster.round(gpu(0, holder("a")))
+    for _ in range(40 * DAY // 900):
+        cluster.round(gpu(0, holder("a")), seconds=900.0)
+    now = WALL + cluster.at
+    times = [now - 39 * DAY, now - 20.7 * DAY, now - 20.5 * DAY, now - 30.6 * 3600, now - 1000, now]
+    for start, end in pairwise(times):
+        hours = cluster.range(start=start, end=end).totals.gpu_hours
+        assert hours == pytest.approx((end - start) / 3600, abs=0.26)
 
 
 def test_csv_says_who_got_which_part_of_the_gpus() -> None:

@@ -149,7 +149,7 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         oldest = dict(db.execute("SELECT resolution, min(time) FROM usage GROUP BY resolution"))
         assert oldest[DAY] == end - 90 * DAY
         assert oldest[HOUR] == end - 8 * DAY
-        assert oldest[COARSE] == end - 4 * HOUR  # whole hours, at least 3
+        assert oldest[COARSE] == end - 26 * HOUR  # whole hours, at least 25
         samples = dict(db.execute("SELECT resolution, min(time) FROM sample GROUP BY resolution"))
         # Rows are deleted every quarter of an hour.
         assert samples == {COARSE: end - 8 * DAY - 3 * COARSE, 15: end - 482 * COARSE}

@@ -36,12 +36,17 @@ class Retention(NamedTuple):
 
     fine: int = 2 * HOUR
     coarse: int = 8 * DAY
-    usage_per_step: int = 3 * HOUR
+    usage_per_step: int = 25 * HOUR  # the default range, 24 h, is exact to 5 minutes
     usage_per_hour: int = 8 * DAY
     usage: int = 90 * DAY
 
 
-IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY + HOUR)
+IN_MEMORY = Retention(
+    fine=HOUR + COARSE,
+    coarse=DAY + HOUR,
+    usage_per_step=3 * HOUR,
+    usage_per_hour=DAY + HOUR,
+)
 
 
 def keep_again(db: sqlite3.Connection, since: float) -> None:
