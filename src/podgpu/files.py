@@ -200,3 +200,28 @@ class AtomicFile:
                 f"{self.path} was not removed ({e.strerror}): "
                 "check the permissions of its directory"
             ) from e
+
+
+def read_last_valid(
+    option: str, what: str, path: str, parse: Callable[[bytes, str], T], max_bytes: int
+) -> Callable[[], tuple[T, tuple[str, ...]]]:
+    """Returns a function that reads a file again when it changes.
+
+    If the new content is invalid, it returns the last valid one, and a note. Raises UsageError if
+    the file is invalid now.
+    """
+    file = ReadOnChange(parse, max_bytes)
+    try:
+        valid = file.read(path)
+    except (SourceError, UsageError) as error:
+        raise UsageError(f"{option}: {error}") from error
+
+    def read() -> tuple[T, tuple[str, ...]]:
+        nonlocal valid
+        try:
+            valid = file.read(path)
+        except (SourceError, UsageError) as error:
+            return valid, (f"{option}: {error}; the last valid {what} are used",)
+        return valid, ()
+
+    return read

@@ -254,6 +254,14 @@ def costs(query: Mapping[str, str]) -> dict[str, Any]:
         {"unallocated": True} | steps(4),
     ]
     compared = {"steps": 12, "cost": 7000.0, "previous_cost": 6250.0}
+    mine: dict[str, Any] = {"currency": "USD", "per_month": 4000.0, "cost": 4400.0, "ratio": 1.1}
+    other = {"currency": "USD", "per_month": 3000.0, "cost": 1500.0, "ratio": 0.5}
+    team = {"label": "team"} if name == "label" else {}
+    key = "value" if name == "label" else "namespace"
+    budgets = [
+        mine | team | {key: "nlp", "forecast": 7000.0},
+        other | team | {key: "vision", "forecast": 2500.0},
+    ]
     previous = {"from": start - days * 86_400, "to": start, "totals": steps(10, 14)}
     month = {"from": start, "to": start + 30 * 86_400}
     so_far = {"cost": 21_000.0, "cost_so_far": 11_000.0, "cost_per_day": 500.0, "days": 7}
@@ -266,6 +274,7 @@ def costs(query: Mapping[str, str]) -> dict[str, Any]:
         "complete": [day not in (3, days - 1) for day in range(days)],
         "totals": steps(12),
         "rows": rows,
+        "budgets": budgets,
         "previous": previous | {"compared": compared},
         "forecast": month | so_far,
     }

@@ -151,7 +151,13 @@ def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
     assert tab.evaluate(gaps) == 1, "a day without a record is a gap"
     partial = "document.querySelectorAll('.cost-step.is-partial').length"
     assert tab.evaluate(partial) == 1, "today"
-    assert tab.texts(".costs .chart-legend li")[3:] == ["period before", "no record"]
+    *others, gap = tab.texts(".costs .chart-legend li")[3:]
+    assert [text.rpartition(" ")[0] for text in others] == ["period", "budget per day"]
+    assert gap == "no record"
+    assert tab.texts(".budgets li") == [
+        "team=nlp $4,400.00 of $4,000.00 this month (110 %), forecast $7,000.00 over budget",
+        "team=vision $1,500.00 of $3,000.00 this month (50 %), forecast $2,500.00",
+    ]
     assert tab.texts(".costs .chart-legend bdi") == ["nlp", "vision", "unallocated"]
     about = tab.text(".costs .about")
     assert "12 % more than in the period before" in about.replace("\u202f", " ")

@@ -9,14 +9,24 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from podgpu.errors import UsageError
+from podgpu.fleet.budgets import BudgetUse, read_budgets
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
 from podgpu.past.bill import RangeQuery, describe_row
-from podgpu.past.costs import CostsAnswer, CostsQuery, CostsRow, month_start, parse_costs_query
+from podgpu.past.budget_watch import BudgetWatch
+from podgpu.past.costs import (
+    CostsAnswer,
+    CostsQuery,
+    CostsRow,
+    month_start,
+    parse_costs_query,
+    select_budgets,
+)
 from tests.fleet.prometheus_double import running_double
-from tests.fleet.states import WALL, gpu, holder, prometheus_past, state_of
+from tests.fleet.states import WALL, gpu, holder, prometheus_past, state_of, value
 from tests.fleet.test_prometheus_live import Serving
 from tests.fleet.test_prometheus_ranges import END, both_servers, points
 from tests.fleet.test_prometheus_ranges import PRICES as PROMETHEUS_PRICES
@@ -212,6 +222,100 @@ def test_hours_of_expired_days_are_reported_and_their_days_stay_complete() -> No
     assert answer.totals.steps.cost[0] is None
     assert "are not kept: use days" in answer.notes[0]
     assert days.costs(range="3d").complete == [True, True, False]
+
+
+# Budgets
+
+BUDGETS = """
+currency: EUR
+budgets:
+  - {namespace: ml, per_month: 500}
+  - {label: team, value: vision, per_month: 235}
+  - {namespace: none, per_month: 10}
+"""
+
+
+def test_budgets_are_compared_with_the_month_and_its_forecast(days: Days, tmp_path: Path) -> None:
+    file = tmp_path / "budgets.yaml"
+    file.write_text(BUDGETS)
+    watch = BudgetWatch(days.past, read_budgets(str(file)))
+    watch.update()
+    uses, notes = watch.read()
+    assert notes == ()
+    ml, vision, none = uses
+    assert (ml.cost, ml.ratio) == (592.5, 1.185)
+    assert ml.forecast == rows_of(days.costs(range="month"))["ml"].forecast
+    assert (vision.cost, vision.ratio) == (117.5, 0.5)
+    assert (none.cost, none.ratio, none.warning) == (0.0, 0.0, "")
+
+    state = state_of(budgets=uses)
+    [alert] = [alert for alert in state.alerts if "namespace ml" in alert.text]
+    assert alert.severity == "warning"
+    assert alert.text == ("namespace ml: 592.50 EUR exceed the budget of 500.00 EUR per month")
+    assert value(state, "podgpu_budget_ratio", namespace="ml", currency="EUR") == 1.185
+    labels = {"label": "team", "value": "vision", "currency": "EUR"}
+    assert value(state, "podgpu_budget_ratio", **labels) == 0.5
+    forecast = value(state, "podgpu_budget_forecast_ratio", namespace="ml", currency="EUR")
+    assert forecast == ml.forecast_ratio
+
+    file.write_text(BUDGETS.replace("500", "-500"))
+    watch.update()
+    uses, [note] = watch.read()
+    assert uses[0].per_month == 500
+    assert note.startswith(f"--budgets: {file}: ")
+    assert note.endswith("the last valid budgets are used")
+    file.write_text(BUDGETS.replace("EUR", "USD"))
+    watch.update()
+    uses, [note] = watch.read()
+    assert not uses
+    assert "the budgets are in USD, but the prices in EUR" in note
+
+
+def test_a_forecast_over_the_budget_is_a_warning() -> None:
+    use = BudgetUse(
+        namespace="ml", currency="EUR", per_month=100.0, cost=60.0, ratio=0.6, forecast=130.0
+    )
+    assert use.warning == (
+        "namespace ml: the forecast of 130.00 EUR exceeds the budget of 100.00 EUR per month"
+        " (60% are used)"
+    )
+    assert replace(use, forecast=100.0, ratio=1.0, cost=100.0).warning == ""
+
+
+def test_only_budgets_of_what_is_shown_are_answered() -> None:
+    known: Any = {"currency": "EUR", "per_month": 1.0, "cost": 1.0, "ratio": 1.0}
+    mine = BudgetUse(namespace="ml", **known)
+    other = BudgetUse(namespace="secret", **known)
+    team = BudgetUse(label="my-team", value="x", **known)
+    every = [mine, other, team]
+    assert select_budgets(every, RangeQuery("namespace")) == [mine, other]
+    assert select_budgets(every, RangeQuery("label:my_team")) == [team]
+    assert select_budgets(every, RangeQuery("label:team")) == []
+    assert select_budgets(every, RangeQuery("owner")) == []
+    ann = frozenset({"ml"})
+    assert select_budgets(every, RangeQuery("namespace", visible=ann)) == [mine]
+    assert select_budgets(every, RangeQuery("label:my-team", visible=ann)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{namespace: ml, per_month: -1}", "per_month"),
+        ("{namespace: ml, per_month: 0}", "per_month"),
+        ("{namespace: ml}", "per_month"),
+        ("{namespace: ml, per_month: 1, per_year: 2}", "per_year"),
+        ("{per_month: 1}", "a budget needs either a namespace, or a label and its value"),
+        ("{label: team, per_month: 1}", "a budget needs either a namespace, or a label"),
+        ("{namespace: ml, label: a, value: b, per_month: 1}", "a budget needs either"),
+        ("{namespace: ml, per_month: 1}, {namespace: ml, per_month: 2}", "ml has several budgets"),
+    ],
+)
+def test_invalid_budgets_are_refused(line: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "budgets.yaml"
+    file.write_text(f"currency: EUR\nbudgets: [{line}]\n")
+    with pytest.raises(UsageError, match=re.escape(message)) as error:
+        read_budgets(str(file))
+    assert str(error.value).startswith("--budgets: ")
 
 
 # Prometheus

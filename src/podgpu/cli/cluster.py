@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from podgpu.cli.options import Options, is_set, make_command, naming_option
 from podgpu.errors import UsageError
+from podgpu.fleet.budgets import read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
@@ -27,6 +28,7 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import NoApi, is_loopback, load_config
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
 from podgpu.model import PodName, WorkloadOwner
+from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
@@ -95,6 +97,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
             _log.info(text, MAX_GPUS, where)
             services.append(recorder)
+        if options["budgets"]:
+            watch = BudgetWatch(past, read_budgets(options["budgets"]))
+            cluster.read_budgets = watch.read
+            services.append(watch)
         app = cluster_application(
             cluster, protection, past, options["web_enable_lifecycle"], access
         )

@@ -25,8 +25,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from podgpu.errors import SourceError, UsageError
-from podgpu.files import ReadOnChange
+from podgpu.files import read_last_valid
 from podgpu.metrics.mig import parent_and_fraction
 
 PriceSource = Literal["", "example", "file"]
@@ -207,18 +206,4 @@ def read_prices(option: str) -> ReadPrices:
         content = files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes()
         example = parse_prices(content, _EXAMPLE_FILE, "example")
         return lambda: (example, ())
-    file = ReadOnChange(parse_prices, _MAX_FILE_BYTES)
-    try:
-        prices = file.read(option)
-    except (SourceError, UsageError) as error:
-        raise UsageError(f"--prices: {error}") from error
-
-    def read() -> tuple[Prices, tuple[str, ...]]:
-        nonlocal prices
-        try:
-            prices = file.read(option)
-        except (SourceError, UsageError) as error:
-            return prices, (f"--prices: {error}; the last valid prices are used",)
-        return prices, ()
-
-    return read
+    return read_last_valid("--prices", "prices", option, parse_prices, _MAX_FILE_BYTES)

@@ -21,6 +21,7 @@ import msgspec
 
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError, StartError
+from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.parts import is_lost
 from podgpu.fleet.prices import ReadPrices, no_prices
 from podgpu.fleet.readings import ClusterReading, Collector, ViewSettings
@@ -39,6 +40,10 @@ MakeCollector = Callable[[], Collector]
 loop.
 """
 GpuPresence = Literal["unknown", "present", "missing"]
+
+
+def _no_budgets() -> tuple[Sequence[BudgetUse], Sequence[str]]:
+    return (), ()
 
 
 @dataclass
@@ -114,6 +119,8 @@ class Cluster:
         self._prices = prices
         # Returns the Unix time for prices that change. A recorder replaces it by its own clock.
         self.read_time: Callable[[], float] = self.clock.wall
+        # Returns the use of budgets, and notes. A `BudgetWatch` replaces it.
+        self.read_budgets: Callable[[], tuple[Sequence[BudgetUse], Sequence[str]]] = _no_budgets
         self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
@@ -139,6 +146,7 @@ class Cluster:
     def _publish(self, reading: ClusterReading) -> None:
         now = self.clock.monotonic()
         prices, notes = self._prices()
+        budgets, budget_notes = self.read_budgets()
         removed = frozenset(self._removed_gpus)
         state = build_cluster_state(
             reading,
@@ -148,8 +156,9 @@ class Cluster:
             self.clock.wall(),
             prices=prices.at(self.read_time()),
             removed=removed,
-            notes=(*notes, *self.other_warnings()),
+            notes=(*notes, *budget_notes, *self.other_warnings()),
             recorded=self.recorded_nodes,
+            budgets=budgets,
         )
         self._previous = state
         for uuid in removed:

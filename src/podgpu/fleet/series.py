@@ -59,6 +59,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families += make_families("cluster", idle)
     families += _count_families(state)
     families += _cost_families(state)
+    families += _budget_families(state)
     families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
     families += self_families(state)
     return families
@@ -325,6 +326,23 @@ def _cost_families(state: ClusterState) -> list[Family]:
             samples["podgpu_namespace_wasted_per_hour"].append(Sample(labels, sums.wasted_per_hour))
     for cluster, waste in sorted(unallocated.items()):
         add_waste(waste, "", cluster)
+    return make_families("cluster", samples)
+
+
+def _budget_families(state: ClusterState) -> list[Family]:
+    samples: dict[str, list[Sample]] = defaultdict(list)
+    for budget in state.budgets:
+        named = [
+            ("namespace", budget.namespace),
+            ("label", budget.label),
+            ("value", budget.value),
+            ("currency", budget.currency),
+        ]
+        labels = Labels(pair for pair in named if pair[1])
+        samples["podgpu_budget_ratio"].append(Sample(labels, budget.ratio))
+        if budget.forecast_ratio is not None:
+            sample = Sample(labels, budget.forecast_ratio)
+            samples["podgpu_budget_forecast_ratio"].append(sample)
     return make_families("cluster", samples)
 
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.errors import few_of
+from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.choose import (
     Alert,
     add_lost_gpus,
@@ -92,6 +93,7 @@ class ClusterState:
     used: Mapping[Scope, UsedMean] = field(default_factory=dict)
     owners: Owners = field(default_factory=dict)
     prices: Prices = NO_PRICES
+    budgets: Sequence[BudgetUse] = ()
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Totals, if there are too many GPUs to read. Then `nodes` has only a selection.
@@ -129,6 +131,7 @@ def build_cluster_state(
     removed: Collection[str] = (),
     notes: Sequence[str] = (),
     recorded: Mapping[str, str] | None = None,
+    budgets: Sequence[BudgetUse] = (),
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
 
@@ -166,10 +169,11 @@ def build_cluster_state(
         taken_at=wall,
         nodes=tuple(nodes),
         notes=bound_notes(all_notes),
-        alerts=_list_alerts(nodes, conflicts, unread),
+        alerts=_list_alerts(nodes, conflicts, unread, budgets),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
         prices=prices,
+        budgets=budgets,
         outcomes=tuple(sorted_outcomes),
         errors=reading.errors,
         fleet=reading.fleet,
@@ -185,13 +189,17 @@ def _list_unread(outcomes: Iterable[TargetOutcome], nodes: Iterable[NodeReading]
 
 
 def _list_alerts(
-    nodes: Iterable[NodeEntry], conflicts: Iterable[Alert], unread: Sequence[str]
+    nodes: Iterable[NodeEntry],
+    conflicts: Iterable[Alert],
+    unread: Sequence[str],
+    budgets: Iterable[BudgetUse],
 ) -> tuple[Alert, ...]:
     alerts: list[Alert] = []
     for node in nodes:
         alerts += describe_node(node.name, node.state, node.gone)
     alerts += conflicts
     alerts += [Alert("warning", text) for text in unread[:MAX_NOTES]]
+    alerts += [Alert("warning", budget.warning) for budget in budgets if budget.warning]
     return sort_alerts(alerts)
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.errors import UsageError, utc_text
+from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import group_by_key
@@ -183,6 +184,7 @@ class CostsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     totals: CostsTotals
     rows: list[CostsRow]
     previous: PreviousPeriod
+    budgets: list[BudgetUse] = []  # of the namespaces or labels by which rows are made
     forecast: Forecast | None = None  # None without a complete day, or for a past period
 
 
@@ -198,6 +200,21 @@ def parse_costs_query(query: Mapping[str, str]) -> CostsQuery:
     if is_month:
         del given["range"]
     return CostsQuery(parse_range_query(given), _STEPS[step], is_month)
+
+
+def select_budgets(budgets: Iterable[BudgetUse], query: RangeQuery) -> list[BudgetUse]:
+    """Returns the budgets of what the rows show, and of namespaces that the user may see."""
+    selected = []
+    for budget in budgets:
+        if budget.label:
+            is_shown = query.visible is None
+            same = query.label == RangeQuery(f"label:{budget.label}").label
+        else:
+            is_shown = query.visible is None or budget.namespace in query.visible
+            same = query.by == "namespace"
+        if is_shown and same:
+            selected.append(budget)
+    return selected
 
 
 def widest_range(query: CostsQuery, now: float) -> RangeQuery:
@@ -411,6 +428,7 @@ def read_costs_answer(
 
     answer = make_costs(query, now, state.prices, steps, days)
     answer.simulated = state.simulated
+    answer.budgets = select_budgets(state.budgets, query.range)
     answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
     since = read_usage_start(db)
     if since is None or windows.start + COARSE < since:

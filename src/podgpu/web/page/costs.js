@@ -1,7 +1,7 @@
 // Cost over time: a stacked bar for each day or hour, the period before as a line, and the forecast of the month.
 
 import { Question } from "./ask.js";
-import { h, place, setText, svg } from "./dom.js";
+import { h, place, plain, setText, svg } from "./dom.js";
 import { amount, clock, money, percent, plural, totalMoney } from "./format.js";
 
 const EVERY_SECONDS = 300; // days change slowly
@@ -28,7 +28,8 @@ export class CostChart {
     const body = h("div", { class: "chart-body" }, scale, this.svg);
     const keys = { tabindex: "0", role: "group", "aria-label": "Cost over time. Use the arrow keys to read one step." };
     this.plot = h("div", { class: "plot chart", ...keys }, this.value, body, this.axis);
-    this.element = h("section", { class: "costs" }, h("div", { class: "timeline-head" }, this.title, this.about), this.plot, this.legend);
+    this.budgets = h("ul", { class: "budgets", "aria-label": "Budgets of this month" });
+    this.element = h("section", { class: "costs" }, h("div", { class: "timeline-head" }, this.title, this.about), this.plot, this.legend, this.budgets);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.read(undefined));
     this.plot.addEventListener("keydown", (event) => this.step(event));
@@ -72,6 +73,8 @@ export class CostChart {
     }
     place(this.axis, ticks);
     place(this.legend, legendOf(bars));
+    place(this.budgets, bars.budgets.map((budget) => budgetItem(budget, bars.exact)));
+    this.budgets.hidden = !bars.budgets.length;
     this.read(undefined);
   }
 
@@ -115,8 +118,12 @@ function barsOf(data, rows, nameOf) {
   const isAll = rows.length === data.rows.length;
   const previous = isAll ? (data.previous?.totals?.steps?.[name] ?? []) : [];
   const sums = totals.map((total, i) => (Number.isFinite(total) ? sumAt(lines, i) : undefined));
-  const most = Math.max(...[...sums, ...previous].filter(Number.isFinite), 0) || 1;
   const isDay = data.step_seconds === DAY_SECONDS;
+  const budgets = isCost ? (data.budgets ?? []).filter((budget) => rows.some((row) => isOf(budget, row))) : [];
+  // One line only if every row has a budget: otherwise the stack and the line are not comparable.
+  const isCovered = rows.every((row) => row.unallocated || budgets.some((budget) => isOf(budget, row)));
+  const limit = isDay && budgets.length && isCovered ? budgets.reduce((sum, budget) => sum + budget.per_month, 0) / daysOfMonth(data.to) : undefined;
+  const most = Math.max(...[...sums, ...previous, limit].filter(Number.isFinite), 0) || 1;
   const timeText = (i) => {
     const at = data.from + i * data.step_seconds;
     return isDay ? DAY_TEXT.format(new Date(at * 1000)) : clock(at);
@@ -128,7 +135,30 @@ function barsOf(data, rows, nameOf) {
     const before = Number.isFinite(previous[i]) ? `period before ${exact(previous[i])}` : "";
     return [`${timeText(i)}: ${total}`, ...parts, before].filter(Boolean).join(" \u00b7 ");
   };
-  return { isCost, isDay, isAll, write, exact, lines, sums, previous, most, steps: totals.length, complete: data.complete ?? [], timeText, textAt };
+  return { isCost, isDay, isAll, write, exact, lines, sums, previous, budgets, limit, most, steps: totals.length, complete: data.complete ?? [], timeText, textAt };
+}
+
+function isOf(budget, row) {
+  if (row.unallocated || row.others || row.hidden) return false;
+  return budget.label ? row.label === budget.value : row.namespace === budget.namespace;
+}
+
+function daysOfMonth(unix) {
+  const at = new Date(unix * 1000);
+  return new Date(Date.UTC(at.getUTCFullYear(), at.getUTCMonth() + 1, 0)).getUTCDate();
+}
+
+// Says how much of a budget is used, with a bar. The mark on the bar is the forecast.
+function budgetItem(budget, exact) {
+  const name = budget.label ? `${budget.label}=${budget.value}` : budget.namespace;
+  const forecast = budget.forecast === undefined ? "" : `, forecast ${exact(budget.forecast)}`;
+  const isOver = budget.cost > budget.per_month;
+  const isAhead = !isOver && budget.forecast > budget.per_month;
+  const fill = h("span", { class: "budget-fill" });
+  fill.style.width = `${100 * Math.min(1, budget.ratio)}%`;
+  const text = `${exact(budget.cost)} of ${exact(budget.per_month)} this month (${percent(budget.ratio)})${forecast}`;
+  const sign = isOver ? "over budget" : isAhead ? "forecast over budget" : "";
+  return h("li", { class: isOver || isAhead ? "is-over" : "" }, h("bdi", {}, plain(name)), h("span", { class: "budget-track", "aria-hidden": "true" }, fill), h("span", {}, text), sign && h("strong", {}, sign));
 }
 
 function tintOf(row, i) {
@@ -140,7 +170,7 @@ function sumAt(lines, i) {
   return lines.reduce((sum, { values }) => sum + (values[i] ?? 0), 0);
 }
 
-function shapesOf({ lines, sums, previous, most, steps, complete }) {
+function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
   const width = WIDTH / steps;
   const y = (value) => HEIGHT - (HEIGHT - 1) * (value / most);
   const groups = sums.map((sum, i) => {
@@ -162,13 +192,16 @@ function shapesOf({ lines, sums, previous, most, steps, complete }) {
     if (!Number.isFinite(value)) return;
     line += `M${(i * width).toFixed(1)},${y(value).toFixed(2)}H${((i + 1) * width).toFixed(1)}`;
   });
-  return [...groups, svg("path", { class: "cost-before", d: line })];
+  const shapes = [...groups, svg("path", { class: "cost-before", d: line })];
+  if (limit !== undefined) shapes.push(svg("path", { class: "cost-budget", d: `M0,${y(limit).toFixed(2)}H${WIDTH}` }));
+  return shapes;
 }
 
-function legendOf({ lines, previous, exact, sums }) {
+function legendOf({ lines, previous, limit, exact, sums }) {
   const entry = (tint, ...text) => h("li", {}, h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" }), ...text);
   const entries = lines.map(({ name, tint, sum }) => entry(tint, h("bdi", {}, name), ` ${exact(sum)}`));
   if (previous.some(Number.isFinite)) entries.push(entry("before", "period before"));
+  if (limit !== undefined) entries.push(entry("budget", `budget per day ${exact(limit)}`));
   if (sums.includes(undefined)) entries.push(entry("gap", "no record"));
   return entries;
 }

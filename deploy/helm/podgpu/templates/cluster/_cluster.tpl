@@ -72,6 +72,9 @@ lost: {{ not (empty $lost) }}
 {{- else if eq $settings.prices "file" }}
 - --prices=/etc/podgpu/prices/prices.yaml
 {{- end }}
+{{- if $cluster.budgets }}
+- --budgets=/etc/podgpu/budgets/budgets.yaml
+{{- end }}
 {{- if $cluster.webConfig.secretName }}
 - --web-config-file=/etc/podgpu/web/web-config.yml
 - {{ printf "--probe-address=:%s" (include "podgpu.probePort" .) | quote }}
@@ -93,6 +96,9 @@ lost: {{ not (empty $lost) }}
 {{- if eq $settings.prices "file" }}
 - {name: prices, mountPath: /etc/podgpu/prices, readOnly: true}
 {{- end }}
+{{- if $cluster.budgets }}
+- {name: budgets, mountPath: /etc/podgpu/budgets, readOnly: true}
+{{- end }}
 {{- range include "podgpu.source.secrets" . | fromYamlArray }}
 - {name: {{ .name }}, mountPath: {{ .path }}, readOnly: true}
 {{- end }}
@@ -113,6 +119,9 @@ lost: {{ not (empty $lost) }}
 {{- end }}
 {{- if eq $settings.prices "file" }}
 - {name: prices, configMap: {name: {{ include "podgpu.component" (list . "prices") }}}}
+{{- end }}
+{{- if $cluster.budgets }}
+- {name: budgets, configMap: {name: {{ include "podgpu.component" (list . "budgets") }}}}
 {{- end }}
 {{- range include "podgpu.source.secrets" . | fromYamlArray }}
 - {name: {{ .name }}, secret: {secretName: {{ .secret }}}}

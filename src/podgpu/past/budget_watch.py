@@ -1,0 +1,124 @@
+"""Compares the cost of the current month with the budgets, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from math import fsum
+
+from podgpu.errors import PodgpuError, StartError
+from podgpu.fleet.budgets import Budget, BudgetUse, ReadBudgets
+from podgpu.past.bill import RangeQuery
+from podgpu.past.costs import CostsAnswer, CostsQuery
+from podgpu.past.interface import Past
+
+_SECONDS = 60.0  # the page and the alerts show a changed file after at most this time
+_FIRST_SECONDS = 5.0  # until there is a record
+_STOP_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+class BudgetWatch:
+    def __init__(self, past: Past, budgets: ReadBudgets) -> None:
+        self.fatal: StartError | None = None
+        self._past = past
+        self._budgets = budgets
+        self._latest: tuple[Sequence[BudgetUse], Sequence[str]] = ((), ())
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> tuple[Sequence[BudgetUse], Sequence[str]]:
+        """Returns the last result, and notes about what is wrong."""
+        return self._latest
+
+    def update(self) -> None:
+        self._latest = asyncio.run(self._compute())
+
+    async def _compute(self) -> tuple[Sequence[BudgetUse], Sequence[str]]:
+        file, notes = self._budgets()
+        uses = []
+        answers: dict[str, CostsAnswer] = {}
+        for budget in file.budgets:
+            by = f"label:{budget.label}" if budget.label else "namespace"
+            if by not in answers:
+                query = CostsQuery(RangeQuery(by), is_month=True, most_rows=None)
+                try:
+                    answers[by] = await self._past.costs(query)
+                except PodgpuError as error:
+                    return (), (*notes, f"--budgets: the cost is unknown: {error}")
+            answer = answers[by]
+            if answer.currency and answer.currency != file.currency:
+                text = (
+                    f"--budgets: the budgets are in {file.currency}, but the prices in"
+                    f" {answer.currency}: use one currency"
+                )
+                return (), (*notes, text)
+            use = _compare(budget, answer)
+            if use is not None:
+                uses.append(use)
+        return uses, notes
+
+    # Thread
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        del on_fatal  # unused, because podgpu continues without budgets
+        self._thread = threading.Thread(target=self._run, name="budgets", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                self.update()
+            except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues
+                _log.exception("unexpected error while comparing budgets; please report it")
+            self._wake.wait(_SECONDS if self._latest[0] else _FIRST_SECONDS)
+            self._wake.clear()
+
+    def reload(self) -> None:
+        """Reads the file now (SIGHUP)."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+
+def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
+    """Returns None if the cost of this month is unknown."""
+    if not any(cost is not None for cost in answer.totals.steps.cost):
+        return None
+    costs = []
+    forecasts = []
+    for row in answer.rows:
+        if row.unallocated or row.hidden or (row.namespace, row.label) != _key(budget):
+            continue
+        costs.append(row.cost)
+        forecasts.append(row.forecast)
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(costs):
+        return None
+    cost = round(fsum(known), 4)
+    forecast = None
+    if answer.forecast is not None:
+        parts = [part for part in forecasts if part is not None]
+        if len(parts) == len(forecasts):
+            forecast = round(fsum(parts), 4)
+    return BudgetUse(
+        namespace=budget.namespace,
+        label=budget.label,
+        value=budget.value,
+        currency=answer.currency,
+        per_month=budget.per_month,
+        cost=cost,
+        ratio=round(cost / budget.per_month, 4),
+        forecast=forecast,
+    )
+
+
+def _key(budget: Budget) -> tuple[str, str]:
+    return budget.namespace, budget.value
