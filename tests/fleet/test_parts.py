@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.fleet.hold import measure_use
-from podgpu.fleet.parts import Use, divide, divide_device, divide_gpu, gpu_utilization
+from podgpu.fleet.parts import Use, divide_device, divide_gpu, gpu_utilization
 from podgpu.model import Condition
 from tests.fleet.states import gpu, holder, lost, mig, node, state_of
 
@@ -43,13 +43,13 @@ def test_utilisation_of_a_gpu_in_mig_mode_is_the_mean_by_size() -> None:
     assert gpu_utilization(gpu(0, busy=0.5)) == 0.5
 
 
-@given(st.lists(st.none() | st.floats(0, 1), max_size=20), st.floats(0, 1))
-def test_no_more_is_given_out_than_there_is(wanted: list[float | None], whole: float) -> None:
-    given_out = divide(wanted, whole)
+@given(st.lists(st.none() | st.floats(0, 1), max_size=20))
+def test_no_more_is_given_out_than_there_is(wanted: list[float | None]) -> None:
+    given_out = divide_device([holder(share=share) for share in wanted])
     assert all(part >= 0 for part in given_out)
-    assert sum(given_out) <= whole + 1e-9
+    assert sum(given_out) <= 1 + 1e-9
     if None in wanted:
-        assert sum(given_out) == pytest.approx(whole)
+        assert sum(given_out) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -200,19 +200,15 @@ def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
     return tuple(unique.values())
 
 
-def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Scales the amounts down if their sum exceeds `whole`.
+def _divide(wanted: Sequence[float | None]) -> list[float]:
+    """Scales the fractions down if their sum exceeds 1.
 
     None stands for an equal share of the remainder.
     """
-    total = sum(amount for amount in wanted if amount is not None)
-    if total > whole:
-        scale = whole / total
-        rest = 0.0
-    else:
-        scale = 1.0
-        rest = (whole - total) / max(1, wanted.count(None))
-    return [rest if amount is None else amount * scale for amount in wanted]
+    total = sum(fraction for fraction in wanted if fraction is not None)
+    scale = 1.0 / max(1.0, total)
+    rest = max(0.0, 1.0 - total) / max(1, wanted.count(None))
+    return [rest if fraction is None else fraction * scale for fraction in wanted]
 
 
 def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
@@ -224,7 +220,7 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
     wanted = [fraction_of_gpu(gpu.model, instance.profile) for instance in instances]
-    fractions = divide(wanted, 1.0)
+    fractions = _divide(wanted)
     devices: list[tuple[MigInstance | None, float]] = list(zip(instances, fractions, strict=True))
     if not gpu.hidden:
         devices.append((None, max(0.0, 1.0 - sum(fractions))))
@@ -236,7 +232,7 @@ def divide_device(holders: Sequence[Holder]) -> list[float]:
     if len(holders) == 1 and holders[0].share_ratio in (None, 1):
         return [1.0]
     shares = [holder.share_ratio for holder in holders]
-    return divide([None if share is None else min(share, 1.0) for share in shares], 1.0)
+    return _divide([None if share is None else min(share, 1.0) for share in shares])
 
 
 def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
