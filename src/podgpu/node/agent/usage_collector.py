@@ -28,6 +28,7 @@ from podgpu.model import (
 )
 from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.gpu.source import Telemetry
+from podgpu.node.holders import KUBELET
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
 from podgpu.node.usage.ledger import (
@@ -43,7 +44,6 @@ from podgpu.workers import ErrorCounts, Workers
 OwnersByPid = Mapping[int, ProcessOwner]
 SOURCE = "usage"
 SWITCHES = "switches"
-_KUBELET = "kubelet"  # the only source that lists all allocations of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ def _find_unallocated(
     Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with
     an unmapped allocation, and devices that a scheduler has reserved for unknown pods.
     """
-    if not any(source.name == _KUBELET and source.up for source in allocation.sources):
+    if not any(source.name == KUBELET and source.up for source in allocation.sources):
         return set()
     trusted = [each for each in allocation.assignments if each.source not in LAST_RESORT]
     if not trusted and not allocation.offered:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from podgpu.model import Allocation, Device, Workload
 
+KUBELET = "kubelet"
+"""Name of the only source that lists all allocations of the node."""
 Complete = Callable[[Workload], Workload]
 """Adds the known fields of a workload's identity. Raises SourceError if the fields contradict each
 other.

@@ -43,9 +43,9 @@ from podgpu.model import (
     Unmapped,
     Workload,
 )
+from podgpu.node.holders import KUBELET
 from podgpu.node.holders.api import ApiAccess
 from podgpu.node.holders.device_ids import DeviceIndex, add_shares, parse_device_id, sort_allocation
-from podgpu.node.holders.kubelet import SOURCE
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
 DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -217,7 +217,7 @@ def _make_assignment(
     return Assignment(
         device.key,
         claim.holder,
-        SOURCE,
+        KUBELET,
         share=share,
         attributes=attributes,
         is_shared=is_shared,
@@ -348,7 +348,7 @@ class ClaimedDevice(NamedTuple):
 
     def unmapped(self, reason: str) -> Unmapped:
         text = "/".join((NVIDIA_DRIVER, *self.device))
-        return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
+        return Unmapped(KUBELET, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
     def build_attributes(self, mig_uuid: str, profile: str) -> Pairs:
         """Returns dcgm-exporter's labels for a claim, in dcgm-exporter's order.

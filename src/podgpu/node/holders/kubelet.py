@@ -27,7 +27,7 @@ from h2.exceptions import H2Error
 from podgpu.errors import SourceError
 from podgpu.files import explain_read_error
 from podgpu.model import Allocation, Device, Workload
-from podgpu.node.holders import AllocationSource, podresources_pb2
+from podgpu.node.holders import KUBELET, AllocationSource, podresources_pb2
 from podgpu.node.holders.device_ids import (
     HeldId,
     SharedDevice,
@@ -39,7 +39,6 @@ from podgpu.node.holders.device_ids import (
     sort_allocation,
 )
 
-SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 # Seconds until a List call times out. The allocation loop waits less and uses a late answer in its
 # next reading.
@@ -62,7 +61,7 @@ class ClaimMapping(Protocol):
 class KubeletAllocation(AllocationSource):
     """Calls List for each reading, and GetAllocatableResources about once a minute."""
 
-    name = SOURCE
+    name = KUBELET
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class KubeletAllocation(AllocationSource):
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
         held = list(_held_ids(response))
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
-        allocation = map_held(SOURCE, gpus, devices, self._replicas)
+        allocation = map_held(KUBELET, gpus, devices, self._replicas)
         if self.claims is not None:
             allocation = _unite(allocation, self.claims.held(response, devices))
         pods = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)

@@ -32,7 +32,7 @@ from podgpu.model import (
     group_by_key,
     parts_of,
 )
-from podgpu.node.holders import AllocationSource, Complete
+from podgpu.node.holders import KUBELET, AllocationSource, Complete
 from podgpu.node.holders.annotations import replace_reservations
 from podgpu.node.holders.device_ids import parse_device_id, sort_allocation
 from podgpu.node.holders.identity import Identities
@@ -48,10 +48,9 @@ DEADLINE = 5.0
 LAST_RESORT = frozenset({"processes"})
 # Maps a source that may be outdated to a more current source. If both answer, the former only adds
 # details.
-LAGGING = {"checkpoint": "kubelet"}
+LAGGING = {"checkpoint": KUBELET}
 # Sources that may list pods that have ended, for example because its writer was turned off.
 OUTDATED = frozenset({"podlist"})
-KUBELET = "kubelet"
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.node.gpu.nvml.switch_splitter import LogNotMeasured
 from podgpu.node.gpu.remote_exporter import ExporterTelemetry
 from podgpu.node.gpu.source import Telemetry
-from podgpu.node.holders import AllocationSource
+from podgpu.node.holders import KUBELET, AllocationSource
 from podgpu.node.holders.annotations import replace_reservations
 from podgpu.node.holders.api import ApiAccess
 from podgpu.node.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.node.holders.identity import Identities, IdentityReader
-from podgpu.node.holders.kubelet import SOURCE, KubeletAllocation
+from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.node.holders.reader import describe, explain, merge, reject_ended
 from podgpu.node.usage.containers import in_host_pid_namespace
 from podgpu.workers import Workers
@@ -540,7 +540,7 @@ def check_holders(
             findings.append(_explain_error(name, result.error, kubelet_required))
             continue
         allocations[name] = allocation
-        if kubelet is not None and name == SOURCE:
+        if kubelet is not None and name == KUBELET:
             findings += _check_kubelet(kubelet.socket, responses[0], allocation, api)
         else:
             count = len(allocation.assignments) + len(allocation.unmapped)
@@ -549,7 +549,7 @@ def check_holders(
         return findings
 
     names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
-    kubelet_pods = allocations.get(SOURCE, Allocation()).listed_pods
+    kubelet_pods = allocations.get(KUBELET, Allocation()).listed_pods
 
     def has_ended(workload: Workload) -> bool:
         alive = names.is_alive(workload, ())
@@ -639,7 +639,7 @@ _ROOTS = (
 def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -> Finding:
     # The finding itself shows the name.
     text = str(error).removeprefix(f"{name}: ")
-    if name != SOURCE or getattr(error, "reason", "") != "socket_missing":
+    if name != KUBELET or getattr(error, "reason", "") != "socket_missing":
         return wrong(name, text)
     finding = wrong if kubelet_required else note
     return finding("kubelet", f"no pod labels, because {text}", _ROOTS)
