@@ -24,6 +24,7 @@ from podgpu.fleet.choose import (
     sort_alerts,
 )
 from podgpu.fleet.hold import HolderTimes, IdleTimes, measure_use
+from podgpu.fleet.jobs import JobKey, Jobs, describe_slow, list_jobs, samples_of
 from podgpu.fleet.parts import (
     HeldPart,
     device_model,
@@ -45,6 +46,7 @@ from podgpu.fleet.readings import (
     ViewSettings,
 )
 from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
+from podgpu.fleet.stragglers import SlowGpu, StragglerDetector
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.values import MAX_RATIO
 from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
@@ -101,6 +103,8 @@ class ClusterState:
     found: int | None = None  # number of nodes that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time; constant until the clock is set
     step_seconds: int | None = None  # set only for a past time: values are means over this time
+    jobs: Jobs = field(default_factory=dict)
+    slow: Mapping[JobKey, SlowGpu] = field(default_factory=dict)  # the slowest GPU of each job
 
     @property
     def used_ratio(self) -> float | None:
@@ -132,11 +136,13 @@ def build_cluster_state(
     notes: Sequence[str] = (),
     recorded: Mapping[str, str] | None = None,
     budgets: Sequence[BudgetUse] = (),
+    detector: StragglerDetector[JobKey] | None = None,
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
 
     `removed`: UUIDs of GPUs that were removed with `podgpu forget`. They are hidden while they are
-    lost. `recorded`: the node of each GPU in the history, by UUID.
+    lost. `recorded`: the node of each GPU in the history, by UUID. `detector`: keeps the last
+    minutes of each job; without it, no GPU is compared with its siblings.
     """
     before: dict[str, NodeEntry] = {}
     # With totals only, nodes are not listed, so missing ones are not gone.
@@ -161,6 +167,9 @@ def build_cluster_state(
 
     sorted_outcomes = [outcomes[target] for target in sorted(outcomes)]
     unread = _list_unread(sorted_outcomes, reading.nodes)
+    jobs = list_jobs(nodes, before)
+    slow = {} if detector is None else detector.update(now, samples_of(jobs))
+
     all_notes = [*notes, *reading.notes]
     all_notes += unread
     all_notes += describe_unpriced(nodes, prices)
@@ -169,7 +178,7 @@ def build_cluster_state(
         taken_at=wall,
         nodes=tuple(nodes),
         notes=bound_notes(all_notes),
-        alerts=_list_alerts(nodes, conflicts, unread, budgets),
+        alerts=_list_alerts(nodes, [*describe_slow(jobs, slow), *conflicts], unread, budgets),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
         prices=prices,
@@ -178,6 +187,8 @@ def build_cluster_state(
         errors=reading.errors,
         fleet=reading.fleet,
         clock_offset=offset,
+        jobs=jobs,
+        slow=slow,
     )
 
 
@@ -190,14 +201,14 @@ def _list_unread(outcomes: Iterable[TargetOutcome], nodes: Iterable[NodeReading]
 
 def _list_alerts(
     nodes: Iterable[NodeEntry],
-    conflicts: Iterable[Alert],
+    others: Iterable[Alert],
     unread: Sequence[str],
     budgets: Iterable[BudgetUse],
 ) -> tuple[Alert, ...]:
     alerts: list[Alert] = []
     for node in nodes:
         alerts += describe_node(node.name, node.state, node.gone)
-    alerts += conflicts
+    alerts += others
     alerts += [Alert("warning", text) for text in unread[:MAX_NOTES]]
     alerts += [Alert("warning", budget.warning) for budget in budgets if budget.warning]
     return sort_alerts(alerts)

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from podgpu.clock import Clock, RepeatFilter
 from podgpu.errors import SourceError, UsageError
+from podgpu.fleet.jobs import SAMPLE_FIELDS
 from podgpu.fleet.readings import (
     ClusterReading,
     NodeLabels,
@@ -39,7 +40,7 @@ from podgpu.http_client import (
     open_session,
 )
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
-from podgpu.metrics.fields import ACTIVITY_FIELDS, Meaning, meaning, names_of
+from podgpu.metrics.fields import Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.metrics.values import is_within_unit
 from podgpu.model import DeviceState, MigInstance, NodeState, decode_node, optional_numbers
@@ -132,7 +133,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     for gpu in state.devices:
         instances = tuple(_reduce_device(instance, keep_fields) for instance in gpu.instances)
         reduced = _reduce_device(gpu, keep_fields)
-        devices.append(replace(reduced, throttled_ns={}, healthy=(), instances=instances))
+        devices.append(replace(reduced, healthy=(), instances=instances))
     dropped = {name: n for name, n in state.dropped.items() if name in optional_numbers()}
     return replace(state, devices=tuple(devices), entities=(), vcuda=(), dropped=dropped)
 
@@ -215,7 +216,7 @@ class ScrapeCollector:
             reason = ""
             message = ""
             try:
-                keep = self.settings.keep_fields | ACTIVITY_FIELDS
+                keep = self.settings.keep_fields | SAMPLE_FIELDS
                 wall = self.clock.wall()
                 states = await target.read_states(session, keep, self.node_labels, wall)
             except SourceError as error:

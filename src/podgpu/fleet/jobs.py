@@ -1,0 +1,201 @@
+"""Groups the GPUs of a round by job, the owner at the top of a pod's owner chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from podgpu.fleet.choose import Alert
+from podgpu.fleet.parts import HeldPart, device_utilization, gpu_id, is_blind
+from podgpu.fleet.readings import NodeEntry
+from podgpu.fleet.stragglers import GpuSample, Reason, SlowGpu
+from podgpu.metrics.fields import (
+    ACTIVITY_FIELDS,
+    DRAM_ACTIVE,
+    NVLINK_BYTES,
+    PCIE_BYTES,
+    TENSOR_ACTIVE,
+)
+from podgpu.model import NS, DeviceState, GpuOrInstance, add_known, group_by_key
+
+JOB_KINDS = frozenset(
+    {
+        "JAXJob",
+        "Job",
+        "JobSet",
+        "LeaderWorkerSet",
+        "MPIJob",
+        "PaddleJob",
+        "PyTorchJob",
+        "RayCluster",
+        "StatefulSet",
+        "TFJob",
+        "XGBoostJob",
+    }
+)
+"""Kinds of owners whose pods work together. The pods of others, such as Deployments, have unequal
+work.
+"""
+SM_CLOCK = "DCGM_FI_DEV_SM_CLOCK"
+SAMPLE_FIELDS = ACTIVITY_FIELDS | {SM_CLOCK}
+"""Fields that collectors store for the comparison of GPUs."""
+_CAPPED = ("power_cap",)
+_THROTTLED = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
+_WORDS: dict[Reason, str] = {
+    "power_limit": "its power limit is {percent} lower",
+    "throttled": "heat or a power brake lowers its clock for {percent} more of the time",
+    "waiting": "it waits for other containers for {percent} more of the time",
+    "clock": "its SM clock is {percent} lower",
+    "power": "it uses {percent} less power, at its power limit",
+    "bytes": "it moves {percent} fewer bytes",
+    "tensor": "its tensor cores are {percent} less active",
+}
+
+
+class JobKey(NamedTuple):
+    cluster: str
+    namespace: str
+    kind: str
+    name: str
+
+
+class JobGpu(NamedTuple):
+    """A GPU or MIG instance of a job, with the shares of the job's pods."""
+
+    node: NodeEntry
+    parts: tuple[HeldPart, ...]
+    sample: GpuSample
+
+
+Jobs = Mapping[JobKey, Mapping[str, JobGpu]]
+"""The devices of each job, by `HeldPart.device_key`."""
+
+
+def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jobs:
+    """`before`: the nodes of the last round."""
+    held: dict[JobKey, list[tuple[NodeEntry, HeldPart]]] = {}
+    for node in nodes:
+        for part in node.held:
+            key = find_job(part)
+            if key is not None:
+                held.setdefault(key, []).append((node, part))
+
+    jobs = {}
+    for key in sorted(held):
+        by_device = group_by_key((part.device_key, (node, part)) for node, part in held[key])
+        gpus = {}
+        for device, pairs in by_device.items():
+            node = pairs[0][0]
+            parts = tuple(part for _, part in pairs)
+            gpus[device] = JobGpu(node, parts, _make_sample(node, parts, before.get(node.name)))
+        jobs[key] = gpus
+    return jobs
+
+
+def find_job(part: HeldPart) -> JobKey | None:
+    owner = part.owner
+    if owner is None or owner.kind not in JOB_KINDS:
+        return None
+    return JobKey(part.cluster, part.holder.namespace, owner.kind, owner.name)
+
+
+def samples_of(jobs: Jobs) -> dict[JobKey, dict[str, GpuSample]]:
+    samples = {}
+    for key, gpus in jobs.items():
+        samples[key] = {device: gpu.sample for device, gpu in gpus.items()}
+    return samples
+
+
+def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]:
+    for key, found in slow.items():
+        gpu = jobs[key][found.device]
+        device = gpu.parts[0].gpu
+        name = "a GPU" if device.index is None else f"GPU {device.index}"
+        text = (
+            f"{key.kind} {key.namespace}/{key.name}: {name} of {gpu.node.name} is slower than "
+            f"{compared_with(found)}: {explain_slow(found)}"
+        )
+        yield Alert("warning", text, gpu.node.name, gpu_id(device))
+
+
+def compared_with(slow: SlowGpu) -> str:
+    return "its siblings" if slow.against == "siblings" else "before"
+
+
+def explain_slow(slow: SlowGpu) -> str:
+    return _WORDS[slow.reason].format(percent=f"{slow.difference * 100:.0f} %")
+
+
+# Values
+
+
+def _make_sample(
+    node: NodeEntry, parts: tuple[HeldPart, ...], earlier: NodeEntry | None
+) -> GpuSample:
+    """Returns no values if the node or the GPU cannot be read.
+
+    Clock, power, throttling and bytes of a MIG instance are unknown.
+    """
+    gpu = parts[0].gpu
+    instance = parts[0].instance
+    if node.stale or node.gone or is_blind(gpu):
+        return GpuSample()
+    device = instance or gpu
+    waiting = None
+    for part in parts:
+        ratio = part.holder.known_usage.wait_ratio
+        if ratio is not None:
+            waiting = max(ratio, waiting or 0.0)
+    sample = GpuSample(
+        busy=device_utilization(device),
+        tensor=_read(device, TENSOR_ACTIVE),
+        dram=_read(device, DRAM_ACTIVE),
+        waiting=waiting,
+    )
+    if instance is not None:
+        return sample
+
+    moved = None
+    for name in (*PCIE_BYTES, *NVLINK_BYTES):
+        moved = add_known(moved, _read(gpu, name))
+    throttled = _measure_throttling(node, gpu, earlier)
+    return sample._replace(
+        clock=_read(gpu, SM_CLOCK),
+        power=_watts(gpu.power_mw),
+        power_limit=_watts(gpu.power_limit_mw),
+        capped=_most(throttled, _CAPPED),
+        throttled=_most(throttled, _THROTTLED),
+        bytes=moved,
+    )
+
+
+def _read(device: GpuOrInstance, name: str) -> float | None:
+    value = device.fields.get(name) if device.fields else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _measure_throttling(
+    node: NodeEntry, gpu: DeviceState, earlier: NodeEntry | None
+) -> dict[str, float]:
+    """Returns the ratio of time since the last round, by reason. Empty if it is unknown."""
+    if earlier is None:
+        return {}
+    seconds = node.reading.read_at - earlier.reading.read_at
+    last = next((each for each in earlier.state.devices if each.uuid == gpu.uuid), None)
+    if last is None or seconds <= 0:
+        return {}
+    ratios = {}
+    for reason, ns in gpu.throttled_ns.items():
+        then = last.throttled_ns.get(reason)
+        if then is not None and ns >= then:
+            ratios[reason] = min(1.0, (ns - then) / NS / seconds)
+    return ratios
+
+
+def _most(ratios: Mapping[str, float], reasons: Iterable[str]) -> float | None:
+    """Returns the largest ratio, because several reasons may apply at the same time."""
+    return max((ratios[reason] for reason in reasons if reason in ratios), default=None)

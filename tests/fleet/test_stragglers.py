@@ -1,0 +1,211 @@
+"""The detector of slow GPUs: which GPU it finds, when, why, and what it does not find."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from podgpu.fleet.stragglers import GpuSample, SlowGpu, StragglerDetector
+from tests.fleet.straggler_simulation import (
+    Fault,
+    Job,
+    count_false_alarms,
+    detect,
+    lower_cap,
+    lower_clock,
+)
+
+SAME = GpuSample(
+    busy=0.98,
+    clock=1700.0,
+    power=690.0,
+    power_limit=700.0,
+    capped=0.9,
+    throttled=0.0,
+    tensor=0.4,
+    dram=0.3,
+    bytes=1e9,
+    waiting=0.0,
+)
+
+
+class Rounds:
+    """Feeds a detector with a job of several GPUs every 30 seconds."""
+
+    def __init__(self) -> None:
+        self.detector: StragglerDetector[str] = StragglerDetector()
+        self.now = 0.0
+
+    def run(self, seconds: float, gpus: Mapping[str, GpuSample]) -> SlowGpu | None:
+        found: dict[str, SlowGpu] = {}
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 30.0
+            found = self.detector.update(self.now, {"job": gpus})
+        return found.get("job")
+
+
+def job_with(first: GpuSample, gpus: int = 4, others: GpuSample = SAME) -> dict[str, GpuSample]:
+    return {"a": first} | {f"b{number}": others for number in range(1, gpus)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "difference"),
+    [
+        ({"clock": 1615.0}, "clock", 0.05),
+        ({"power_limit": 665.0, "power": 655.0}, "power_limit", 0.05),
+        ({"power_limit": None, "power": 655.5}, "power", 0.05),
+        ({"throttled": 0.3}, "throttled", 0.3),
+        ({"waiting": 0.2, "busy": 0.8}, "waiting", 0.2),
+        ({"bytes": 0.8e9}, "bytes", 0.2),
+        ({"tensor": 0.3}, "tensor", 0.25),
+        # Causes come before their effects.
+        ({"throttled": 0.8, "clock": 1360.0}, "throttled", 0.8),
+        # In a job that synchronises, a GPU at half the clock is active for twice the time.
+        ({"clock": 1100.0, "tensor": 0.5, "dram": 0.2}, "clock", 0.3529),
+    ],
+)
+def test_reasons(changed: dict[str, float | None], reason: str, difference: float) -> None:
+    slow = Rounds().run(600, job_with(SAME._replace(**changed)))
+    assert slow is not None
+    assert (slow.device, slow.reason, slow.against) == ("a", reason, "siblings")
+    assert slow.difference == pytest.approx(difference, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"clock": 1660.0},  # 2 % are within the differences of good GPUs
+        {"clock": 1800.0, "power": 750.0, "power_limit": 800.0},  # faster
+        {"clock": 1500.0, "busy": 0.8},  # has less work
+        {"clock": 1500.0, "busy": 0.3},
+        {"clock": 1500.0, "busy": None},
+        {"clock": 1500.0, "tensor": 0.1, "dram": 0.1},  # does other work
+        {"clock": None, "power": None, "tensor": None, "bytes": None},
+        {"power": 600.0, "power_limit": None, "capped": 0.1},  # a chip that needs less power
+        {"power": 600.0, "power_limit": None, "capped": None},
+        {"throttled": 0.05},
+        {"waiting": 0.02},
+        {"tensor": 0.2, "dram": None, "bytes": None},  # nothing shows that the work is equal
+    ],
+)
+def test_what_is_not_slower(changed: dict[str, float | None]) -> None:
+    assert Rounds().run(1800, job_with(SAME._replace(**changed))) is None
+
+
+def test_one_sibling_is_enough_for_the_clock_but_not_for_the_bytes() -> None:
+    assert Rounds().run(600, job_with(SAME._replace(clock=1615.0), gpus=2))
+    assert Rounds().run(600, job_with(SAME._replace(bytes=0.5e9), gpus=2)) is None
+    assert Rounds().run(600, {"a": SAME._replace(clock=1000.0)}) is None
+
+
+def test_small_amounts_of_work_are_not_compared() -> None:
+    quiet = SAME._replace(bytes=30e6, tensor=0.01)
+    assert (
+        Rounds().run(600, job_with(quiet._replace(bytes=1e6, tensor=0.001), others=quiet)) is None
+    )
+
+
+def test_siblings_that_differ_among_themselves() -> None:
+    """A pipeline has a clock for each stage."""
+    clocks = (1500.0, 1560.0, 1620.0, 1680.0, 1740.0, 1800.0)
+    gpus = {str(clock): SAME._replace(clock=clock) for clock in clocks}
+    assert Rounds().run(1200, gpus) is None
+
+
+def test_a_gpu_is_found_after_six_minutes_and_stays_until_it_is_well() -> None:
+    rounds = Rounds()
+    slow = job_with(SAME._replace(clock=1615.0))
+    assert rounds.run(1200, job_with(SAME)) is None
+    assert rounds.run(180, slow) is None
+    first = rounds.run(420, slow)
+    assert first is not None
+    assert first.since == pytest.approx(1200, abs=300)
+
+    # The limit is lower while a GPU is slow, and the start stays.
+    assert rounds.run(900, job_with(SAME._replace(clock=1649.0))) is not None
+    again = rounds.run(60, job_with(SAME._replace(clock=1649.0)))
+    assert again is not None
+    assert again.since == first.since
+    assert rounds.run(600, job_with(SAME)) is None
+    assert rounds.run(900, job_with(SAME._replace(clock=1649.0))) is None
+
+
+def test_two_bad_minutes_are_no_slow_gpu() -> None:
+    rounds = Rounds()
+    rounds.run(600, job_with(SAME))
+    assert rounds.run(120, job_with(SAME._replace(clock=900.0, throttled=1.0))) is None
+    assert rounds.run(600, job_with(SAME)) is None
+
+
+def test_a_gpu_against_its_own_past() -> None:
+    rounds = Rounds()
+    assert rounds.run(3600, {"a": SAME}) is None
+    slow = rounds.run(600, {"a": SAME._replace(clock=1615.0)})
+    assert slow is not None
+    assert (slow.device, slow.reason, slow.against) == ("a", "clock", "past")
+    # The slow hours do not become the past with which it is compared.
+    assert rounds.run(4 * 3600, {"a": SAME._replace(clock=1615.0)}) is not None
+    assert rounds.run(600, {"a": SAME}) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tensor": 0.2},  # other work
+        {"tensor": None, "dram": None, "bytes": None},  # unknown work
+        {"busy": 0.2},
+    ],
+)
+def test_other_work_is_not_compared_with_the_past(changed: dict[str, float | None]) -> None:
+    rounds = Rounds()
+    rounds.run(3600, {"a": SAME})
+    slower = SAME._replace(clock=1500.0)._replace(**changed)
+    assert rounds.run(1200, {"a": slower}) is None
+
+
+def test_a_young_gpu_has_no_past() -> None:
+    rounds = Rounds()
+    rounds.run(900, {"a": SAME})
+    assert rounds.run(600, {"a": SAME._replace(clock=1500.0)}) is None
+
+
+def test_a_whole_job_that_changes_has_no_slow_gpu() -> None:
+    rounds = Rounds()
+    rounds.run(3600, job_with(SAME))
+    slower = SAME._replace(clock=1500.0)
+    assert rounds.run(1200, job_with(slower, others=slower)) is None
+
+
+def test_jobs_are_forgotten_and_gpus_leave() -> None:
+    rounds = Rounds()
+    slow = job_with(SAME._replace(clock=1500.0))
+    assert rounds.run(600, slow) is not None
+    assert rounds.run(30, dict.fromkeys(("b1", "b2"), SAME)) is None
+    rounds.detector.update(rounds.now, {})
+    assert rounds.run(240, slow) is None
+
+
+# Simulation. `python -m tests.fleet.straggler_simulation` runs 1,000 GPU-days.
+
+
+def test_no_false_alarm_in_a_short_simulation() -> None:
+    alarms, gpu_days = count_false_alarms(seed=7, gpu_days=4.0)
+    assert gpu_days >= 4.0
+    assert alarms == []
+
+
+@pytest.mark.parametrize("fault", [lower_clock, lower_cap])
+@pytest.mark.parametrize("knows_limit", [True, False])
+def test_five_percent_are_found_within_ten_minutes(fault: Fault, knows_limit: bool) -> None:
+    job = Job("training", 8, random.Random(3))
+    job.capped = job.knows_work = True
+    job.knows_limit = knows_limit
+    job.epoch = math.inf
+    job.pause = 0.0
+    seconds = detect(job, fault, healthy=2700.0)
+    assert seconds is not None
+    assert seconds <= 600
