@@ -9,6 +9,8 @@ import { holderText, Rows, showText, TINTS } from "./rows.js";
 
 const FEWEST_VALUES = 5; // a holder's sparkline with fewer is left out
 
+const DAY = 86_400;
+
 export class Tile {
   // `context`: history, now(), interval(), currency(). `chosen`: in the view of a pod, that pod.
   constructor(context, chosen) {
@@ -180,7 +182,10 @@ function segment(kind, width, fills) {
 
 export function idleText(device, now) {
   if (!device.isIdle) return "";
-  return device.idleSince ? `idle ${duration(now - device.idleSince)}` : "idle";
+  if (!device.idleSince) return "idle";
+  const seconds = now - device.idleSince;
+  // The badge of a narrow tile has room for one unit.
+  return `idle ${seconds < DAY ? duration(seconds) : `${Math.floor(seconds / DAY)}\u00a0d`}`;
 }
 
 // Returns the label of a device. Cached per update, because there may be thousands and filters show them repeatedly.
