@@ -97,7 +97,10 @@ class LocalSource:
         now = agent.clock.monotonic()
         wall = agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
-        return SourceReading(view, agent.list_processes() if self.with_processes else {})
+        processes: Processes = {}
+        if self.with_processes:
+            processes = agent.list_processes()
+        return SourceReading(view, processes)
 
 
 class _HistoryAnswer(msgspec.Struct):

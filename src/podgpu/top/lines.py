@@ -172,11 +172,12 @@ def _without_figures(gpu: GpuView) -> GpuView:
 def _make_slot_line(
     node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, processes: Processes
 ) -> Line:
-    instance = slot.id if isinstance(slot, InstanceView) else ""
-    running: list[RunningProcess] = []
-    if processes:
-        key = device_key(gpu.uuid, int(instance) if instance else None)
-        running = sorted(processes.get(key, ()), key=lambda process: process.pid)
+    instance = ""
+    key = device_key(gpu.uuid, None)
+    if isinstance(slot, InstanceView):
+        instance = slot.id
+        key = device_key(gpu.uuid, int(instance))
+    running = sorted(processes.get(key, ()), key=lambda process: process.pid)
     return _SlotLines((node.name, gpu.uuid, instance), gpu, slot, now, running).make_slot()
 
 
@@ -201,21 +202,27 @@ class _SlotLines:
         holders.sort(key=lambda line: line.name)
 
         beneath = [self._make_condition(condition) for condition in slot.conditions]
-        beneath += holders[0].beneath if len(holders) == 1 else holders
+        only = holders[0] if len(holders) == 1 else None
+        if only is None:
+            beneath += holders
+        else:
+            beneath += only.beneath
         for process in self.running:
             if _owner_key(process) not in self.holder_keys:
                 beneath.append(self._make_process(process))
 
+        kind: Kind = "instance" if isinstance(slot, InstanceView) else "gpu"
+        remark = plural(len(holders), "holder") if holders else describe_free(slot)
         line = self._make(
-            "instance" if isinstance(slot, InstanceView) else "gpu",
-            remark=plural(len(holders), "holder") if holders else describe_free(slot),
+            kind,
+            remark=remark,
             utilization=slot.utilization_ratio,
             memory=slot.memory_used_bytes,
             power=slot.power_watts,
             processes=_sum_processes(holders),
             beneath=tuple(beneath),
         )
-        return _merge_holder(line, holders[0]) if len(holders) == 1 else line
+        return line if only is None else _merge_holder(line, only)
 
     def _make(self, kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
         return Line(kind, (*self.place, key), self.gpu, self.slot, **figures)
@@ -271,15 +278,14 @@ def _owner_key(process: RunningProcess) -> WorkloadKey | None:
 
 def _merge_holder(line: Line, only: Line) -> Line:
     """Adds the only holder to the line of its device. The device's own figures are preferred."""
-    return replace(
-        line,
-        holder=only.holder,
-        utilization=only.utilization if line.utilization is None else line.utilization,
-        memory=only.memory if line.memory is None else line.memory,
-        power=only.power if line.power is None else line.power,
-        use=only.use,
-        idle=only.idle,
-    )
+    merged = replace(line, holder=only.holder, use=only.use, idle=only.idle)
+    if line.utilization is None:
+        merged = replace(merged, utilization=only.utilization)
+    if line.memory is None:
+        merged = replace(merged, memory=only.memory)
+    if line.power is None:
+        merged = replace(merged, power=only.power)
+    return merged
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
@@ -403,7 +409,10 @@ def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
             if (line.node, name) in shown:
                 repeated.add(name)
             shown.add((line.node, name))
-        yield _without_conditions(line, repeated) if repeated else line
+        if repeated:
+            yield _without_conditions(line, repeated)
+        else:
+            yield line
 
 
 def _without_conditions(line: Line, names: Container[str]) -> Line:

@@ -239,7 +239,9 @@ class Screen:
 
         marked: Spans = []
         for text, style in rows[self._cursor - self._scroll]:
-            marked.append((text, "cursor" if style == "bar" else f"cursor {style}".strip()))
+            if style == "bar":
+                style = ""  # the cursor has its own colour
+            marked.append((text, f"cursor {style}".rstrip()))
         rows[self._cursor - self._scroll] = marked
         return rows
 
@@ -300,8 +302,9 @@ def _render_notes(seen: Seen, width: int, now: float) -> list[Spans]:
     broken = {alert.text for alert in seen.view.alerts if alert.severity == "broken"}
     notes: list[Span] = []
     for note in seen.notes:
+        style = "bad" if note in broken else "warn"
         if note not in shown_at_gpu:
-            notes.append((note, "bad" if note in broken else "warn"))
+            notes.append((note, style))
     notes.sort(key=lambda note: note[1] != "bad")
 
     if len(notes) > _MAX_NOTES:
@@ -332,7 +335,9 @@ class _Paragraphs:
     def add(self, text: str, style: str = "") -> None:
         indent = ""
         if self.width > 20:
-            indent = _INDENT * (2 if text.startswith(_INDENT) else 1)
+            indent = _INDENT
+            if text.startswith(_INDENT):
+                indent = _INDENT * 2
         wrapped = textwrap.wrap(printable(text), max(1, self.width), subsequent_indent=indent)
         self.lines += [[(line, style)] for line in wrapped]
 
@@ -374,7 +379,9 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         _add_job(text, last, fetched)
     if not slot.holders and not slot.last_holders:
         free = describe_free(slot)
-        text.add("free" if free == "-" else free)
+        if free == "-":
+            free = "free"
+        text.add(free)
 
     if not is_fetched:
         text.add("fetching details …")
@@ -427,11 +434,13 @@ def _add_holder(text: _Paragraphs, holder: HolderView, seen: Seen) -> None:
     text.add(f"held by {name_of(holder)}{owner}", "title")
 
     idle = format_idle(holder.use, seconds_since(holder.idle_since, seen.now))
+    if idle not in ("busy", "idle"):
+        idle = f"idle {idle}"
     facts = [
         f"utilisation {format_percent(holder.utilization_ratio)}",
         f"memory {format_gib(holder.memory_used_bytes)} GiB",
         f"processes {format_number(holder.processes)}",
-        idle if idle in ("busy", "idle") else f"idle {idle}",
+        idle,
     ]
     if holder.wait_ratio:
         waited = f"waited {format_percent(holder.wait_ratio)}"
