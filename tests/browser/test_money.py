@@ -142,14 +142,31 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     assert "Z " not in notes, "times are local"
 
 
+def test_the_first_screen_has_a_small_chart_of_cost_and_use(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    tab.wait_for("document.querySelector('#small-costs')?.checkVisibility()", "a chart")
+    text = tab.text("#small-costs span")
+    assert text.startswith("Cost, last 17 days: $")
+    bars = "document.querySelectorAll('#small-costs .cost-others').length"
+    assert tab.evaluate(bars) == 16, "a day without a record has no bar"
+    assert tab.evaluate("document.querySelectorAll('#small-costs .line').length") == 1
+    tab.click("#small-costs")
+    tab.wait_for("location.hash.includes('view=cost')", "it leads to the Cost view")
+    tab.wait_for("!document.querySelector('#small-costs').checkVisibility()", "not in other views")
+
+
 def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
     visited(tab, page, "#view=cost&range=month&by=label:team")
-    tab.wait_for("document.querySelectorAll('.cost-step').length === 17", "a bar for each day")
-    parts = "[...document.querySelectorAll('.cost-step')].map((step) => step.children.length)"
+    tab.wait_for(
+        "document.querySelectorAll('.costs .cost-step').length === 17", "a bar for each day"
+    )
+    parts = (
+        "[...document.querySelectorAll('.costs .cost-step')].map((step) => step.children.length)"
+    )
     assert tab.evaluate(parts) == [3, 3, 3, 1, *[3] * 13]
-    gaps = "document.querySelectorAll('.cost-step .cost-gap').length"
+    gaps = "document.querySelectorAll('.costs .cost-step .cost-gap').length"
     assert tab.evaluate(gaps) == 1, "a day without a record is a gap"
-    partial = "document.querySelectorAll('.cost-step.is-partial').length"
+    partial = "document.querySelectorAll('.costs .cost-step.is-partial').length"
     assert tab.evaluate(partial) == 1, "today"
     *others, gap = tab.texts(".costs .chart-legend li")[3:]
     assert [text.rpartition(" ")[0] for text in others] == ["period", "budget per day"]

@@ -351,3 +351,18 @@ def test_the_number_of_queries_does_not_depend_on_the_range() -> None:
             asyncio.run(past.costs(parse_costs_query({"range": length, "by": "pod"})))
             numbers.append(len(double.asked))
     assert numbers[0] == numbers[1] < 60
+
+
+def test_costs_from_prometheus_are_cached_for_a_while() -> None:
+    now = 0.0
+    with running_double() as double:
+        server = PrometheusServer(double.url)
+        past = prometheus_past(server, state_of(), PROMETHEUS_PRICES, clock=lambda: now)
+        numbers = []
+        for at, by in ((0.0, "pod"), (299.0, "pod"), (299.0, "owner"), (301.0, "pod")):
+            now = at
+            before = len(double.asked)
+            asyncio.run(past.costs(parse_costs_query({"by": by})))
+            numbers.append(len(double.asked) - before)
+    assert numbers[1] == 0
+    assert min(numbers[0], numbers[2], numbers[3]) > 0

@@ -69,7 +69,6 @@ from podgpu.past.costs import (
     CostStep,
     first_forecast_day,
     make_costs,
-    select_budgets,
 )
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
@@ -147,7 +146,6 @@ async def read_costs(
 
     answer = make_costs(query, now, prices.at(now), steps, days)
     answer.simulated = state.simulated
-    answer.budgets = select_budgets(state.budgets, query.range)
     answer.source = rule or "counters"
     reader.notes.extend(describe_unpriced(state.nodes, prices))
     answer.notes[:0] = dict.fromkeys(reader.notes + client.notes)

@@ -11,8 +11,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from msgspec.structs import replace as replace_fields
+
 from podgpu.charge import Figures
-from podgpu.fleet.prices import ReadPrices, no_prices
+from podgpu.fleet.prices import Prices, ReadPrices, no_prices
 from podgpu.fleet.read.pages import GpuQuery, PrometheusSelection
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer, RangeSeries
 from podgpu.fleet.round import Cluster, PublishedState
@@ -34,7 +36,7 @@ from podgpu.model import (
     parts_of,
 )
 from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.costs import CostsAnswer, CostsQuery
+from podgpu.past.costs import CostsAnswer, CostsQuery, select_budgets
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill, read_costs
@@ -54,6 +56,8 @@ from podgpu.past.sqlite import (
 )
 
 CACHE_SECONDS = 15.0
+_COSTS_SECONDS = 300.0  # every open page requests them; days change slowly
+_MAX_COSTS = 32
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
 # a holder or condition continues through a shorter gap, because a scrape may fail
 _MAX_GAP_SECONDS = 300
@@ -118,7 +122,7 @@ class Window(NamedTuple):
 class PrometheusPast(Past):
     """The past in Prometheus. It has no summaries of pods.
 
-    Sparklines are cached for 15 s, because every open page requests them.
+    Sparklines and costs are cached, because every open page requests them.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class PrometheusPast(Past):
         self._sparklines: JSON = {}
         self._sparklines_at = -math.inf
         self._lock = asyncio.Lock()
+        self._costs: dict[tuple[CostsQuery, Prices], tuple[float, CostsAnswer]] = {}
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         state = self._cluster.published.state
@@ -143,7 +148,14 @@ class PrometheusPast(Past):
 
     async def costs(self, query: CostsQuery) -> CostsAnswer:
         state = self._cluster.published.state
-        return await read_costs(self._server, query, self._prices()[0], state)
+        key = query, self._prices()[0]
+        read_at, answer = self._costs.get(key, (-math.inf, None))
+        if answer is None or self._clock() - read_at > _COSTS_SECONDS:
+            answer = await read_costs(self._server, query, key[1], state)
+            while len(self._costs) >= _MAX_COSTS:
+                del self._costs[next(iter(self._costs))]
+            self._costs[key] = self._clock(), answer
+        return replace_fields(answer, budgets=select_budgets(state.budgets, query.range))
 
     async def find(self, query: GpuQuery) -> PublishedState:
         return await self._select(query)

@@ -3,6 +3,7 @@
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
+import { SmallCosts } from "./costs.js";
 import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, VIEWS, without, writeHash, wrongText } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
@@ -61,6 +62,7 @@ class Page {
     this.pods = new Pods(context, order);
     this.nodes = new Nodes(context, order);
     this.cost = new Cost(order, again);
+    this.smallCosts = new SmallCosts(byId("small-costs"), again);
     this.events = new Events(again);
     this.past = new Past(() => this.feed.now(), (at) => (location.hash = writeHash(this.criteria, at)), again);
     this.main = byId("main");
@@ -226,6 +228,7 @@ class Page {
     this.past.show(criteria, view, this.isCurrent ? picture : undefined);
     this.showPager(picture, view);
     this.overview.showChosen(criteria, !view ? "list" : VIEWS.includes(view) ? "table" : "one");
+    this.smallCosts.show(!view && !pastTime());
     this.overview.showTitle(picture, this.titleOf(view));
     this.filters.show(criteria, view);
     showText(byId("wrong"), wrongText(criteria));

@@ -5,6 +5,8 @@ import { h, place, plain, setText, svg } from "./dom.js";
 import { amount, clock, money, percent, plural, totalMoney } from "./format.js";
 
 const EVERY_SECONDS = 300; // days change slowly
+const SMALL_SECONDS = 600;
+const FEWEST_DAYS = 3;
 const WIDTH = 1000;
 const HEIGHT = 100;
 const GAP = 0.12; // between bars, as a part of a step
@@ -99,6 +101,62 @@ export class CostChart {
     setText(this.value, this.at === undefined ? "Point at a bar to read it" : bars.textAt(this.at));
     [...this.svg.querySelectorAll(".cost-step")].forEach((group, i) => group.classList.toggle("is-read", i === this.at));
   }
+}
+
+// A small chart of cost and use for the first screen. It leads to the Cost view.
+export class SmallCosts {
+  constructor(element, onAnswer) {
+    this.element = element;
+    this.question = new Question(onAnswer);
+    this.range = "14d";
+    this.text = h("span");
+    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    place(element, [this.text, this.svg]);
+  }
+
+  // `isShown`: false in other views, and for a past time.
+  show(isShown) {
+    if (isShown && !this.isMissing) this.ask();
+    this.element.hidden = !isShown || !this.isDrawn;
+  }
+
+  ask() {
+    const step = this.range === "24h" ? "hour" : "day";
+    const { state, data } = this.question.want(`api/v1/costs?range=${this.range}&by=namespace&step=${step}`, SMALL_SECONDS);
+    this.isMissing = state === "missing"; // an older podgpu
+    if (state !== "ready" || data === this.data) return;
+    this.data = data;
+    const known = (data.totals?.steps?.gpu_hours ?? []).filter(Number.isFinite).length;
+    if (known < FEWEST_DAYS && step === "day") {
+      this.range = "24h"; // a new history has only hours
+      return this.ask();
+    }
+    this.isDrawn = known > 0;
+    if (this.isDrawn) this.draw(data);
+  }
+
+  draw(data) {
+    const bars = barsOf(data, data.rows ?? [], (row) => row.namespace ?? "");
+    const total = bars.isCost ? data.totals.cost : data.totals.gpu_hours;
+    const use = data.totals.mean_use;
+    const length = bars.isDay ? `${bars.steps} days` : `${bars.steps} hours`;
+    setText(this.text, [`${bars.isCost ? "Cost" : "GPU-hours"}, last ${length}: ${bars.write(total)}`, use !== undefined && `${percent(use)} used of what is held`].filter(Boolean).join(" \u00b7 "));
+    const sum = { values: bars.sums, tint: "others" };
+    const shapes = shapesOf({ ...bars, lines: [sum], previous: [], limit: undefined });
+    place(this.svg, [...shapes, useLine(data.totals.steps?.mean_use ?? [])]);
+  }
+}
+
+// The use, from 0 to 100 %. It is interrupted where it is unknown.
+function useLine(values) {
+  const width = WIDTH / values.length;
+  let shape = "";
+  values.forEach((value, i) => {
+    if (!Number.isFinite(value)) return;
+    const place = `${((i + 0.5) * width).toFixed(1)},${(HEIGHT - HEIGHT * Math.min(1, value)).toFixed(2)}`;
+    shape += Number.isFinite(values[i - 1]) ? `L${place}` : `M${place}h1L${place}`;
+  });
+  return svg("path", { class: "line", d: shape });
 }
 
 function hoursOf({ range, from, to }) {
