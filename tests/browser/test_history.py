@@ -131,7 +131,8 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
     shown.records = lambda path, query: summary if path.startswith("summary") else None
     opened(tab, url, "#pod=notebooks/jupyter-ada")
     tab.wait_for("document.querySelector('.judged')?.checkVisibility()", "its verdict")
-    assert tab.text(".judged .verdict-warning").replace("\u202f", " ") == (
+    text = tab.text(".judged .verdict-warning").replace("\u202f", " ").replace("\u00a0", " ")
+    assert text == (
         "Slowed down: waited for other containers 39 % of the time, throttled 17 % of the time, "
         "with a lost or failing GPU for 25 min (busy 70 % of the time)"
     )

@@ -41,11 +41,10 @@ export class Events {
   // `now`: time by the server's clock.
   show(criteria, isKube, now) {
     setText(this.kinds[2], isKube ? KINDS.pods : "Users and jobs");
-    const range = RANGES.includes(criteria.range) ? criteria.range : pastTime() ? "1h" : "24h";
+    const range = chooseRange(criteria.range);
     const kind = criteria.by in KINDS ? criteria.by : "";
-    const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
-    RANGES.forEach((way, i) => choose(this.ranges[i], { ...here, range: way }, way === range));
-    Object.keys(KINDS).forEach((way, i) => choose(this.kinds[i], { ...here, by: way }, way === kind));
+    this.linkTabs(criteria, range, kind);
+
     const { state, data, message } = this.question.want(`api/v1/events?range=${range}${aroundQuery()}`, EVERY_SECONDS);
     const words = wordsOf(criteria.q);
     const events = (data?.events ?? []).filter((event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns));
@@ -54,10 +53,14 @@ export class Events {
     const isFiltered = criteria.q || criteria.ns || kind;
     const none = isFiltered ? "No event matches the filter." : "Nothing happened in this time.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
-    const cut = data?.truncated ? ", the newest only" : "";
-    const period = data && pastTime() ? `, ${moment(data.from)} to ${moment(data.to)}` : "";
-    setText(this.about, events.length ? `${plural(events.length, "event")}${cut}${period}` : "");
+    setText(this.about, events.length ? aboutText(events, data) : "");
     this.list.show(events, (event) => ageText(now - event.at), now);
+  }
+
+  linkTabs(criteria, range, kind) {
+    const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
+    RANGES.forEach((other, i) => markTab(this.ranges[i], { ...here, range: other }, other === range));
+    Object.keys(KINDS).forEach((other, i) => markTab(this.kinds[i], { ...here, by: other }, other === kind));
   }
 }
 
@@ -126,7 +129,18 @@ function textOf({ text = "", kind, seconds }) {
   return `${plain(text)} (${kind === "recovered" ? "recovered " : ""}after ${duration(seconds)})`;
 }
 
-function choose(link, hash, isChosen) {
+function chooseRange(wanted) {
+  if (RANGES.includes(wanted)) return wanted;
+  return pastTime() ? "1h" : "24h";
+}
+
+function aboutText(events, { truncated, from, to }) {
+  const cut = truncated ? ", the newest only" : "";
+  const period = pastTime() ? `, ${moment(from)} to ${moment(to)}` : "";
+  return `${plural(events.length, "event")}${cut}${period}`;
+}
+
+function markTab(link, hash, isChosen) {
   setAttribute(link, "href", writeHash(hash));
   setAttribute(link, "aria-current", isChosen ? "true" : undefined);
 }

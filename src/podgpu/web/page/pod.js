@@ -12,6 +12,7 @@ import { NO_HISTORY, Timeline } from "./timeline.js";
 import { Mean, Sum, Waste } from "./totals.js";
 
 const EVERY_SECONDS = 10;
+const HOUR = 3600;
 const LIFE = "whole run";
 
 export class PodView {
@@ -66,17 +67,25 @@ export class PodView {
     return tile;
   }
 
+  // Returns the range of the charts. Undefined while it is not known when the pod started.
+  chooseRange(wanted, isHolding) {
+    const { life, isWaiting } = this.summary;
+    let range = isHolding ? pastRange(this.context.clock()) : LIFE;
+    if ([...RANGES, LIFE].includes(wanted)) range = wanted;
+    if (range !== LIFE || life) return range;
+    return isWaiting ? undefined : RANGES[0];
+  }
+
   showHistory(held, namespace, pod, criteria, cluster) {
     const name = [namespace, pod].map(encodeURIComponent).join("/");
-    const isMig = held.length > 0 && held.every((device) => device.parts.length);
-    this.summary.show(name, isMig ? "MIG instance" : held.length ? "GPU" : "GPU or MIG instance");
-    const { life, isWaiting } = this.summary;
-    const asked = [...RANGES, LIFE].includes(criteria.range) ? criteria.range : held.length ? pastRange(this.context.clock()) : LIFE;
-    if (asked === LIFE && isWaiting) return this.timeline.showNone("Loading");
-    const chosen = asked === LIFE && !life ? RANGES[0] : asked;
+    this.summary.show(name, kindOf(held));
+    const chosen = this.chooseRange(criteria.range, held.length > 0);
+    if (!chosen) return this.timeline.showNone("Loading");
+
     this.timeline.showRange(chosen, criteria);
+    const { life } = this.summary;
     const isLife = chosen === LIFE;
-    const range = isLife ? `${Math.ceil((this.context.clock() - life[0]) / 3600)}h` : chosen;
+    const range = isLife ? `${Math.ceil((this.context.clock() - life[0]) / HOUR)}h` : chosen;
     const ofCluster = cluster === undefined ? "" : `&cluster=${encodeURIComponent(cluster)}`;
     this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
     const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}${ofCluster}`, EVERY_SECONDS);
@@ -86,6 +95,12 @@ export class PodView {
     const lines = devices.map((device) => ({ name: lineName(device, several), series: device.series }));
     this.timeline.show(data, lines, undefined, isLife ? [life[0], life[1] ?? data.to] : undefined);
   }
+}
+
+// Returns what a use of 100 % refers to.
+function kindOf(held) {
+  if (!held.length) return "GPU or MIG instance";
+  return held.every((device) => device.parts.length) ? "MIG instance" : "GPU";
 }
 
 function lineName({ node, index, uuid, instance }, withNode) {

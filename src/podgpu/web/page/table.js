@@ -33,8 +33,12 @@ export class Table {
 
   next(name) {
     const column = this.columns.find((candidate) => candidate.name === name);
-    const first = column.write ? name : `-${name}`; // first click: numbers from the largest, texts from A
-    return this.order === first ? (first === name ? `-${name}` : name) : first;
+    const down = name;
+    const up = `-${name}`;
+    // The first click sorts numbers from the largest, and texts from A.
+    const first = column.write ? down : up;
+    const second = column.write ? up : down;
+    return this.order === first ? second : first;
   }
 
   // `keyOf(row)` identifies a row across updates, so that a focused link keeps the focus.
@@ -52,7 +56,8 @@ export class Table {
     const by = this.order.replace(/^-/, "");
     const isUp = this.order.startsWith("-");
     columns.forEach((column, i) => {
-      setAttribute(this.head.children[i], "aria-sort", column.name === by ? (isUp ? "ascending" : "descending") : undefined);
+      const direction = isUp ? "ascending" : "descending";
+      setAttribute(this.head.children[i], "aria-sort", column.name === by ? direction : undefined);
     });
     this.ordered = ordered(rows, columns.find((column) => column.name === by), isUp);
     const drawn = this.ordered.slice(0, this.limit);
