@@ -488,6 +488,9 @@ def test_ranges_that_meet_share_no_usage() -> None:
     for start, end in pairwise(times):
         hours = cluster.range(start=start, end=end).totals.gpu_hours
         assert hours == pytest.approx((end - start) / 3600, abs=0.26)
+    assert WALL % DAY, "the first day is shorter, and nothing tells when it began"
+    whole = cluster.range(start=WALL, end=now).totals.gpu_hours
+    assert whole == pytest.approx(cluster.at / 3600, abs=0.26)
 
 
 def test_csv_says_who_got_which_part_of_the_gpus() -> None:

@@ -546,7 +546,10 @@ def _split_window(
             continue
         yield window._replace(start=first, end=step)
 
-        recorded_from = max(step, recorded[0])
+        since = recorded[0]
+        if step == since:
+            since = start  # the first day may have begun late: its first round is deleted
+        recorded_from = max(step, since)
         recorded_to = min(step + length, recorded[1])
         counted = min(end, recorded_to) - max(start, recorded_from)
         whole = recorded_to - recorded_from
