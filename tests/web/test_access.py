@@ -18,7 +18,7 @@ from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.model import Condition, WaitPart
+from podgpu.model import Condition, WaitPart, WorkloadOwner
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.cluster_app import cluster_application
@@ -64,7 +64,9 @@ def reading(read_at: float, busy_ns: int) -> ClusterReading:
     labels = {"secret-team/secret-pod": {"team": "secret-label"}}
     told = ("secret-pod has a problem",)
     shown = node("n-1", *gpus, read_at=read_at, pod_labels=labels)
-    return ClusterReading((shown,), notes=told)
+    owners = {("ml", "train"): WorkloadOwner("Job", "train")}
+    owners["secret-team", SECRET] = WorkloadOwner("Job", SECRET)
+    return ClusterReading((shown,), notes=told, owners=owners)
 
 
 def prices() -> tuple[Prices, tuple[str, ...]]:
@@ -107,6 +109,8 @@ PATHS = (
     "/api/v1/gpus/GPU-0",
     "/api/v1/gpus/GPU-1",
     "/api/v1/pods/ml/train",
+    "/api/v1/jobs",
+    "/api/v1/jobs/Job/ml/train",
     "/api/v1/history",
     "/api/v1/history/gpus/GPU-0",
     "/api/v1/history/gpus/GPU-1",
@@ -123,7 +127,12 @@ PATHS = (
     "/api/v1/summary/ml/train",
 )
 
-NAMELESS = ("/api/v1/history", "/api/v1/history/pods/ml/train", "/api/v1/summary/ml/train")
+NAMELESS = (
+    "/api/v1/jobs/Job/ml/train",
+    "/api/v1/history",
+    "/api/v1/history/pods/ml/train",
+    "/api/v1/summary/ml/train",
+)
 """Answers that name no other pod to anybody."""
 
 
@@ -258,6 +267,16 @@ def test_a_proxy_names_the_user() -> None:
         names = [row["namespace"] for row in json.loads(answer.text)["namespaces"]]
         assert names == ["ml", ""]
         assert client.ask("/api/v1/view", X_Forwarded_User=" ").status == 401
+
+
+def test_a_hidden_job_does_not_exist() -> None:
+    path = f"/api/v1/jobs/Job/secret-team/{SECRET}"
+    with serving() as (client, _, _):
+        login = {"Authorization": "Bearer token-of-ann"}
+        assert client.ask(path, **login).status == 404
+        assert len(ask(client, path, "admin")["devices"]) == 2
+        assert [job["name"] for job in ask(client, "/api/v1/jobs", "ann")["jobs"]] == ["train"]
+        assert len(ask(client, "/api/v1/jobs", "admin")["jobs"]) == 2
 
 
 def test_a_selection_does_not_tell_whether_a_hidden_pod_exists() -> None:

@@ -57,6 +57,8 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families += _used_families(state, rolling)
     idle = {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}
     families += make_families("cluster", idle)
+    slow = {"podgpu_gpu_slower_than_siblings_ratio": _slow_samples(state)}
+    families += make_families("cluster", slow)
     families += _count_families(state)
     families += _cost_families(state)
     families += _budget_families(state)
@@ -206,6 +208,27 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
             key = tuple(labels)
             idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
+
+
+def _slow_samples(state: ClusterState) -> list[Sample]:
+    samples = []
+    for key, slow in state.slow.items():
+        gpu = state.jobs[key][slow.device]
+        first = gpu.parts[0]
+        labels = list(zip(_PLACE_LABELS, _place(gpu.node, first.gpu, first.instance), strict=True))
+        if first.instance is not None:
+            labels.append(("gpu_instance", str(first.instance.id)))
+        labels += [
+            ("namespace", key.namespace),
+            ("owner_kind", key.kind),
+            ("owner_name", key.name),
+            ("reason", slow.reason),
+            ("against", slow.against),
+        ]
+        if key.cluster:
+            labels.append(("cluster", key.cluster))
+        samples.append(Sample(Labels(labels), round(slow.difference, 4)))
+    return samples
 
 
 def _place(

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
+from podgpu.fleet.job_view import make_job, make_jobs
 from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
@@ -127,12 +128,37 @@ def page_routes(
             answer = hide_in_gpu(answer, visible)
         return await _json_response(request, answer, f"GPU {uuid[:64]!r} does not exist")
 
+    async def jobs(request: web.Request) -> web.Response:
+        published = await asyncio.to_thread(latest)
+        if published.state.fleet is not None:
+            return json_error(404, "too many GPUs for a list of jobs: choose one job")
+        answer = await asyncio.to_thread(make_jobs, published.state)
+        viewer = viewer_of(request)
+        if not await viewer.sees_all():
+            _check_clusters(job.cluster for job in answer.jobs)
+            visible = await viewer.visible(job.namespace for job in answer.jobs)
+            answer.jobs = [job for job in answer.jobs if job.namespace in visible]
+        return await _json_response(request, answer)
+
+    async def job(request: web.Request) -> web.Response:
+        kind, namespace, name = (request.match_info[part] for part in ("kind", "namespace", "name"))
+        missing = f"{kind} {namespace}/{name} holds no GPU"
+        if not await viewer_of(request).visible([namespace]):
+            return json_error(404, missing)
+        published = await find(GpuQuery(ns=namespace, owner=f"{kind}/{name}"))
+        answer = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
+        if answer is not None and not await viewer_of(request).sees_all():
+            _check_clusters([answer.cluster])
+        return await _json_response(request, answer, missing)
+
     routes = [
         web.get("/", index),
         web.get("/page/{name}", asset),
         _api_route("/api/v1/view", view),
         _api_route("/api/v1/gpus/{uuid}", gpu),
         _api_route("/api/v1/pods/{namespace}/{pod}", pod),
+        _api_route("/api/v1/jobs", jobs),
+        _api_route("/api/v1/jobs/{kind}/{namespace}/{name}", job),
     ]
     if past is not None:
         routes += _history_routes(past, latest)

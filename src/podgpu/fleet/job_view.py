@@ -1,0 +1,167 @@
+"""The JSON of `/api/v1/jobs` and `/api/v1/jobs/KIND/NAMESPACE/NAME` (docs/api.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from podgpu.fleet.jobs import JobGpu, JobKey, compared_with, explain_slow
+from podgpu.fleet.parts import device_model, gpu_id
+from podgpu.fleet.state import ClusterState
+from podgpu.fleet.stragglers import Against, Reason
+from podgpu.fleet.view import API, ApiVersion
+
+
+class SlowestView(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The GPU of a job that is slower than the others, or than before."""
+
+    node: str
+    uuid: str
+    instance: str = ""
+    index: int | None = None
+    reason: Reason
+    difference_ratio: float
+    against: Against
+    since: float
+    says: str
+
+
+class JobDevice(msgspec.Struct, omit_defaults=True, kw_only=True):
+    node: str
+    uuid: str
+    instance: str = ""
+    index: int | None = None
+    model: str
+    pods: list[str]
+    is_slowest: bool = False
+    utilization_ratio: float | None = None
+    sm_clock_mhz: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    power_capped_ratio: float | None = None
+    throttled_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_active_ratio: float | None = None
+    bytes_per_second: float | None = None
+    wait_ratio: float | None = None
+
+
+class JobView(msgspec.Struct, omit_defaults=True, kw_only=True):
+    kind: str
+    namespace: str
+    name: str
+    cluster: str = ""
+    pods: int
+    nodes: int
+    gpus: float  # parts of GPUs that the job has allocated
+    slowest: SlowestView | None = None
+
+
+class JobsResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """`/api/v1/jobs`."""
+
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    taken_at: float | None = None
+    jobs: list[JobView]
+
+
+class JobResponse(JobView, kw_only=True):
+    """`/api/v1/jobs/KIND/NAMESPACE/NAME`."""
+
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    taken_at: float | None = None
+    devices: list[JobDevice]
+
+
+def make_jobs(state: ClusterState) -> JobsResponse:
+    jobs = []
+    for key in state.jobs:
+        jobs.append(JobView(**_job_fields(state, key)))
+    return JobsResponse(taken_at=state.taken_at, jobs=jobs)
+
+
+def make_job(state: ClusterState, kind: str, namespace: str, name: str) -> JobResponse | None:
+    """Returns None if the job has no GPU. If several clusters have it, returns the first."""
+    for key, gpus in state.jobs.items():
+        if (key.kind, key.namespace, key.name) != (kind, namespace, name):
+            continue
+        slow = state.slow.get(key)
+        devices = []
+        for device, gpu in gpus.items():
+            is_slowest = slow is not None and slow.device == device
+            devices.append(_make_device(gpu, is_slowest))
+        fields = _job_fields(state, key)
+        return JobResponse(taken_at=state.taken_at, devices=devices, **fields)
+    return None
+
+
+def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
+    gpus = state.jobs[key].values()
+    parts = [part for gpu in gpus for part in gpu.parts]
+    return {
+        "kind": key.kind,
+        "namespace": key.namespace,
+        "name": key.name,
+        "cluster": key.cluster,
+        "pods": len({part.holder.pod for part in parts}),
+        "nodes": len({gpu.node.name for gpu in gpus}),
+        "gpus": round(sum(part.gpu_fraction for part in parts), 6),
+        "slowest": _make_slowest(state, key),
+    }
+
+
+def _make_slowest(state: ClusterState, key: JobKey) -> SlowestView | None:
+    slow = state.slow.get(key)
+    if slow is None:
+        return None
+    gpu = state.jobs[key][slow.device]
+    return SlowestView(
+        **_place(gpu),
+        reason=slow.reason,
+        difference_ratio=round(slow.difference, 4),
+        against=slow.against,
+        since=round(slow.since + state.clock_offset, 0),
+        says=f"Slower than {compared_with(slow)}: {explain_slow(slow)}.",
+    )
+
+
+def _make_device(gpu: JobGpu, is_slowest: bool) -> JobDevice:
+    first = gpu.parts[0]
+    sample = gpu.sample
+    return JobDevice(
+        **_place(gpu),
+        model=device_model(first.gpu, first.instance),
+        pods=_sort_names(part.holder.pod for part in gpu.parts),
+        is_slowest=is_slowest,
+        utilization_ratio=_rounded(sample.busy),
+        sm_clock_mhz=sample.clock,
+        power_watts=_rounded(sample.power),
+        power_limit_watts=_rounded(sample.power_limit),
+        power_capped_ratio=_rounded(sample.capped),
+        throttled_ratio=_rounded(sample.throttled),
+        tensor_active_ratio=_rounded(sample.tensor),
+        dram_active_ratio=_rounded(sample.dram),
+        bytes_per_second=sample.bytes,
+        wait_ratio=_rounded(sample.waiting),
+    )
+
+
+def _place(gpu: JobGpu) -> dict[str, Any]:
+    first = gpu.parts[0]
+    instance = "" if first.instance is None else str(first.instance.id)
+    return {
+        "node": gpu.node.name,
+        "uuid": gpu_id(first.gpu),
+        "instance": instance,
+        "index": first.gpu.index,
+    }
+
+
+def _sort_names(names: Iterable[str]) -> list[str]:
+    return sorted(set(names))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
