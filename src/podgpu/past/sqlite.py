@@ -16,6 +16,7 @@ import msgspec
 
 from podgpu.charge import Figures
 from podgpu.errors import UsageError
+from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import Workload
 from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
 
@@ -180,7 +181,8 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
         for mark in gpu.marks:
             end = math.inf if mark.until is None else mark.until
             # If the node is gone, the holder's span ends when this condition begins.
-            if any(span.from_ < end and mark.at <= (span.to or math.inf) for span in own):
+            began = mark.at - 1 if mark.condition == NODE_GONE else mark.at
+            if any(span.from_ < end and began < (span.to or math.inf) for span in own):
                 marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
     if not devices:
         return None
