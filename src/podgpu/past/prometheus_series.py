@@ -245,14 +245,14 @@ class _HistoryReader:
     async def read_devices(
         self, uuids: Sequence[str], pod: PodName | None = None
     ) -> dict[UuidAndInstance, _DeviceLines]:
-        """Reads devices. With `pod`, reads values only while the pod held them.
+        """Reads devices. With `pod`, reads values and conditions only while the pod held them.
 
         Raises SourceError.
         """
         queries = {
             "own pods": self.read("max", self._own_pods(uuids)),
             "held": self.read("max", self._held(uuids)),
-            "health": self.read("max", self._health(uuids)),
+            "health": self.read("max", self._health(uuids, pod)),
         }
         figures = self.figures(uuids, pod)
         for name, query in figures.items():
@@ -338,9 +338,9 @@ class _HistoryReader:
         labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
         return f"max {labels} ({self._select((name,), uuids)})"
 
-    def _health(self, uuids: Sequence[str]) -> str:
+    def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return f"max {by(*_KEYS, 'condition')} ({series})"
+        return self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod)
 
     def _field(self, name: str, uuids: Sequence[str]) -> str:
         field = field_named(name)
