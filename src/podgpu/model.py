@@ -49,9 +49,8 @@ CountsByName = Annotated[dict[Name, Amount], Meta(max_length=256)]
 LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Detail = tuple[Name, LabelTexts, int | float]  # field, labels, value
-Fields = Annotated[
-    dict[Name, int | float | Text], Meta(max_length=1024)
-]  # name in fields.csv -> value
+# name in fields.csv -> value
+Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]
 WorkloadKey = tuple[str, ...]
 FieldValues = Mapping[int, Value]  # by field id
 PodName = tuple[str, str]  # namespace and name
@@ -88,13 +87,11 @@ class Device:
     mig_enabled: bool = False
     gi_id: int | None = None
     profile: str = ""
-    mig_uuids: tuple[
-        str, ...
-    ] = ()  # UUIDs of its compute instances; the kubelet uses them as device ids
+    # UUIDs of its compute instances; the kubelet uses them as device ids
+    mig_uuids: tuple[str, ...] = ()
     maker: str = "nvidia"  # prefix of `name`
-    memory_bytes: float | None = field(
-        default=None, compare=False
-    )  # set only for allocation sources
+    # set only for allocation sources
+    memory_bytes: float | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -249,18 +246,16 @@ class HolderUsage(Document, frozen=True):
     idle_ns: Amount | None = None
     wasted_idle_ns: Amount | None = None
     wasted_underused_ns: Amount | None = None  # unused part of the share while not idle
-    wait_ns: Amount | None = (
-        None  # time in which this workload had work, but another one occupied the GPU
-    )
+    # time in which this workload had work, but another one occupied the GPU
+    wait_ns: Amount | None = None
     wait_min_ns: Amount | None = None
     wait_max_ns: Amount | None = None
     wait_ratio: Ratio | None = None  # fraction of the last usage window spent waiting
     # workloads that ran meanwhile, largest ratio first
     waits_for: UpTo4096[WaitPart] = ()
     energy_mj: Millijoules | None = None
-    power_ratio: Ratio | None = (
-        None  # the workload's share of the device's energy in the last usage window
-    )
+    # the workload's share of the device's energy in the last usage window
+    power_ratio: Ratio | None = None
     idle_since: UnixTime | None = None  # None if the workload is or may be busy
     # set if the workload uses the device without an allocation
     unallocated_since: UnixTime | None = None
@@ -271,9 +266,8 @@ class RunningProcess(Document, frozen=True):
     memory_used_bytes: Bytes | None = None
     utilization_ratio: Ratio | None = None
     owner: Workload | None = None  # not set in documents, which list processes by holder
-    command: Name = (
-        ""  # the program's name without arguments; set only on a node without Kubernetes
-    )
+    # the program's name without arguments; set only on a node without Kubernetes
+    command: Name = ""
 
 
 # `Holder.source` if a scheduler reserved the device for pods that podgpu cannot find
@@ -344,9 +338,8 @@ class DeviceTotals(Document, frozen=True):
     method: Name = ""  # samples, switches, exact or mps
     # why no better method is used on a shared device, see `metrics.usage_methods.IMPROVEMENTS`
     method_limit: Name = ""
-    pressure_ratio: Ratio | None = (
-        None  # fraction of the last usage window in which at least one workload waited
-    )
+    # fraction of the last usage window in which at least one workload waited
+    pressure_ratio: Ratio | None = None
 
 
 _NO_TOTALS = DeviceTotals()
@@ -359,9 +352,8 @@ class GpuOrInstance(Document, frozen=True):
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Bytes | None = None
     memory_total_bytes: Bytes | None = None
-    usage: DeviceTotals | None = (
-        None  # measured at `usage_at`, while other values are from `taken_at`
-    )
+    # measured at `usage_at`, while other values are from `taken_at`
+    usage: DeviceTotals | None = None
     holders: UpTo4096[Holder] = ()
     fields: Fields | None = None  # None if the last reading of the device failed
     details: UpTo1024[Detail] = ()
@@ -445,9 +437,8 @@ class VcudaRequest(Workload, frozen=True):
 class NodeState(Document, frozen=True, kw_only=True):
     """The state of one node. `GET /api/v1/node` returns it as JSON."""
 
-    schema: int = msgspec.field(
-        default_factory=lambda: SCHEMA
-    )  # `omit_defaults` omits plain defaults
+    # `omit_defaults` omits plain defaults
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA)
     producer: Name  # podgpu or dcgm-exporter; dcgm-exporter does not report all values
     version: Name = ""
     node: Name = ""  # if empty, the cluster view uses the exporter's address as the node name
@@ -598,12 +589,10 @@ def _check_holders(device: GpuOrInstance) -> None:
 @dataclass(frozen=True, slots=True)
 class Inventory:
     gpus: tuple[Device, ...]
-    unreachable: dict[int, str] = field(
-        default_factory=dict
-    )  # index and reason of GPUs that the driver cannot read
-    hung: frozenset[int] = (
-        frozenset()
-    )  # indices of unreachable GPUs whose first driver call has not returned yet
+    # index and reason of GPUs that the driver cannot read
+    unreachable: dict[int, str] = field(default_factory=dict)
+    # indices of unreachable GPUs whose first driver call has not returned yet
+    hung: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,25 +600,20 @@ class GpuReading:
     """The values of one physical GPU and its MIG instances. Fields without a value are omitted."""
 
     values: Mapping[Device, FieldValues]  # the GPU comes before its instances
-    details: tuple[
-        Detail, ...
-    ] = ()  # fields of the GPU that have several values, such as health checks
+    # fields of the GPU that have several values, such as health checks
+    details: tuple[Detail, ...] = ()
     unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
-    dropped: tuple[
-        int, ...
-    ] = ()  # fields with an invalid value (special code, NaN, impossible), once per occurrence
-    errors: tuple[
-        str, ...
-    ] = ()  # reasons of failed calls; the values of other calls are still valid
-    entities: tuple[
-        EntityState, ...
-    ] = ()  # links of the GPU, or (in `read_others`) switches and CPUs
+    # fields with an invalid value (special code, NaN, impossible), once per occurrence
+    dropped: tuple[int, ...] = ()
+    # reasons of failed calls; the values of other calls are still valid
+    errors: tuple[str, ...] = ()
+    # links of the GPU, or (in `read_others`) switches and CPUs
+    entities: tuple[EntityState, ...] = ()
     # additional fields for the GPU's page
     slow_values: FieldValues = field(default_factory=dict)
     reports_errors: bool = True  # False if the source cannot report errors (XIDs) of this GPU
-    links_up: int | None = (
-        None  # number of NVLinks that are up; None if the GPU has none or does not report them
-    )
+    # number of NVLinks that are up; None if the GPU has none or does not report them
+    links_up: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,9 +633,8 @@ class Assignment:
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # fraction of the device, if known
     attributes: Pairs = ()  # additional labels for the device's series, such as dra_claim_name
-    is_shared: bool = (
-        False  # if True, an unknown share is not assumed to be 1, even for a sole holder
-    )
+    # if True, an unknown share is not assumed to be 1, even for a sole holder
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -681,9 +664,8 @@ class Allocation:
     listed_pods: frozenset[PodName] = frozenset()
     source_instance: int = 0  # changes when the source restarts or the connection to it breaks
     sources: tuple[SourceStatus, ...] = ()
-    api_uids: Mapping[str, str] = field(
-        default_factory=dict
-    )  # static pods: UID on the node -> UID in the API server
+    # static pods: UID on the node -> UID in the API server
+    api_uids: Mapping[str, str] = field(default_factory=dict)
     at: float | None = None  # Unix time
 
     @property
@@ -704,9 +686,8 @@ class ProcessUsage:
     device: str  # `Device.key`
     pid: int
     memory: int | None = None
-    mps: bool = (
-        False  # True for MPS clients; the driver attributes their busy time to the MPS server
-    )
+    # True for MPS clients; the driver attributes their busy time to the MPS server
+    mps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -725,9 +706,8 @@ class SwitchStatus:
     """State of the context-switch log. The log is used only while a GPU is shared."""
 
     errors: tuple[str, ...] = ()  # reasons of the errors in this reading
-    fallback_reason: str = (
-        ""  # why usage comes from the driver's samples instead of the log; empty if it does not
-    )
+    # why usage comes from the driver's samples instead of the log; empty if it does not
+    fallback_reason: str = ""
     fallback: str = ""  # message for `fallback_reason`
 
 
@@ -735,13 +715,11 @@ class SwitchStatus:
 class UsageProblems:
     """What could not be read of a GPU's usage."""
 
-    dropped: tuple[
-        str, ...
-    ] = ()  # driver functions that returned an invalid value, once per occurrence
+    # driver functions that returned an invalid value, once per occurrence
+    dropped: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()  # reasons of the calls that failed
-    lacks: tuple[
-        tuple[str, Lack], ...
-    ] = ()  # unsupported driver functions, and the value that is missing
+    # unsupported driver functions, and the value that is missing
+    lacks: tuple[tuple[str, Lack], ...] = ()
     switches: SwitchStatus | None = None  # None if context switches are not used
 
 
@@ -750,31 +728,26 @@ class DeviceUsage:
     """Usage of one device since the previous reading. Unknown values are None."""
 
     device: Device
-    window_ns: (
-        int  # length of the time window by the driver's clock; 0 if the driver did not answer
-    )
+    # length of the time window by the driver's clock; 0 if the driver did not answer
+    window_ns: int
     busy_ns: int | None = None
     energy_mj: int | None = None  # since the counter was last read; None if it was not read
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None  # None if podgpu is in another PID namespace
-    process_busy_ns: Mapping[int, int | None] | None = (
-        None  # by pid; None if the driver does not report it; see also `HIDDEN_PID`
-    )
+    # by pid; None if the driver does not report it; see also `HIDDEN_PID`
+    process_busy_ns: Mapping[int, int | None] | None = None
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
     method_limit: str = ""  # see `DeviceTotals.method_limit`
     # by pid: busy time in recent samples of the driver, if the log has times of hidden processes
     sampled_busy_ns: Mapping[int, int] = field(default_factory=dict)
-    resident_ns: Mapping[int, int] | None = (
-        None  # by pid: time in which its context was on the engine, busy or idle
-    )
+    # by pid: time in which its context was on the engine, busy or idle
+    resident_ns: Mapping[int, int] | None = None
     switching_ns: int = 0  # busy time spent on context switches; it is not attributed
-    saving_ns: Mapping[int, int] = field(
-        default_factory=dict
-    )  # by pid: maximum time for saving its context
+    # by pid: maximum time for saving its context
+    saving_ns: Mapping[int, int] = field(default_factory=dict)
     waits: ProcessWaits | None = None  # None if context switches are not read
     bounded: bool = False  # True if lower and upper bounds of the busy time are computed
-    power_mw: int | None = (
-        None  # at the end of the window; used to estimate energy while the counter is not read
-    )
+    # at the end of the window; used to estimate energy while the counter is not read
+    power_mw: int | None = None
     instances: tuple[DeviceUsage, ...] = ()  # usage of the GPU's MIG instances
     problems: UsageProblems = UsageProblems()  # of the GPU and its instances

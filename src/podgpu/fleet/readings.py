@@ -35,22 +35,18 @@ class ViewSettings:
     """Options of the cluster view. Times are in seconds."""
 
     interval: float = 15.0
-    stale_after: float = (
-        45.0  # nodes with an older reading are stale: means and counts exclude them
-    )
-    drop_after: float = (
-        300.0  # nodes with an older reading are dropped, unless their exporter is still listed
-    )
+    # nodes with an older reading are stale: means and counts exclude them
+    stale_after: float = 45.0
+    # nodes with an older reading are dropped, unless their exporter is still listed
+    drop_after: float = 300.0
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     extra_fields: tuple[str, ...] = ()  # fields that `podgpu autoscale` needs
     window: float = 300.0
-    idle_after: float | None = (
-        1800.0  # a holder idle for longer than this is wasteful; None disables the check
-    )
+    # a holder idle for longer than this is wasteful; None disables the check
+    idle_after: float | None = 1800.0
     legacy_map_metrics: bool = False
-    one_cluster: bool = (
-        False  # fail if Prometheus has several clusters, because an HPA names no cluster
-    )
+    # fail if Prometheus has several clusters, because an HPA names no cluster
+    one_cluster: bool = False
     max_gpus: float = math.inf  # with more GPUs in Prometheus, each round reads only totals
     hints: tuple[SetupHint, ...] = ()  # what the options leave out
 
@@ -125,15 +121,13 @@ class NodeReading(msgspec.Struct, frozen=True, gc=False):
     state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
-    listed: bool | None = (
-        None  # False if the target was removed from the list of exporters; None with Prometheus
-    )
+    # False if the target was removed from the list of exporters; None with Prometheus
+    listed: bool | None = None
     named: bool = True
     cluster: str = ""  # set only if Prometheus has metrics of several clusters
     owners: Owners = {}  # owners of the pods; set only with Prometheus
-    labels: Mapping[str, str] | None = (
-        None  # labels of the Kubernetes node; None if unknown or not needed
-    )
+    # labels of the Kubernetes node; None if unknown or not needed
+    labels: Mapping[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -149,9 +143,8 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     stale: bool = False  # the values are too old
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
-    silent: NodeReading | None = (
-        None  # last reading of the podgpu that reported the holders and no longer answers
-    )
+    # last reading of the podgpu that reported the holders and no longer answers
+    silent: NodeReading | None = None
     # The GPUs (UUID -> node) that it took over while their own nodes did not answer.
     taken: Mapping[str, str] = {}
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
@@ -230,9 +223,8 @@ class ClusterReading:
 
     nodes: tuple[NodeReading, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # (target, reason) -> failures since the start
+    # (target, reason) -> failures since the start
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
     idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds

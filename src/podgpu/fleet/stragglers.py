@@ -89,9 +89,8 @@ class _Difference(NamedTuple):
 class _JobHistory:
     minute: int
     rounds: dict[str, list[GpuSample]] = field(default_factory=dict)  # of this minute
-    minutes: deque[Mapping[str, GpuSample]] = field(
-        default_factory=lambda: deque(maxlen=WINDOW)  # oldest first
-    )
+    # oldest first
+    minutes: deque[Mapping[str, GpuSample]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     past: dict[str, deque[GpuSample]] = field(default_factory=dict)  # medians of windows
     since_past: int = 0  # minutes since the last window of the past
     slow: SlowGpu | None = None
