@@ -33,10 +33,13 @@ lint-js: .venv/typescript
 check: lint test
 
 # Changes the code in many places, one at a time, and prints the changes that no test noticed. Takes up to ten minutes.
+# For a package: MUTATE=src/podgpu/scale TESTS=tests/scale SAMPLE=50, at most 50 changes of each module.
 MUTATE ?= src/podgpu/charge.py
 TESTS ?= tests/test_charge.py
+SAMPLE ?= 0
+MINUTES ?= 10
 mutants: .venv/dev
-	$(BIN)/python -m tests.mutants --mutate $(MUTATE) --tests $(TESTS)
+	$(BIN)/python -m tests.mutants --mutate $(MUTATE) --tests $(TESTS) --sample $(SAMPLE) --minutes $(MINUTES)
 
 # Rewrites the expected output of the golden scenarios. Read the diff before you commit it.
 golden: .venv/dev
