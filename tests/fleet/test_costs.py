@@ -15,7 +15,7 @@ from podgpu.errors import UsageError
 from podgpu.fleet.budgets import BudgetUse, read_budgets
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
-from podgpu.past.bill import RangeQuery, describe_row
+from podgpu.past.bill import RangeQuery, RangeRow, describe_row
 from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.costs import (
     CostsAnswer,
@@ -58,9 +58,9 @@ def rows_of(answer: CostsAnswer) -> dict[str, CostsRow]:
 
 
 @pytest.fixture(scope="module")
-def days() -> Days:
+def days(tmp_path_factory: pytest.TempPathFactory) -> Days:
     """A complete day, one without a record, a complete one, and half of today."""
-    days = Days()
+    days = Days(directory=str(tmp_path_factory.mktemp("history")))
     days.run(24)
     days.at += DAY
     days.run(24)
@@ -219,9 +219,42 @@ def test_hours_of_expired_days_are_reported_and_their_days_stay_complete() -> No
     days = Days()
     days.run(3 * 24)
     answer = days.costs(range="3d", step="hour")
-    assert answer.totals.steps.cost[0] is None
+    assert answer.from_ == days.midnight + DAY
+    assert len(answer.totals.steps.cost) == len(answer.complete) == 48
     assert "are not kept: use days" in answer.notes[0]
+    assert answer.totals.cost == days.range(start=answer.from_, end=answer.to).totals.cost
     assert days.costs(range="3d").complete == [True, True, False]
+
+
+@pytest.mark.parametrize("step", ["hour", "day"])
+@pytest.mark.parametrize("by", ["pod", "owner", "namespace", "label:team"])
+def test_a_period_has_the_same_sums_as_the_range(days: Days, by: str, step: str) -> None:
+    """Also if it begins or ends within an hour or a day."""
+    now = days.costs().to
+    for hours, length in ((0, 12.0), (0.3, 5.9), (13.7, 7.77), (20, 36.51), (70.25, 10.0)):
+        end = now - hours * HOUR
+        query = {"from": str(end - length * HOUR), "to": str(end), "by": by, "step": step}
+        answer = days.costs(**query)
+        assert answer.to == pytest.approx(end, abs=1.0)
+        assert answer.from_ <= end - length * HOUR < answer.from_ + answer.step_seconds
+        # An end that is given selects no current values.
+        same = days.range(by, start=answer.from_, end=answer.to)
+        rows = rows_of(answer)
+        assert rows.keys() == {describe_row(row) for row in same.rows}
+        for row in (*same.rows, same.totals):
+            own = rows[describe_row(row)] if isinstance(row, RangeRow) else answer.totals
+            for name in ("cost", "gpu_hours", "idle_hours", "wasted", "mean_use"):
+                assert getattr(own, name) == pytest.approx(getattr(row, name), abs=2e-4)
+            parts = [cost or 0.0 for cost in own.steps.cost]
+            assert sum(parts) == pytest.approx(own.cost or 0.0, abs=1e-3)
+
+
+def test_an_hour_that_the_period_ends_in_is_not_complete(days: Days) -> None:
+    end = days.midnight + 6.5 * HOUR
+    query = {"from": str(days.midnight + 5 * HOUR), "to": str(end), "step": "hour"}
+    answer = days.costs(**query)
+    assert answer.totals.steps.cost == [20.0, 10.0]
+    assert answer.complete == [True, False]
 
 
 # Budgets
@@ -338,6 +371,14 @@ def test_steps_from_prometheus_are_those_of_the_range(serving: Serving, tmp_path
                 assert own.gpu_hours[-1] == pytest.approx(row.gpu_hours)
             assert answer.complete == [True] * 3
             assert answer.source == "counters"
+
+            # A period that ends within an hour.
+            half = RangeQuery(by, start=hour, end=hour + HOUR / 2)
+            part = asyncio.run(past.costs(CostsQuery(half, HOUR)))
+            same = asyncio.run(past.range(half))
+            assert (part.from_, part.to, part.complete) == (same.from_, same.to, [False])
+            assert part.totals.cost == pytest.approx(same.totals.cost)
+            assert 0.4 * one.totals.gpu_hours < part.totals.gpu_hours < 0.6 * one.totals.gpu_hours
         before = RangeQuery("pod", start=hour - 9 * HOUR, end=hour - 6 * HOUR)
         empty = asyncio.run(past.costs(CostsQuery(before, HOUR)))
         assert empty.totals.steps.gpu_hours == [None] * 3

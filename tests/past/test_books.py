@@ -27,10 +27,10 @@ from podgpu.model import (
     HolderUsage,
     NodeState,
 )
-from podgpu.past.bill import read_range
 from podgpu.past.book_clock import STABLE_SECONDS
 from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_charges import read_range
 
 RUNS = int(os.environ.get("PODGPU_BOOKS_RUNS", "100"))
 START = 1_800_000_000.0

@@ -20,11 +20,11 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.model import DeviceTotals
-from podgpu.past.bill import read_range, read_usage_start
 from podgpu.past.history_file import HistoryError
 from podgpu.past.record import cluster_recorder, make_records
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import read_gpu
+from podgpu.past.sqlite_charges import read_range, read_usage_start
 from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 

@@ -11,8 +11,8 @@ from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.model import NodeState, decode_node
-from podgpu.past.bill import read_range
 from podgpu.past.record import make_records
+from podgpu.past.sqlite_charges import read_range
 from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 

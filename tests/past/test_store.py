@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
-from podgpu.past.bill import read_range, read_usage_start
 from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS, read_gpu, read_pod
+from podgpu.past.sqlite_charges import read_range, read_usage_start
 from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 
 COARSE, HOUR, DAY = 300, 3600, 86_400

@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -22,38 +21,15 @@ from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by_key
-from podgpu.past.schema import (
-    AMOUNT_COLUMNS,
-    COARSE,
-    DAY,
-    HOUR,
-    OPEN,
-    SUMS,
-    UNSETTLED,
-    ceil_time,
-    floor_time,
-)
+from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.past.sqlite_charges import read_charges, read_usage_start
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _SHOWN = {"seconds": 3600, "joules": 3_600_000, "money": 1}  # as hours, kWh and money
 _NO_OWNER = WorkloadOwner("", "")
-_ACCOUNT_FIELDS = len(UsageAccount._fields)
-# Sums each window by itself, and joins the sums: both save a quarter of the time.
-_WINDOW = f"""
-SELECT account, currency, {SUMS}, ? AS part FROM usage
-WHERE resolution = ? AND time >= ? AND time < ? GROUP BY account, currency"""
-_SUMS_OF_PARTS = ", ".join(f"sum({name} * part) AS {name}" for name in AMOUNT_COLUMNS)
-_RANGE = f"""
-SELECT {", ".join(UsageAccount._fields)}, currency, {", ".join(AMOUNT_COLUMNS)}
-FROM account JOIN (
-    SELECT account AS id, currency, {_SUMS_OF_PARTS} FROM ({{windows}}) GROUP BY account, currency)
-    USING (id)
-ORDER BY namespace, pod, job, uid, container_id, currency"""
-_USAGE_START = f"""
-SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
 
 
 class RangeQuery(NamedTuple):
@@ -463,8 +439,7 @@ def read_range_answer(
 ) -> RangeAnswer:
     start, end = query.bounds(now)
     since = read_usage_start(db)
-    recorded = (start if since is None else since, now)
-    sums = _read_exactly(db, start, end, recorded)
+    sums = read_charges(db, start, end, now)
     current = {} if query.end is not None else group_now(state, sums, query)
     answer = make_range(query, (start, end), sums, state.prices, current)
     answer.simulated = state.simulated
@@ -473,116 +448,3 @@ def read_range_answer(
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
     return answer
-
-
-def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[Charge]]:
-    """Returns start, end and usage.
-
-    Start and end are extended to whole stored steps: 5 minutes, hours or days.
-    """
-    first, last, windows = _list_windows(db, start, end)
-    return first, last, _read_windows(db, windows)
-
-
-def _read_exactly(
-    db: Connection, start: float, end: float, recorded: tuple[float, float]
-) -> list[Charge]:
-    """Returns the usage from `start` to `end`.
-
-    A stored step that is only partly in the range is split in proportion to the time. So a
-    constant load has the same sum at any time, and ranges that meet share no usage. `recorded`:
-    start and end of the records.
-    """
-    _, _, windows = _list_windows(db, start, end)
-    parts: list[_Window] = []
-    for window in windows:
-        parts.extend(_split_window(window, start, end, recorded))
-    return _read_windows(db, parts)
-
-
-class _Window(NamedTuple):
-    """Rows of one resolution."""
-
-    part: float  # how much of the usage counts
-    resolution: int
-    start: int
-    end: int
-
-
-def _list_windows(db: Connection, start: float, end: float) -> tuple[int, int, list[_Window]]:
-    """Returns start and end, extended to whole stored steps, and the rows to add up."""
-    kept_since = dict(db.execute("SELECT resolution, since FROM kept").fetchall())
-    first = floor_time(start, _find_resolution(start, kept_since))
-    # The last hour is read from 5-minute rows only if they are kept from its start on.
-    last_hour_start = max(first, floor_time(end, HOUR))
-    last = ceil_time(end, _find_resolution(last_hour_start, kept_since))
-    # Whole days are read from daily rows, other whole hours from hourly rows, and the remainder
-    # from 5-minute rows. Open rows are in none of them.
-    first_hour = min(ceil_time(first, HOUR), last)
-    last_hour = max(floor_time(last, HOUR), first_hour)
-    first_day = min(ceil_time(first_hour, DAY), last_hour)
-    last_day = max(floor_time(last_hour, DAY), first_day)
-    windows = [
-        _Window(1.0, OPEN, first, last),
-        _Window(1.0, UNSETTLED, first, last),
-        _Window(1.0, COARSE, first, first_hour),
-        _Window(1.0, HOUR, first_hour, first_day),
-        _Window(1.0, DAY, first_day, last_day),
-        _Window(1.0, HOUR, last_day, last_hour),
-        _Window(1.0, COARSE, last_hour, last),
-    ]
-    return first, last, windows
-
-
-def _split_window(
-    window: _Window, start: float, end: float, recorded: tuple[float, float]
-) -> Iterable[_Window]:
-    """Separates the steps at the start and the end of the range."""
-    length = max(COARSE, window.resolution)  # open rows are of 5 minutes
-    first = max(window.start, floor_time(start, length))
-    last = min(window.end, ceil_time(end, length))
-    for step in sorted({floor_time(start, length), floor_time(end, length)}):
-        if not first <= step < last:
-            continue
-        yield window._replace(start=first, end=step)
-
-        since = recorded[0]
-        if step == since:
-            since = start  # the first day may have begun late: its first round is deleted
-        recorded_from = max(step, since)
-        recorded_to = min(step + length, recorded[1])
-        counted = min(end, recorded_to) - max(start, recorded_from)
-        whole = recorded_to - recorded_from
-        part = max(0.0, counted / whole) if whole > 0 else 1.0
-        first = step + length
-        yield window._replace(part=part, start=step, end=first)
-    yield window._replace(start=first, end=last)
-
-
-def _read_windows(db: Connection, windows: Sequence[_Window]) -> list[Charge]:
-    query = _RANGE.format(windows=" UNION ALL ".join([_WINDOW] * len(windows)))
-    charges = []
-    for row in db.execute(query, list(chain.from_iterable(windows))):
-        account = UsageAccount(*row[:_ACCOUNT_FIELDS])
-        currency, *amounts = row[_ACCOUNT_FIELDS:]
-        charges.append(Charge(account, amounts=Amounts(*amounts), currency=currency))
-    return charges
-
-
-def _find_resolution(time: float, kept_since: Mapping[int, int]) -> int:
-    """Returns the finest resolution of which the rows of this time are kept."""
-    for resolution in (COARSE, HOUR):
-        if time >= kept_since.get(resolution, -math.inf):
-            return resolution
-    return DAY
-
-
-def read_usage_start(db: Connection) -> int | None:
-    """Returns the start of the oldest stored usage as Unix time, or None if there is no usage."""
-    first_day, first_round = db.execute(_USAGE_START).fetchone()
-    start: int | None = first_day
-    # A round of the first day tells the start more exactly.
-    is_exact = first_round is not None and (first_day is None or first_round < first_day + DAY)
-    if is_exact:
-        start = first_round
-    return start

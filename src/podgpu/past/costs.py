@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from podgpu.charge import Amounts, Charge, UsageAccount
+from podgpu.charge import Charge, UsageAccount
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
@@ -30,19 +30,9 @@ from podgpu.past.bill import (
     make_range,
     name_row,
     parse_range_query,
-    read_usage_start,
 )
-from podgpu.past.schema import (
-    AMOUNT_COLUMNS,
-    COARSE,
-    DAY,
-    HOUR,
-    OPEN,
-    SUMS,
-    UNSETTLED,
-    ceil_time,
-    floor_time,
-)
+from podgpu.past.schema import COARSE, DAY, HOUR, OPEN, UNSETTLED, ceil_time, floor_time
+from podgpu.past.sqlite_charges import read_steps, read_usage_start
 
 MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
 MOST_ROWS = 8  # a stacked chart with more colours is not readable
@@ -59,6 +49,7 @@ class CostsQuery(NamedTuple):
     step: int = DAY
     is_month: bool = False  # the current month (UTC)
     most_rows: int | None = MOST_ROWS  # the others become one row. None: all
+    kept_since: int = 0  # older steps were deleted
 
     @property
     def has_forecast(self) -> bool:
@@ -89,6 +80,7 @@ class CostsQuery(NamedTuple):
             if self.step == HOUR:
                 advice += ", or step=day"
             raise UsageError(f"the range has {steps:,} steps, but at most {MAX_STEPS}: {advice}")
+        first = min(last, max(first, self.kept_since))
         return CostsWindows(first, last, previous, min(end, now))
 
 
@@ -418,13 +410,19 @@ GROUP BY day HAVING count(*) = {_HOURS_OF_DAY}"""
 def read_costs_answer(
     db: Connection, query: CostsQuery, now: float, state: ClusterState
 ) -> CostsAnswer:
+    [kept] = db.execute("SELECT max(since) FROM kept WHERE resolution = ?", (HOUR,)).fetchone()
+    asked = query.windows(now)
+    if query.step == HOUR and kept is not None:
+        query = query._replace(kept_since=kept)
     windows = query.windows(now)
-    steps = _read_steps(db, query.range, query.step, query.first_step(now), windows.end, now)
+
+    first = max(query.first_step(now), query.kept_since)
+    steps = _read_steps(db, query.range, query.step, first, windows.now, now)
     days: list[CostStep] = []
     if query.has_forecast:
         days = steps
     if query.has_forecast and query.step != DAY:
-        days = _read_steps(db, query.range, DAY, first_forecast_day(now), ceil_time(now, DAY), now)
+        days = _read_steps(db, query.range, DAY, first_forecast_day(now), now, now)
 
     answer = make_costs(query, now, state.prices, steps, days)
     answer.simulated = state.simulated
@@ -434,49 +432,29 @@ def read_costs_answer(
     if since is None or windows.start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
-    [kept] = db.execute("SELECT max(since) FROM kept WHERE resolution = ?", (HOUR,)).fetchone()
-    if query.step == HOUR and kept is not None and windows.start < kept:
+    if asked.start < windows.start:
         answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
     return answer
 
 
 def _read_steps(
-    db: Connection, query: RangeQuery, step: int, start: int, end: int, now: float
+    db: Connection, query: RangeQuery, step: int, start: int, end: float, now: float
 ) -> list[CostStep]:
-    sql = _make_sql(query)
-    windows = []
-    for resolution in (step, OPEN, UNSETTLED):
-        windows += [step, step, resolution, start, end]
-    charges: dict[int, list[Charge]] = {}
-    for time, *row in db.execute(sql, windows):
-        account = UsageAccount(*row[: len(_FIELDS)])
-        currency, *amounts = row[len(_FIELDS) :]
-        charge = Charge(account, amounts=Amounts(*amounts), currency=currency)
-        charges.setdefault(time, []).append(charge)
-
+    charges = read_steps(db, start, end, now, step, _list_fields(query))
     full_days = {day for (day,) in db.execute(_FULL_DAYS)}
     steps = []
-    for time, own in sorted(charges.items()):
-        is_over = time + step <= now
+    for time, own in charges.items():
+        is_over = time + step <= end
         is_full = step == HOUR or time in full_days
         steps.append(CostStep(time, own, is_over and is_full))
     return steps
 
 
-def _make_sql(query: RangeQuery) -> str:
-    """Adds up accounts that have the same row. Their other fields are empty."""
+def _list_fields(query: RangeQuery) -> list[str]:
+    """Returns SQL for each field of the accounts. It is empty if the row does not depend on it."""
     kind = "label" if query.label else query.by
     condition, kept = _NAMED_BY.get(kind, ("FALSE", set()))
     fields = []
     for name in _FIELDS:
-        is_kept = name in kept
-        fields.append(name if is_kept else f"iif({condition}, '', {name}) AS {name}")
-    rows = f"""
-        SELECT time / ? * ? AS start, account, currency, {SUMS} FROM usage
-        WHERE resolution = ? AND time >= ? AND time < ? GROUP BY start, account, currency"""
-    names = f"start, {', '.join(map(str, range(2, len(_FIELDS) + 2)))}, currency"
-    sums = ", ".join(f"sum(used.{name})" for name in AMOUNT_COLUMNS)
-    return f"""
-        SELECT start, {", ".join(fields)}, currency, {sums}
-        FROM ({" UNION ALL ".join([rows] * 3)}) AS used JOIN account ON account.id = used.account
-        GROUP BY {names} ORDER BY {names}"""
+        fields.append(name if name in kept else f"iif({condition}, '', {name})")
+    return fields

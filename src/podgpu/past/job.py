@@ -16,7 +16,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
-from podgpu.past.bill import RangeFigures, add_up, read_range
+from podgpu.past.bill import RangeFigures, add_up
 from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import (
     HolderSpan,
@@ -26,6 +26,7 @@ from podgpu.past.sqlite import (
     make_pod_history,
     read_pod,
 )
+from podgpu.past.sqlite_charges import read_range
 from podgpu.past.verdict import (
     Activity,
     Cause,

@@ -134,15 +134,16 @@ async def read_costs(
     async with aclosing(_SteppedClient(server)) as client:
         now = await client.query_time() // FINE * FINE
         windows = query.windows(now)
+        end = windows.now // FINE * FINE
         reader = _RangeReader(client, server, query.range, prices, state)
-        steps = await reader.read_steps(client, query.first_step(now), windows.end, query.step, now)
+        steps = await reader.read_steps(client, query.first_step(now), end, query.step)
         rule = reader.rule
         days: Sequence[CostStep] = []
         if query.has_forecast:
             days = steps
         if query.has_forecast and query.step != DAY:
             first = first_forecast_day(now)
-            days = await reader.read_steps(client, first, ceil_time(now, DAY), DAY, now)
+            days = await reader.read_steps(client, first, now, DAY)
 
     answer = make_costs(query, now, prices.at(now), steps, days)
     answer.simulated = state.simulated
@@ -230,17 +231,16 @@ class _RangeReader:
         return answer
 
     async def read_steps(
-        self, client: _SteppedClient, start: int, end: int, step: int, now: float
+        self, client: _SteppedClient, start: int, end: float, step: int
     ) -> list[CostStep]:
-        """Returns the charges of each step between these times, and until `now`."""
-        last = min(end, now)
-        self.rule = await self._find_rule(start, last)
-        client.set_ends(range(start + step, floor_time(last, step) + 1, step))
+        """Returns the charges of each step between these times. The last one may be shorter."""
+        self.rule = await self._find_rule(start, end)
+        client.set_ends(range(start + step, floor_time(end, step) + 1, step))
         resolution = FINE * max(1, math.ceil(step / FINE / _MAX_STEPS))
         read = []
         keys: dict[_HolderKey, None] = {}
-        for first in range(start, end, step):
-            for since, until, prices in self.prices.periods(first, min(first + step, last)):
+        for first in range(start, ceil_time(end, step), step):
+            for since, until, prices in self.prices.periods(first, min(first + step, end)):
                 vectors = await self._read_vectors(since, until, resolution)
                 read.append((first, since, until, prices, vectors))
                 for sample in vectors.get("allocated", ()):
@@ -249,7 +249,7 @@ class _RangeReader:
                         keys[key] = None
 
         # The names of pods are in the query, so it is one for all steps.
-        self.owners = await self._read_owners(keys, f"{round(last - start)}s", last)
+        self.owners = await self._read_owners(keys, f"{round(end - start)}s", end)
         steps: dict[int, list[Charge]] = {}
         for first, since, until, prices, vectors in read:
             usage = await self._make_usage(vectors, since, until, prices)
