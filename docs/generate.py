@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
-from podgpu.metrics.conditions import conditions, words_for
+from podgpu.metrics.conditions import conditions, recovery_actions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import Gpm, Rename, renames
@@ -25,7 +25,14 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _MARK = re.compile(r"<!-- /?generated:[\w-]+ -->")
-_DETAILS = {"xid": "79", "nvlink": "2/18", "driver_away": "driver_not_loaded", "unreadable": "hung"}
+_DETAILS = {
+    "xid": "79",
+    "nvlink": "2/18",
+    "driver_away": "driver_not_loaded",
+    "unreadable": "hung",
+    "recovery_action": "reset",
+    "fabric": "in_progress",
+}
 """Condition -> example of its detail."""
 
 _LABEL_GROUPS = {
@@ -119,6 +126,13 @@ def _conditions() -> Iterator[str]:
     yield from table(("Condition", "Severity", "Text"), rows)
 
 
+def _recovery_actions() -> Iterator[str]:
+    rows = []
+    for action in recovery_actions().values():
+        rows.append((code(action.name), prose(action.says), prose(action.do)))
+    yield from table(("Action", "The driver advises", "What to do"), rows)
+
+
 def _unmapped() -> Iterator[str]:
     rows = [
         (code(reason), prose(f"source {source}: {text.reason}" if source else text.reason))
@@ -174,6 +188,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "hook-metrics": lambda: _metrics_table(_metrics("hook")),
     "autoscale-metrics": lambda: _metrics_table(_metrics("autoscale")),
     "conditions": _conditions,
+    "recovery-actions": _recovery_actions,
     "unmapped": _unmapped,
     "counters": _counters,
     "changed-units": _changed_units,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from podgpu.cli.main import run
@@ -19,6 +20,7 @@ from podgpu.node.holders.kubelet import KubeletAllocation
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
+from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import Client, running
 
@@ -501,3 +503,82 @@ def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
     assert sources["kubelet"]
     assert "gpu2" not in sources, "sources of other GPUs are left out"
     assert found["method"] == "samples"
+
+
+@pytest.mark.fault(
+    "The driver advises a recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)",
+    "It is a condition until a reset, and the first source of what to do: the list of XIDs then "
+    "only explains",
+)
+def test_the_drivers_recovery_action_decides_what_to_do(bench: GpuBench) -> None:
+    bench.driver.raise_xid(1, 48)
+    wait_until(lambda: bench.turn() and broken(bench, 1) == ["xid"], "the XID is there")
+    before = gpu(bench, 1)["conditions"][0]["do"]
+    assert "advises no recovery" in before
+    assert "reset the GPU" in before, "the advice of the list, if the driver is wrong"
+
+    bench.driver.advise(1, pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)
+    bench.turn()
+    assert broken(bench, 1) == ["recovery_action", "xid"]
+    recovery, xid = gpu(bench, 1)["conditions"]
+    assert recovery["detail"] == "reboot"
+    assert recovery["says"] == "the driver advises: reboot the node"
+    assert recovery["do"] == "drain the node and reboot it"
+    assert "XID 48" in xid["says"]
+    assert xid["do"] == "drain the node and reboot it, as the driver advises"
+    assert xid["do"] in bench.client.ask("/health").text
+    name = "podgpu_device_condition_since_timestamp_seconds"
+    assert bench.value(name, 1, 'condition="recovery_action"', 'detail="reboot"') is not None
+    assert broken(bench, 2) == []
+
+    bench.driver.reset(1)
+    bench.turns(30)
+    assert broken(bench, 1) == []
+
+
+def test_a_driver_without_recovery_actions_leaves_it_to_the_xids(tmp_path: Path) -> None:
+    def without_field(faults: FaultyNvml) -> None:
+        faults.unsupported(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+
+    with bench_of(tmp_path, "1xH100", before=without_field) as bench:
+        bench.driver.raise_xid(0, 48)
+        wait_until(lambda: bench.turn() and broken(bench, 0) == ["xid"], "the XID is there")
+        assert not known(bench, 0, "recovery_action")
+        do = gpu(bench, 0)["conditions"][0]["do"]
+        assert do.startswith("drain the node and reset the GPU")
+
+
+def test_an_unknown_recovery_action_is_a_problem(bench: GpuBench) -> None:
+    bench.driver.advise(1, 99)
+    bench.turn()
+    assert broken(bench, 1) == ["recovery_action"]
+    assert gpu(bench, 1)["conditions"][0]["says"] == "the driver advises: action 99"
+
+
+@pytest.mark.parametrize(
+    ("state", "links", "expected"),
+    [
+        (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, 18, ["fabric"]),
+        (pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, 18, ["fabric"]),
+        (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, 18, []),
+        (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 18, None),
+    ],
+)
+def test_a_gpu_that_waits_for_the_fabric_manager(
+    bench: GpuBench, state: int, links: int, expected: list[str] | None
+) -> None:
+    for one in bench.driver.gpus:
+        one.fabric_state = state
+        one.nvlinks = links
+    bench.turn()
+    assert broken(bench, 1) == (expected or [])
+    assert known(bench, 1, "fabric") == (expected is not None)
+
+
+def test_a_gpu_without_nvlinks_needs_no_fabric(tmp_path: Path) -> None:
+    """A single H200 of a virtual machine has NVLinks, but none is active."""
+    with bench_of(tmp_path, "1xH200") as bench:
+        bench.driver.gpus[0].fabric_state = pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+        bench.turn()
+        assert broken(bench, 0) == []
+        assert not known(bench, 0, "fabric")

@@ -204,6 +204,7 @@ def test_no_problems(
     assert output.out == (
         "ok    driver      NVIDIA 580.159.04, NVML 13.580.159.04, 2 GPUs\n"
         "ok    GPUs        2 × NVIDIA H100 80GB HBM3\n"
+        "ok    health      the driver advises no recovery action for any GPU\n"
         "ok    MIG         off\n"
         "ok    counters    NVIDIA H100 80GB HBM3 supports all 26\n"
         "ok    privileges  running as uid 0; root is needed only for the kubelet socket; "
@@ -275,6 +276,29 @@ def test_a_missing_socket_is_wrong_if_pod_labels_are_wanted(
     ]
     assert run([*arguments, *tree.options, *said]) == code
     assert line.format(socket=socket) in capsys.readouterr().out
+
+
+def test_a_gpu_for_which_the_driver_advises_a_reset(examined: Examined) -> None:
+    driver = FaultyNvml("2xH100")
+    driver.advise(1, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+    driver.answer("nvmlDeviceGetRemappedRows", (0, 0, 1, 0), gpu=1)
+    findings = [finding for finding in examined(driver) if finding.subject == "health"]
+    assert findings == [
+        wrong(
+            "health",
+            "GPU 1: remapping a faulty memory row is pending",
+            "drain the node and reset the GPU, as the driver advises",
+        ),
+        wrong(
+            "health",
+            "GPU 1: the driver advises: reset the GPU",
+            "drain the node and reset the GPU",
+        ),
+    ]
+
+    driver = FaultyNvml("1xH100")
+    driver.unsupported(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+    assert "health" not in {finding.subject for finding in examined(driver)}
 
 
 def test_node_name_in_a_pod(

@@ -16,7 +16,9 @@ from podgpu.fleet.readings import NodeEntry, NodeReading, TargetOutcome, ViewSet
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
     LOST,
+    NO_RECOVERY,
     NODE_GONE,
+    RECOVERY,
     UNREADABLE,
     conditions,
     words_for,
@@ -28,11 +30,11 @@ from podgpu.model import (
     NodeState,
     SourceStatus,
     Workload,
-    XidCount,
     group_by_key,
     parts_of,
 )
 
+_UNKNOWN_GPU = DeviceState()
 # Tolerated clock skew in seconds. 60, because late values look like a slow clock.
 CLOCK_AHEAD = 5.0
 _CLOCK_BEHIND = 60.0
@@ -529,7 +531,7 @@ def _describe_without_driver(name: str, away: Sequence[Condition]) -> Alert:
 
 def _describe_gpu(name: str, gpu: DeviceState, condition: Condition) -> Alert:
     label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
-    says, do = describe_condition(condition, gpu.xids)
+    says, do = describe_condition(condition, gpu)
     text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
     return Alert(severity_of(condition), text, name, gpu.uuid)
 
@@ -542,15 +544,24 @@ def is_gpu_source(status: SourceStatus) -> bool:
     return bool(status.device) or status.name.removeprefix("gpu").isdecimal()
 
 
-def describe_condition(condition: Condition, xids: Iterable[XidCount] = ()) -> tuple[str, str]:
+def describe_condition(condition: Condition, gpu: DeviceState = _UNKNOWN_GPU) -> tuple[str, str]:
     """Returns the problem and the advice.
 
-    A condition of the history has its own text. For a condition unknown to this version, returns
-    its name and no advice.
+    The driver's recovery action is the first source of the advice. A condition of the
+    history has its own text. For a condition unknown to this version, returns its name and no
+    advice.
     """
     if condition.text:
         return condition.text, ""
     if condition.name not in conditions():
         return condition.name, ""
-    repeated = tuple((count.xid, count.total) for count in xids if count.total > 1)
-    return words_for(condition.name, condition.detail, repeated)
+    repeated = tuple((count.xid, count.total) for count in gpu.xids if count.total > 1)
+    return words_for(condition.name, condition.detail, repeated, _find_recovery(gpu))
+
+
+def _find_recovery(gpu: DeviceState) -> str:
+    """Returns the driver's recovery action. Empty if it is unknown."""
+    for condition in gpu.conditions:
+        if condition.name == RECOVERY:
+            return condition.detail
+    return NO_RECOVERY if RECOVERY in gpu.healthy else ""

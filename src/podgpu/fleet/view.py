@@ -66,7 +66,6 @@ from podgpu.model import (
     WaitPart,
     Workload,
     WorkloadOwner,
-    XidCount,
     group_by_key,
     parts_of,
 )
@@ -84,6 +83,7 @@ class ConditionView(_JsonStruct, kw_only=True):
     since: float | None = None
     says: str
     do: str
+    detail: str = ""  # such as the XIDs or the name of the recovery action
 
 
 class HolderView(Workload, frozen=True, kw_only=True):
@@ -470,7 +470,7 @@ def _device_fields(
         "memory_total_bytes": device.memory_total_bytes,
         "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],
-        "conditions": [_make_condition(condition, gpu.xids) for condition in gpu.conditions],
+        "conditions": [_make_condition(condition, gpu) for condition in gpu.conditions],
         "absent": is_lost(gpu),
         "price_per_hour": _rounded(prices.of(device_model(gpu, instance)).gpu_hour),
     }
@@ -512,10 +512,14 @@ def _make_holder(part: HeldPart) -> HolderView:
     )
 
 
-def _make_condition(condition: Condition, xids: Iterable[XidCount]) -> ConditionView:
-    says, do = describe_condition(condition, xids)
+def _make_condition(condition: Condition, gpu: DeviceState) -> ConditionView:
+    says, do = describe_condition(condition, gpu)
     return ConditionView(
-        condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do
+        condition=condition.name,
+        since=_rounded(condition.since, 0),
+        says=says,
+        do=do,
+        detail=condition.detail,
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from aiohttp import web
+from pynvml import NVML_GPU_RECOVERY_ACTION_GPU_RESET
 
 from podgpu.clock import Clock
 from podgpu.fleet.prices import ReadPrices
@@ -90,7 +91,10 @@ def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
         job[:] = [replace(tenant, pod=name) for tenant in job]
         third.add_tenants(*job)
 
-    raise_xid = partial(first.driver.raise_xid, ill, _XID)
+    def raise_xid() -> None:
+        first.driver.raise_xid(ill, _XID)
+        first.driver.advise(ill, NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+
     reset = partial(first.reset, ill)
     lose = partial(second.driver.lose, _LOST_GPU)
     recover = partial(second.driver.recover, _LOST_GPU)

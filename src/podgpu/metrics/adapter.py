@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, xid_spec
+from podgpu.metrics.conditions import (
+    FIELD_CONDITIONS,
+    LOST,
+    XID,
+    conditions,
+    field_detail,
+    xid_spec,
+)
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.fields import (
     DEVICE_LEVELS,
@@ -401,7 +408,8 @@ def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str,
                 continue
             condition = _CONDITION_FIELDS.get(name)
             if condition:
-                present.setdefault(condition, {"name": condition})
+                detail = field_detail(condition, value)
+                present.setdefault(condition, {"name": condition, "detail": detail})
             elif name == XID_NAME and xid_spec(int(value)).needs_action:
                 present.setdefault(XID, {"name": XID, "detail": str(int(value))})
     return present

@@ -22,10 +22,15 @@ POWER_BRAKE = "power_brake"
 DRIVER_AWAY = "driver_away"
 NODE_GONE = "node_gone"
 UNALLOCATED = "unallocated_use"
+RECOVERY = "recovery_action"
+FABRIC = "fabric"
+RECOVERY_FIELD = 1523  # DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION
+FABRIC_FIELD = 170  # DCGM_FI_DEV_FABRIC_MANAGER_STATUS
 FIELD_CONDITIONS: Mapping[int, str] = {
     395: "row_remap_failure",
     396: "row_remap_pending",
     311: "ecc",
+    RECOVERY_FIELD: RECOVERY,
 }
 """DCGM field id -> condition that is present while the field is above 0."""
 _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
@@ -36,6 +41,21 @@ _ACTIONS: Mapping[str, str] = {
     "with the report of nvidia-bug-report.sh",
 }
 """Action in xids.csv -> advice. The most drastic action comes first."""
+NO_RECOVERY = "none"
+# The remedy of these problems is a recovery action of the driver, if it advises one.
+_RECOVERABLE = frozenset({XID, "ecc", "row_remap_pending", NVLINK, FABRIC})
+_FABRIC_TEXTS: Mapping[str, str] = {
+    "not_started": "the GPU is not registered with the NVLink fabric",
+    "in_progress": "the GPU waits to be registered with the NVLink fabric",
+    "failed": "the registration of the GPU with the NVLink fabric failed",
+}
+_FABRIC_STATES: Mapping[int, str | None] = {
+    1: "not_started",
+    2: "in_progress",
+    3: None,
+    4: "failed",
+}
+"""Value of `FABRIC_FIELD` -> detail of the condition. None if the GPU is registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +78,32 @@ def conditions() -> Mapping[str, ConditionSpec]:
 
 @lru_cache(maxsize=1024)
 def words_for(
-    condition: str, detail: str = "", repeated_xids: tuple[tuple[int, int], ...] = ()
+    condition: str,
+    detail: str = "",
+    repeated_xids: tuple[tuple[int, int], ...] = (),
+    recovery: str = "",
 ) -> tuple[str, str]:
     """Returns two texts: the problem, and advice.
 
-    `repeated_xids`: XIDs and how often they occurred.
+    `repeated_xids`: XIDs and how often they occurred. `recovery`: the recovery action that the
+    driver advises for this GPU, `NO_RECOVERY`, or empty if the driver does not report it.
     """
     spec = conditions()[condition]
+    do = spec.do
     if condition == XID:
         times = dict(repeated_xids)
-        return spec.says.format(detail=_describe_xids(detail, times)), _xid_action(detail, times)
-    return spec.says.format(detail=_describe_detail(condition, detail)), spec.do
+        says = spec.says.format(detail=_describe_xids(detail, times))
+        do = _xid_action(detail, times)
+    else:
+        says = spec.says.format(detail=_describe_detail(condition, detail))
+
+    if condition == RECOVERY:
+        do = _recovery_action(detail).do
+    elif condition in _RECOVERABLE and recovery not in ("", NO_RECOVERY):
+        do = f"{_recovery_action(recovery).do}, as the driver advises"
+    elif condition == XID and recovery == NO_RECOVERY:
+        do = f"the driver advises no recovery, so new processes can use the GPU; otherwise {do}"
+    return says, do
 
 
 def _describe_detail(condition: str, detail: str) -> str:
@@ -78,20 +113,75 @@ def _describe_detail(condition: str, detail: str) -> str:
         return detail.replace("/", " of its ") or "some of its"
     if condition == UNALLOCATED:
         return detail or "a container"
+    if condition == RECOVERY:
+        return _recovery_action(detail).says
+    if condition == FABRIC:
+        return _FABRIC_TEXTS.get(detail, "the GPU is not registered with the NVLink fabric")
     return f" ({detail})" if detail else ""
 
 
-def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
-    """Returns whether each condition of `FIELD_CONDITIONS` is present.
+def conditions_from_fields(values: Mapping[int, object]) -> dict[str, str | None]:
+    """Returns the detail of each condition of `FIELD_CONDITIONS`, or None if it is absent.
 
     Omits conditions whose field has no value.
     """
-    present = {}
+    details: dict[str, str | None] = {}
     for field, condition in FIELD_CONDITIONS.items():
         value = values.get(field)
         if isinstance(value, int | float):
-            present[condition] = value > 0
-    return present
+            details[condition] = field_detail(condition, value) if value > 0 else None
+    return details
+
+
+def field_detail(condition: str, value: float) -> str:
+    """Returns the detail of a condition of `FIELD_CONDITIONS` that is present."""
+    if condition != RECOVERY:
+        return ""
+    for action in recovery_actions().values():
+        if action.number == value:
+            return action.name
+    return f"{value:.0f}"
+
+
+def fabric_detail(status: object, links_up: int | None) -> dict[str, str | None]:
+    """Returns the detail of the condition `fabric`, or None if it is absent. Empty if unknown.
+
+    `status`: value of `FABRIC_FIELD`. A GPU without an active NVLink needs no fabric.
+    """
+    if not isinstance(status, int) or status not in _FABRIC_STATES:
+        return {}
+    detail = _FABRIC_STATES[status]
+    needs_fabric = bool(links_up) or detail in (None, "failed")
+    return {FABRIC: detail} if needs_fabric else {}
+
+
+# Recovery actions
+
+
+class RecoveryAction(NamedTuple):
+    """What the driver advises for a GPU (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
+
+    number: int
+    name: str
+    says: str
+    do: str
+
+
+@cache
+def recovery_actions() -> Mapping[str, RecoveryAction]:
+    """Returns the actions by name."""
+    rows = table_rows("recovery_actions.csv")
+    return {
+        row["name"]: RecoveryAction(int(row["number"]), row["name"], row["says"], row["do"])
+        for row in rows
+    }
+
+
+def _recovery_action(name: str) -> RecoveryAction:
+    unknown = RecoveryAction(
+        0, name, f"action {name or 'unknown'}", "run `nvidia-smi -q` on the node"
+    )
+    return recovery_actions().get(name, unknown)
 
 
 # XIDs

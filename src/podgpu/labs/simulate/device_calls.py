@@ -21,7 +21,7 @@ from podgpu.labs.simulate.gpu import (
     SimulatedInstance,
     SimulatedLoad,
 )
-from podgpu.labs.simulate.models import AMPERE, MIB, GpuModel
+from podgpu.labs.simulate.models import AMPERE, HOPPER, MIB, GpuModel
 
 NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
@@ -120,6 +120,13 @@ def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     if which not in offsets:
         raise_error()
     return _MAX_CELSIUS + offsets[which]
+
+
+def _fabric_info(gpu: SimulatedGpu, pointer: Any) -> None:
+    """Implements nvmlDeviceGetGpuFabricInfoV, which fills a structure by reference."""
+    if gpu.model.architecture < HOPPER:
+        raise_error()
+    fill(pointer._obj, state=gpu.fabric_state)
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
@@ -236,6 +243,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPersistenceMode": lambda gpu: 1,
     "nvmlDeviceGetComputeMode": lambda gpu: 0,
     "nvmlDeviceGetGridLicensableFeatures": lambda gpu: pynvml.c_nvmlGridLicensableFeatures_v4_t(),
+    "nvmlDeviceGetGpuFabricInfoV": _fabric_info,
     "nvmlDeviceGetSamples": _without_mig(_samples),
     "nvmlDeviceGetProcessUtilization": _without_mig(
         partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationSample_t)
@@ -304,6 +312,7 @@ _FIELDS: dict[int, Reader] = {
     82: lambda gpu, scope: (
         round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None
     ),
+    230: lambda gpu, scope: gpu.recovery,
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 

@@ -134,6 +134,8 @@ class SimulatedGpu:
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     lost: bool = False
+    recovery: int = 0  # NVML_GPU_RECOVERY_ACTION_…
+    fabric_state: int = 0  # NVML_GPU_FABRIC_STATE_…
     # Includes loads that ended less than `SAMPLE_BUFFER` ago.
     loads: list[PlacedLoad] = field(default_factory=list)
     energy: float = 0.0  # joules
@@ -224,12 +226,13 @@ class SimulatedGpu:
         self._end_loads()
 
     def reset(self) -> None:
-        """Ends all loads and resets the counters.
+        """Ends all loads, resets the counters and clears the recovery action.
 
         The MIG layout stays, as with `nvidia-smi --gpu-reset`.
         """
         self.energy = self.idle_seconds = 0.0
         self.meter = Activity()
+        self.recovery = 0
         self._end_loads()
 
     def _end_loads(self) -> None:

@@ -100,6 +100,7 @@ class SimulatedNvml:
         if len(linked) > 1:
             for gpu in linked:
                 gpu.nvlinks = gpu.model.nvlinks
+                gpu.fabric_state = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
         self._functions = self._make_functions()
 
     def place(self, load: SimulatedLoad) -> None:
@@ -127,6 +128,10 @@ class SimulatedNvml:
             self._targets = {
                 address: target for address, target in self._targets.items() if target[0] is not gpu
             }
+
+    def advise(self, number: int, action: int) -> None:
+        """Sets the recovery action of a GPU. A reset clears it."""
+        self.gpus[number].recovery = action
 
     def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
         gpu = self.gpus[number]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from podgpu.clock import Clock, RepeatFilter, UnixTime
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
+    FABRIC_FIELD,
     LOST,
     NVLINK,
     POWER_BRAKE,
@@ -24,6 +25,7 @@ from podgpu.metrics.conditions import (
     XID,
     conditions,
     conditions_from_fields,
+    fabric_detail,
     xid_detail,
     xid_spec,
 )
@@ -295,10 +297,11 @@ def _check_gpu(
         reading = result.readings[device.uuid]
         if reading.reports_errors:
             details[XID] = None
-        present = conditions_from_fields(values) | gpu.throttling.update(values, now)
-        for condition, is_present in present.items():
-            details[condition] = "" if is_present else None
         up = reading.links_up
+        details |= conditions_from_fields(values)
+        details |= fabric_detail(values.get(FABRIC_FIELD), up)
+        for condition, is_present in gpu.throttling.update(values, now).items():
+            details[condition] = "" if is_present else None
         # NVLinks are not used in MIG mode.
         if up is not None and not device.mig_enabled:
             gpu.links = max(gpu.links, up)

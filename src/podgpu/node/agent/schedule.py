@@ -12,7 +12,7 @@ from functools import partial
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.conditions import FABRIC_FIELD, FIELD_CONDITIONS
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
 from podgpu.metrics.fields import (
@@ -190,7 +190,7 @@ def group_fields(
             _log.warning("%s has no series: its values are binary data", counter.name)
         else:
             configured[counter.field.id] = counter.field
-    own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS}
+    own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS, FABRIC_FIELD}
     if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
         own.add(CLOCK_EVENTS_FIELD)
     wanted = (configured | {number: fields()[number] for number in own}).values()

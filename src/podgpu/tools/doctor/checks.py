@@ -17,6 +17,15 @@ from typing import Any
 
 from podgpu.errors import SourceError, StartError, few_of, plural
 from podgpu.kube.reflector import Informer
+from podgpu.metrics.conditions import (
+    FABRIC_FIELD,
+    FIELD_CONDITIONS,
+    NO_RECOVERY,
+    RECOVERY,
+    conditions_from_fields,
+    fabric_detail,
+    words_for,
+)
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.metrics.usage_methods import IMPROVEMENTS, NO_CAPABILITY, NOT_MEASURED
@@ -113,7 +122,7 @@ def read_gpus(
         return GpuReadings(error=listed.error)
 
     wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
-    for number in (_DRIVER_VERSION, _NVML_VERSION):
+    for number in (_DRIVER_VERSION, _NVML_VERSION, *FIELD_CONDITIONS, FABRIC_FIELD):
         wanted[number] = fields()[number]
     chosen = tuple(wanted.values())
 
@@ -159,6 +168,7 @@ def check_gpus(
         provider = ""
         expected = None if telemetry.name == SIMULATED else telemetry.expected
         findings = _check_driver(readings, expected, proc, sysfs)
+    findings += _check_health(readings)
     findings += _check_mig(readings)
     findings += _check_counters(readings, counters, provider)
     return findings
@@ -238,6 +248,27 @@ def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Fin
             "or try it with --telemetry simulated"
         )
     return wrong("driver", text, advice)
+
+
+def _check_health(readings: GpuReadings) -> list[Finding]:
+    """Reports what the driver says about the health of each GPU."""
+    findings = []
+    has_advice = False
+    for gpu, reading in readings.read.items():
+        values = reading.values.get(gpu, {})
+        details = conditions_from_fields(values)
+        details |= fabric_detail(values.get(FABRIC_FIELD), reading.links_up)
+        recovery = ""
+        if RECOVERY in details:
+            recovery = details[RECOVERY] or NO_RECOVERY
+            has_advice = True
+        for condition, detail in details.items():
+            if detail is not None:
+                says, do = words_for(condition, detail, recovery=recovery)
+                findings.append(wrong("health", f"GPU {gpu.index}: {says}", do))
+    if has_advice and not findings:
+        findings.append(ok("health", "the driver advises no recovery action for any GPU"))
+    return findings
 
 
 def _check_mig(readings: GpuReadings) -> list[Finding]:

@@ -6,6 +6,7 @@ import { duration, plural } from "./format.js";
 const TITLES = {
   lost: "Lost",
   unreadable: "Unreadable",
+  recovery_action: "Needs recovery",
   xid: "XID error",
   row_remap_failure: "Row remap failed",
   row_remap_pending: "Row remap pending",
@@ -13,13 +14,25 @@ const TITLES = {
   thermal: "Throttled by heat",
   power_brake: "Power brake",
   nvlink: "NVLink down",
+  fabric: "No NVLink fabric",
   driver_away: "Driver away",
   node_gone: "Node gone",
   unallocated_use: "Used without an allocation",
   idle: "Idle",
 };
 const OF_WORKLOADS = new Set(["unallocated_use"]); // problems of workloads: the GPU itself is healthy
-const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);
+const GRAVE = new Set([
+  "lost",
+  "unreadable",
+  "recovery_action",
+  "xid",
+  "row_remap_failure",
+  "ecc",
+  "nvlink",
+  "fabric",
+  "driver_away",
+  "node_gone",
+]);
 
 const NOTHING = []; // shared, because nearly every GPU has no conditions
 
