@@ -161,7 +161,7 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
     ill = demo.go_to(28.0)
     assert "llm-train-2" not in pods(ill), "the job ended"
     found = gpus(ill)
-    assert conditions(found["node-1", 6]) == {"xid"}
+    assert conditions(found["node-1", 6]) == {"recovery_action", "xid"}
     assert conditions(found["node-2", 3]) == {"lost"}
     assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], (
         "a lost GPU keeps its holder"
