@@ -318,6 +318,23 @@ def test_a_holder_is_idle_if_it_has_no_process_or_the_device_is_idle() -> None:
     assert usage_of(charge(turn(second({1: 0}), *held(A))), A).idle_ns == SECOND
 
 
+def test_a_holder_is_idle_since_it_was_last_busy() -> None:
+    idle, busy = turn(second({}), *held(A)), turn(second({1: 9}), *held(A))
+    assert usage_of(charge(busy), A).idle_since is None
+    assert usage_of(charge(idle, idle, busy), A).idle_since is None
+    assert usage_of(charge(idle, idle, busy, idle), A).idle_since == 999.0
+    assert usage_of(charge(busy, idle, idle), A).idle_since == 998.0
+
+
+def test_a_process_whose_busy_time_is_not_reported_hides_the_counters_of_its_container() -> None:
+    bounded = turn(second({1: 300, 2: 400}, bounded=True), *held(A, B))
+    unreported = turn(second({1: None, 2: 400}), *held(A, B))
+    usage = usage_of(charge(bounded, unreported), A)
+    assert (usage.busy_ns, usage.busy_max_ns, usage.energy_mj) == (None, None, None)
+    assert usage_of(charge(bounded, unreported, bounded), A).busy_ns == 600, "reported again"
+    assert usage_of(charge(bounded, unreported), B).busy_ns == 800
+
+
 def test_a_busy_time_that_is_scaled_down_to_zero_is_not_idle() -> None:
     scaled = usage_of(charge(turn(second({1: 1, 2: 2 * SECOND}), *held(A, B))), A)
     assert (scaled.busy_ns, scaled.idle_ns) == (0, 0)
@@ -350,6 +367,30 @@ def test_the_time_of_hidden_processes_belongs_to_the_process_that_the_log_does_n
     )
     snapshot = charge(turn(usage, *held(A, B)))
     assert [usage_of(snapshot, each).busy_ns for each in (A, B)] == [100, 300]
+
+
+def test_the_time_of_hidden_processes_is_not_that_of_a_process_that_the_log_names() -> None:
+    ms = 10**6
+    usage = second(
+        {1: 100 * ms, HIDDEN_PID: 300 * ms},
+        processes=tuple(ProcessUsage(GPU.key, pid, 10) for pid in OF_PID),
+        method="exact",
+        bounded=True,
+        sampled_busy_ns={2: 9, 3: 9},
+        resident_ns={1: 120 * ms, HIDDEN_PID: 300 * ms},
+    )
+    snapshot = charge(turn(usage, *held(A, B, C)))
+    assert usage_of(snapshot, A).busy_max_ns == 120 * ms
+    assert usage_of(snapshot, B).busy_max_ns == 300 * ms
+
+
+def test_the_unattributed_use_of_a_device_is_unknown_until_its_processes_were_visible() -> None:
+    seen = turn(second({9: 100}, energy_mj=0), *held(A))
+    unseen = turn(second({}, device_busy=300, processes=None, energy_mj=5), *held(A))
+    before, after = charge(unseen).devices[GPU.key], charge(seen, unseen).devices[GPU.key]
+    assert (before.busy_ns, before.unattributed_busy_ns) == (300, None)
+    assert (before.energy_mj, before.unattributed_energy_mj) == (5, None)
+    assert (after.busy_ns, after.unattributed_busy_ns) == (400, 400)
 
 
 def wasted(*turns: Turn, workload: Workload = A) -> tuple[int | None, int | None]:
@@ -473,6 +514,9 @@ def test_energy_of_a_mig_gpu_goes_by_busy_time_and_slices() -> None:
     snapshot = charge(mig_turn(idle, 0), mig_turn(idle, 700))
     assert usage_of(snapshot, A).energy_mj == 300, "idle energy is split by slices: 3 of 7"
     assert snapshot.devices[CUT.key].unattributed_energy_mj == 400
+    free = {large: (0, []), small: (0, held(C, share=1.0, device=small))}
+    snapshot = charge(mig_turn(free, 0), mig_turn(free, 700))
+    assert usage_of(snapshot, C).energy_mj == 100, "1 of 7"
 
 
 def test_the_only_holder_of_an_instance_has_its_values() -> None:
@@ -511,7 +555,8 @@ def test_processes_of_an_earlier_pod_are_unattributed() -> None:
 
 def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_values() -> None:
     owners = {1: ProcessOwner(A), 8: ProcessOwner(problem="unreadable")}
-    snapshot = charge(Turn([second({1: 100, 8: 200})], held(A, B), owners))
+    busy = Turn([second({1: 100, 8: 200})], held(A, B), owners)
+    snapshot = charge(busy)
     first, other = usage_of(snapshot, A), usage_of(snapshot, B)
     assert (first.busy_ns, other.busy_ns, other.idle_ns, other.memory_used_bytes) == (
         100,
@@ -519,6 +564,23 @@ def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_value
         None,
         None,
     )
+
+    known = turn(second({1: 100, 2: 40}), *held(A, B)), turn(second({1: 100}), *held(A, B))
+    assert usage_of(charge(*known, busy), B).busy_ns == 40, "the counter stands still"
+    unreported = turn(second({1: None}), *held(A, B))
+    hidden = Turn([second({8: 200})], held(A, B), owners)
+    assert usage_of(charge(known[1], unreported, hidden), A).busy_ns is None, "still not known"
+    idle = Turn([second({1: 100, 8: 0})], held(A, B), owners)
+    other = usage_of(charge(idle), B)
+    assert (other.busy_ns, other.processes) == (0, None), "whoever the process belongs to"
+
+
+def test_idle_energy_of_a_holder_with_an_unknown_share() -> None:
+    for holders, parts in (([A], [700]), ([A, B], [0, 0])):
+        assignments = held(*holders, share=None)
+        first, later = second({}, energy_mj=0), second({}, energy_mj=700)
+        snapshot = charge(turn(first, *assignments), turn(later, *assignments))
+        assert [usage_of(snapshot, each).energy_mj for each in holders] == parts
 
 
 def test_a_gpu_that_does_not_answer_stays_held() -> None:
@@ -552,6 +614,8 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
         assert (usage.memory_used_bytes, usage.processes) == (10, 1)
         assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
         assert snapshot.devices[GPU.key].method == "mps"
+    metered = charge(turn(second({}, energy_mj=0)), mps({1: A, 2: B}, {9}))
+    assert usage_of(metered, A).energy_mj is None, "unknown, like its busy time"
     sole = charge(mps({1: A, 2: A}, {9}))
     assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
     assert (usage_of(sole, A).processes, usage_of(sole, A).memory_used_bytes) == (2, 20), (
@@ -617,6 +681,11 @@ def test_bounds_of_busy_time() -> None:
     shared = second({1: 300, 2: 400}, bounded=True)
     found = usage_of(charge(turn(shared, *held(A, B))), A)
     assert (found.busy_min_ns, found.busy_max_ns) == (0, 700)
+    absent = usage_of(charge(turn(shared, *held(A, C))), C)
+    assert (absent.busy_min_ns, absent.busy_max_ns) == (0, 0), "it has no process"
+    unbounded = turn(second({1: 300, 2: 400}), *held(A, B))
+    found = usage_of(charge(unbounded, unbounded), A)
+    assert (found.busy_min_ns, found.busy_max_ns) == (None, None)
 
 
 def test_bounds_by_residency_consider_switches_and_never_exclude_the_busy_time() -> None:
