@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.fleet.prices import Price, Prices, parse_prices, read_prices
+from podgpu.fleet.prices import NO_PRICES, Price, Prices, parse_prices, read_prices
+from podgpu.fleet.readings import NodeReading
 from podgpu.labs.simulate.models import MODELS
 from podgpu.metrics.fields import meaning
+from tests.fleet.states import gpu, holder, mig, node, state_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 WRONG_AMOUNTS = ("-1", ".nan", "free", "[1]", "0x10", "true")
@@ -124,6 +126,39 @@ changes:
     assert find("A30", december + 86_400) == [2.0] * 5, (
         "without prices by label, no node labels are needed"
     )
+
+
+def notes(prices: Prices, *nodes: NodeReading) -> tuple[str, ...]:
+    return state_of(*nodes, prices=prices).notes
+
+
+def test_a_note_names_the_models_without_a_price() -> None:
+    cut = gpu(1, instances=(mig(1, holder()),), model="A30")
+    unknown = gpu(2, model="")
+    node_of = node("n1", gpu(0), cut, unknown)
+    assert notes(Prices("EUR", {"*": Price(1.0)}), node_of) == ()
+    [note] = notes(Prices("EUR", {H100: Price(1.0)}), node_of)
+    assert note.startswith(
+        "there is no price for A30, A30 MIG 1g.10gb, devices of an unknown model: "
+    )
+    assert note.endswith("add them to the file of --prices")
+    [note] = notes(Prices("EUR", {"A30": Price(1.0)}, "example"), node("n1", gpu(0)))
+    assert note.startswith(f"there is no price for {H100}: ")
+    assert note.endswith("write your own price file")
+    assert notes(NO_PRICES, node_of) == ()
+
+
+def test_a_note_names_the_nodes_and_labels_on_which_prices_depend() -> None:
+    every = {"*": Price(1.0)}
+    prices = Prices("EUR", every, nodes=[({"capacity": "spot"}, Prices("EUR", every))])
+    spot = node("n1", gpu(0), labels={"capacity": "spot"})
+    assert notes(prices, spot) == ()
+    [note] = notes(prices, spot, node("n2", gpu(1)))
+    assert note.startswith("prices depend on node labels, but the labels of n2 are unknown")
+    [note] = notes(prices, node("n1", gpu(0), labels={"zone": "b"}))
+    assert note.startswith("no node has the label capacity of the price file")
+    [note] = notes(prices, node("n1", gpu(0)))
+    assert note.startswith("prices depend on node labels, but the labels of n1 are unknown")
 
 
 @given(

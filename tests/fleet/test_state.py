@@ -10,11 +10,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from podgpu.charge import HeldTime
 from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.metrics.parse import parse_text
-from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus, XidCount
+from podgpu.model import (
+    Condition,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    SourceStatus,
+    WorkloadOwner,
+    XidCount,
+)
 from tests.fleet.states import (
     WALL,
     World,
@@ -24,6 +35,7 @@ from tests.fleet.states import (
     lost,
     mig,
     node,
+    series,
     state_of,
     text_of,
     uuids,
@@ -164,8 +176,10 @@ def test_a_clock_that_is_ahead_is_a_note() -> None:
 
 
 def test_an_exporter_that_withholds_its_figures_is_stale() -> None:
-    (entry,) = state_of(node("n1", gpu(0, holder()), stale=True)).nodes
+    busy = gpu(0, holder(utilization_ratio=0.5), busy=0.5)
+    (entry,) = state_of(node("n1", busy, stale=True)).nodes
     assert (entry.stale, entry.gone) == (True, False)
+    assert [part.use for part in entry.held] == ["unknown"]
 
 
 def test_notes_and_alerts_name_what_fails() -> None:
@@ -230,6 +244,59 @@ def test_the_settings_say_how_long_a_gap_may_be() -> None:
     for at in (0.0, 100.0):
         state = short.round(node("n1", gpu(0, holder()), read_at=at), at=at)
     assert state.nodes[0].seconds == 0.0
+
+
+def instance(number: int, *holders: Holder, used: float | None, **more: Any) -> MigInstance:
+    fields: Any = {} if used is None else {"DCGM_FI_DEV_MEM_COPY_UTIL": used}
+    return MigInstance(id=number, profile="1g.10gb", holders=holders, fields=fields, **more)
+
+
+def test_the_mean_of_mig_instances_counts_each_for_its_own_holders() -> None:
+    first = instance(1, holder("a", "ml"), used=80.0)
+    second = instance(2, holder("b", "web"), used=20.0)
+    hidden = instance(3, holder("c", "web"), used=100.0, hidden=True)
+    cut = gpu(0, used=90.0, instances=(first, second, hidden))
+    state = state_of(node("n1", cut))
+    assert value(state, "podgpu_used_gpus", scope="cluster") == 2
+    assert value(state, "podgpu_used_gpu_utilization_ratio", scope="cluster") == 0.5
+    for namespace, mean in (("ml", 0.8), ("web", 0.2)):
+        labels = {"scope": "namespace", "namespace": namespace}
+        assert value(state, "podgpu_used_gpu_utilization_ratio", **labels) == mean
+
+
+def test_the_mean_of_a_gpu_whose_instances_do_not_report_the_field() -> None:
+    cut = gpu(0, used=90.0, instances=(instance(1, holder("a", "ml"), used=None),))
+    state = state_of(node("n1", cut), node("n2", gpu(1, used=-1.0)))
+    assert value(state, "podgpu_used_gpus", scope="cluster") == 1
+    ratio = "podgpu_used_gpu_utilization_ratio"
+    assert value(state, ratio, scope="node", node="n2") is None, "an impossible value"
+    assert value(state, ratio, scope="namespace", namespace="ml") == 0.9, (
+        "its instances have their holders"
+    )
+
+
+def test_a_job_without_a_namespace_has_a_mean_of_no_namespace() -> None:
+    job = Holder(job="7", source="slurm")
+    state = state_of(node("n1", gpu(0, job, used=50.0)))
+    scopes = {dict(labels)["scope"] for labels in series(state, "podgpu_used_gpus")}
+    assert scopes == {"cluster", "node", "model"}
+
+
+def test_owners_of_a_cluster_in_prometheus_are_those_of_its_own_pods() -> None:
+    """Prometheus has several clusters, in which pods may have the same name."""
+    one, two = (
+        replace(
+            node(name, gpu(index, holder(), used=50.0)),
+            cluster=name,
+            owners={("ml", "train"): WorkloadOwner("Job", f"job-{name}")},
+        )
+        for index, name in enumerate(("a", "b"))
+    )
+    state = state_of(one, two, owners={("ml", "train"): WorkloadOwner("Job", "other")})
+    owners = [part.owner and part.owner.name for entry in state.nodes for part in entry.held]
+    assert owners == ["job-a", "job-b"]
+    names = {dict(labels).get("owner_name") for labels in series(state, "podgpu_used_gpus")}
+    assert names == {None, "job-a", "job-b"}
 
 
 # GPUs that disappear
@@ -334,6 +401,17 @@ def test_a_restart_of_podgpu_does_not_start_at_zero() -> None:
     assert Watched().turn(gpu(0, never)) == -500
     later = holder(utilization_ratio=0.0, busy_ns=1, idle_ns=100 * 10**9)
     assert Watched().turn(gpu(0, later), idle_for={"GPU-0": 7200.0}) == -100
+    assert Watched().turn(gpu(0, later), idle_for={"GPU-0": 50.0}) == -50
+
+
+def test_the_same_reading_again_proves_no_idle_time() -> None:
+    world = Watched()
+    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)))
+    worked = gpu(0, holder(utilization_ratio=0.0, busy_ns=11))
+    assert world.turn(worked) is None
+    again = world.round(node("n1", worked, read_at=15.0), at=30.0)
+    assert _since(again) is None
+    assert _since(world.round(node("n1", worked, read_at=31.0), at=45.0)) == 15
 
 
 def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() -> None:
@@ -357,6 +435,59 @@ def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() 
     )
     assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, (
         "the node's clock is ahead"
+    )
+
+
+@pytest.mark.parametrize(("skew", "since"), [(5.0, -300), (-5.0, -300), (5.1, -305.1)])
+def test_a_small_skew_of_a_nodes_clock_is_ignored(skew: float, since: float) -> None:
+    idle = holder(utilization_ratio=0.0, idle_since=WALL - 300)
+    reading = node("n1", gpu(0, idle), exporter_id="a", skew_seconds=skew)
+    assert _since(state_of(reading)) == pytest.approx(since)
+
+
+def test_an_exporter_that_restarts_while_the_holder_is_busy() -> None:
+    world = World()
+    world.round(node("n1", gpu(0, holder(utilization_ratio=0.5)), exporter_id="a"))
+    idle = holder(utilization_ratio=0.0, idle_since=WALL + 20)
+    state = world.round(node("n1", gpu(0, idle), read_at=30, exporter_id="b"), at=30)
+    assert _since(state) == 20
+
+
+def test_idle_time_that_the_exporter_does_not_measure_for_a_while() -> None:
+    world = World()
+
+    def turn(at: float, **usage: Any) -> float | None:
+        one = gpu(0, holder(processes=1, **usage), busy=0.0)
+        return _since(world.round(node("n1", one, read_at=at, exporter_id="a"), at=at))
+
+    assert turn(0.0, utilization_ratio=0.0, idle_since=WALL - 300) == -300
+    assert turn(15.0) == -300, "the whole GPU is idle"
+    assert turn(30.0, utilization_ratio=0.0, idle_since=WALL + 10) == 10
+    assert turn(45.0, utilization_ratio=0.0, idle_since=WALL + 10) == 10
+
+
+def test_what_a_holder_did_since_the_last_reading() -> None:
+    world = World()
+
+    def turn(at: float, busy: int | None, **more: Any) -> Any:
+        ratio = more.pop("ratio", 0.5)
+        ns = {} if busy is None else {"busy_ns": busy, "idle_ns": 2 * busy, "wait_ns": 3 * busy}
+        one = gpu(0, holder(utilization_ratio=ratio, **ns))
+        more.setdefault("read_at", at)
+        [part] = world.round(node("n1", one, exporter_id="a", **more), at=at).nodes[0].held
+        return part.window
+
+    assert turn(1000.0, 10**9) is None
+    first = turn(1015.0, 2 * 10**9)
+    assert first == HeldTime(15.0, busy=1.0, idle=2.0, waited=3.0)
+    assert turn(1030.0, 2 * 10**9, read_at=1015.0) == first, "the same reading"
+    assert turn(1045.0, None) == HeldTime(30.0), "the counters are gone"
+    assert turn(1060.0, 3 * 10**9) == HeldTime(15.0)
+    assert turn(1075.0, 3 * 10**9, ratio=None) == HeldTime(15.0, waited=0.0)
+    assert turn(1090.0, 3 * 10**9) == HeldTime(15.0, waited=0.0), "not measured before"
+    assert turn(1105.0, 3 * 10**9, usage_at=WALL + 1104.0) is None, "another clock"
+    assert turn(1120.0, 4 * 10**9, usage_at=WALL + 1116.0) == HeldTime(
+        12.0, busy=1.0, idle=2.0, waited=3.0
     )
 
 

@@ -567,6 +567,8 @@ def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_value
 
     known = turn(second({1: 100, 2: 40}), *held(A, B)), turn(second({1: 100}), *held(A, B))
     assert usage_of(charge(*known, busy), B).busy_ns == 40, "the counter stands still"
+    metered = charge(turn(second({}, energy_mj=0)), busy)
+    assert usage_of(metered, B).energy_mj is None, "unknown, like its busy time"
     unreported = turn(second({1: None}), *held(A, B))
     hidden = Turn([second({8: 200})], held(A, B), owners)
     assert usage_of(charge(known[1], unreported, hidden), A).busy_ns is None, "still not known"
@@ -614,8 +616,6 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
         assert (usage.memory_used_bytes, usage.processes) == (10, 1)
         assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
         assert snapshot.devices[GPU.key].method == "mps"
-    metered = charge(turn(second({}, energy_mj=0)), mps({1: A, 2: B}, {9}))
-    assert usage_of(metered, A).energy_mj is None, "unknown, like its busy time"
     sole = charge(mps({1: A, 2: A}, {9}))
     assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
     assert (usage_of(sole, A).processes, usage_of(sole, A).memory_used_bytes) == (2, 20), (
