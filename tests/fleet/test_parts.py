@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podgpu.fleet.hold import measure_use
 from podgpu.fleet.parts import Use, divide_device, divide_gpu, gpu_utilization
+from podgpu.fleet.prices import Price, Prices
+from podgpu.fleet.view import make_view
 from podgpu.model import Condition
-from tests.fleet.states import gpu, holder, lost, mig, node, state_of
+from tests.fleet.states import H100, gpu, holder, lost, mig, node, state_of
 
 
 def test_shares_as_given_else_equal() -> None:
@@ -32,14 +35,15 @@ def test_mig_instances_are_the_part_of_their_compute_slices() -> None:
     a30 = gpu(0, model="NVIDIA A30", instances=(mig(1, profile="1g.6gb"),))
     assert [part for _, part in divide_gpu(a30)] == [0.25, 0.75]
     hidden = gpu(0, hidden=True, instances=(mig(1),))
-    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], (
-        "--devices excludes the GPU"
-    )
+    assert divide_gpu(hidden) == [(mig(1), 1 / 7)], "--devices excludes the GPU"
+    assert divide_gpu(gpu(0, hidden=True)) == []
 
 
 def test_utilisation_of_a_gpu_in_mig_mode_is_the_mean_by_size() -> None:
     cut = gpu(0, instances=(mig(1, profile="3g.40gb", busy=0.4), mig(2, busy=0.0), mig(3)))
     assert gpu_utilization(cut) == pytest.approx(0.3)
+    hidden = replace(mig(4, busy=1.0), hidden=True)
+    assert gpu_utilization(gpu(0, instances=(*cut.instances, hidden))) == pytest.approx(0.3)
     assert gpu_utilization(gpu(0, busy=0.5)) == 0.5
 
 
@@ -75,14 +79,38 @@ def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it
 ):
     user = holder("user", utilization_ratio=0.5)
     guest = type(user)("ml", "guest", "main", usage=user.usage)
+    unreadable = (Condition("unreadable", 1.0),)
     state = state_of(
         node(
             "n1",
             lost(0, user, guest),
-            gpu(1, user, conditions=(Condition("unreadable", 1.0),), busy=0.5),
+            lost(1, guest),
+            gpu(2, user, guest, conditions=unreadable, busy=0.5),
         )
     )
-    assert [(part.holder.pod, part.use) for part in state.nodes[0].held] == [
-        ("user", "unknown"),
-        ("user", "unknown"),
+    assert [(part.gpu.index, part.holder.pod, part.use) for part in state.nodes[0].held] == [
+        (0, "user", "unknown"),
+        (2, "user", "unknown"),
+        (2, "guest", "unknown"),
     ]
+
+
+def test_a_holder_that_is_reported_twice_has_one_part() -> None:
+    one = holder("a")
+    [entry] = state_of(node("n1", gpu(0, one, one), gpu(1, one, holder("b"), one))).nodes
+    assert [(part.holder.pod, part.share) for part in entry.held] == [
+        ("a", 1.0),
+        ("a", 0.5),
+        ("b", 0.5),
+    ]
+
+
+def test_a_cluster_without_holders_costs_nothing() -> None:
+    free = node("n1", gpu(0, busy=0.0))
+    totals = make_view(state_of(free, prices=Prices("EUR", {H100: Price(2.0)}))).totals
+    assert (totals.cost_per_hour, totals.wasted_per_hour) == (0.0, 0.0)
+    totals = make_view(state_of(free)).totals
+    assert (totals.cost_per_hour, totals.wasted_per_hour) == (None, None)
+    held = node("n1", gpu(0, holder(), model="A30"))
+    totals = make_view(state_of(held, prices=Prices("EUR", {H100: Price(2.0)}))).totals
+    assert totals.cost_per_hour is None, "its model has no price"

@@ -147,6 +147,53 @@ def test_a_gpu_that_two_nodes_claim_is_on_the_one_that_names_its_holder() -> Non
         assert value(state, "podgpu_used_gpus", scope="cluster") == 1
 
 
+def test_a_gpu_that_is_hidden_on_one_node_does_not_answer_for_another_that_is_missing() -> None:
+    """n1 also has a GPU that does not answer and cannot be identified."""
+    one = node("n1", gpu(0), gpu(1), gpus_lost=1)
+    state = state_of(one, node("n2", gpu(0, holder("a")), read_at=1), at=1)
+    assert uuids(state) == {"n1": ["GPU-1"], "n2": ["GPU-0"]}
+    [_, alert] = sorted(state.alerts, key=lambda alert: alert.severity == "broken")
+    assert alert.text.startswith("node n1: 1 GPU on its PCI bus does not answer")
+
+
+# Alerts
+
+
+def with_conditions(index: int, *names: str) -> DeviceState:
+    return gpu(index, conditions=tuple(Condition(name, 1.0) for name in names))
+
+
+def test_a_node_without_a_driver_has_one_alert_for_all_its_gpus() -> None:
+    away = with_conditions(0, "driver_away", "row_remap_failure")
+    state = state_of(node("n1", away, with_conditions(1, "driver_away")))
+    assert [alert.uuid for alert in state.alerts] == ["", "GPU-0"]
+    assert "2 GPUs" in state.alerts[0].text
+    other = with_conditions(1, "row_remap_failure")
+    state = state_of(node("n1", away, other))
+    assert [alert.uuid for alert in state.alerts] == ["GPU-0", "GPU-0", "GPU-1"]
+
+
+def test_a_node_that_is_gone_is_one_alert() -> None:
+    sources = (SourceStatus("kubelet", up=False),)
+    gone = node("n1", gpu(0), gpu(1, hidden=True), sources=sources)
+    [alert] = state_of(gone, at=46).alerts
+    assert alert.text.startswith("node n1 does not answer, with its 1 GPU: ")
+    [alert] = state_of(node("n1"), at=46).alerts
+    assert alert.text.startswith("node n1 does not answer: ")
+
+
+def test_alerts_of_one_node_do_not_displace_those_of_others() -> None:
+    broken = [with_conditions(index, "unreadable") for index in range(50)]
+    state = state_of(node("n1", *broken), node("n2", with_conditions(50, "unreadable")))
+    assert [alert.node for alert in state.alerts] == ["n1"] * 40 + ["n2", ""]
+    assert state.alerts[-1].text == "and 10 more"
+    names = [f"n{number:03}" for number in range(201)]
+    nodes = [node(name, with_conditions(number, "unreadable")) for number, name in enumerate(names)]
+    state = state_of(*nodes)
+    assert [alert.node for alert in state.alerts] == [*names[:200], ""]
+    assert state.alerts[-1].text == "and 1 more"
+
+
 # Stale, gone, dropped
 
 
@@ -168,6 +215,7 @@ def test_stale_nodes_are_marked_left_out_of_counts_and_dropped() -> None:
         "the node stays while its exporter is listed"
     )
     assert state.alerts[0].text.startswith("node n1 does not answer, with its 1 GPU: ")
+    assert state_of(node("n1", listed=True), at=301).nodes == (), "it has no GPU"
 
 
 def test_a_clock_that_is_ahead_is_a_note() -> None:
@@ -185,7 +233,11 @@ def test_an_exporter_that_withholds_its_figures_is_stale() -> None:
 def test_notes_and_alerts_name_what_fails() -> None:
     failed = TargetOutcome("http://n1:9400/metrics", 5.0, "timeout", "no answer within 5 s")
     unknown = TargetOutcome("http://n9:9400/metrics", 0.1, "refused", "connection refused")
-    sources = (SourceStatus("kubelet", up=False), SourceStatus("gpu0", up=False))
+    sources = (
+        SourceStatus("kubelet", up=False),
+        SourceStatus("gpu0", up=False),
+        SourceStatus("switches", up=False, device="GPU-0"),
+    )
     broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),), xids=(XidCount(79, 2, 5.0),))
     state = state_of(
         node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",)
@@ -314,7 +366,7 @@ def foreign(*gpus: DeviceState, read_at: float, name: str = "n1", **more: Any) -
 )
 def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
     world = World()
-    world.round(foreign(gpu(0), gpu(1, holder()), read_at=0))
+    world.round(foreign(gpu(0), gpu(1, holder(), conditions=(Condition("xid", 5.0),)), read_at=0))
     for at in (15.0, 30.0):
         state = world.round(foreign(gpu(0), read_at=at), at=at)
     missing = state.nodes[0].state.devices[1]
@@ -337,6 +389,18 @@ def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
         uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1]
         == "GPU-2"
     )
+
+
+def test_a_lost_gpu_in_mig_mode_and_one_without_a_number() -> None:
+    world = World()
+    cut = gpu(1, instances=(mig(1, holder("a")), mig(2, holder("b"), profile="2g.20gb")))
+    unnumbered = [replace(gpu(index), index=None) for index in (5, 6)]
+    world.round(foreign(gpu(0), cut, *unnumbered, read_at=0))
+    state = world.round(foreign(gpu(0), unnumbered[0], read_at=15), at=15)
+    assert uuids(state) == {"n1": ["GPU-5", "GPU-6", "GPU-0", "GPU-1"]}
+    missing = state.nodes[0].state.devices[3]
+    assert [workload.pod for workload in missing.last_holders] == ["a", "b"]
+    assert missing.instances == (mig(1), mig(2, profile="2g.20gb"))
 
 
 def test_a_lost_gpu_goes_with_its_node() -> None:
@@ -471,7 +535,9 @@ def test_what_a_holder_did_since_the_last_reading() -> None:
 
     def turn(at: float, busy: int | None, **more: Any) -> Any:
         ratio = more.pop("ratio", 0.5)
-        ns = {} if busy is None else {"busy_ns": busy, "idle_ns": 2 * busy, "wait_ns": 3 * busy}
+        ns: dict[str, Any] = {}
+        if busy is not None:
+            ns = {"busy_ns": busy, "idle_ns": 2 * busy, "wait_ns": 3 * busy}
         one = gpu(0, holder(utilization_ratio=ratio, **ns))
         more.setdefault("read_at", at)
         [part] = world.round(node("n1", one, exporter_id="a", **more), at=at).nodes[0].held

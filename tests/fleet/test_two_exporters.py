@@ -17,7 +17,7 @@ from podgpu.fleet.read.scrape import ScrapeCollector
 from podgpu.fleet.readings import Collector, NodeReading, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.view import make_view
-from podgpu.model import NodeState, encode_node
+from podgpu.model import DeviceState, NodeState, encode_node
 from podgpu.scale.answers import compute_value
 from podgpu.scale.pods import RunningPods
 from podgpu.scale.requests import MetricRequest, PodSelector, find_metric
@@ -105,6 +105,37 @@ def test_the_exporter_that_names_the_pods_stops(listed: bool | None, node: str) 
         (alert,) = view.alerts
         assert "http://podgpu" in alert.text
         assert "http://dcgm" in alert.text
+
+
+@pytest.mark.parametrize(
+    ("producer", "names_holders", "still_names_holders"),
+    [
+        ("podgpu", False, False),  # it never named a holder
+        ("podgpu", True, True),  # the other exporter names holders, too
+        ("dcgm-exporter", True, False),  # holders of pod labels
+    ],
+)
+def test_an_exporter_that_stops_and_is_not_missed(
+    producer: str, names_holders: bool, still_names_holders: bool
+) -> None:
+    idle = holder(utilization_ratio=0.0)
+
+    def devices(named: bool) -> tuple[DeviceState, ...]:
+        return (gpu(0, *([idle] if named else []), busy=0.0),)
+
+    stopped = NodeState(producer=producer, node="n1", devices=devices(names_holders))
+    other = NodeState(producer="dcgm-exporter", node="n1", devices=devices(still_names_holders))
+    world = World(ViewSettings())
+    for at in (0.0, 100.0):
+        readings = [
+            NodeReading(state=other, read_at=at, target="http://dcgm", listed=True),
+            NodeReading(state=stopped, read_at=0.0, target="http://stopped", listed=True),
+        ]
+        state = world.round(*readings, at=at)
+    assert [entry.reading.target for entry in state.nodes] == ["http://dcgm"]
+    assert state.nodes[0].silent is None
+    assert state.alerts == ()
+    assert make_view(state).totals.unheld_unknown == 0.0
 
 
 @pytest.mark.fault(
