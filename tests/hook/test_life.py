@@ -365,6 +365,17 @@ def test_events_of_a_sandbox_replace_the_older_sandbox_of_its_pod(
     wait_written(runtime, podlist)
 
 
+def test_events_of_a_pod_keep_its_other_containers(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
+    start_hook()
+    report_all(runtime, [POD], [MAIN])
+    runtime.containers[MAIN.id] = MAIN
+    runtime.create(SIDECAR)
+    runtime.start(SIDECAR)
+    wait_written(runtime, podlist)
+
+
 def test_a_full_report_with_older_sandboxes_and_containers(
     runtime: Runtime, podlist: Path, start_hook: StartHook
 ) -> None:
