@@ -428,6 +428,17 @@ def test_hidden_time_belongs_to_the_only_container_with_hidden_processes(make: M
     adds_up(node)
 
 
+def test_an_idle_process_of_podgpus_own_user_has_no_hidden_time(make: MakeNode) -> None:
+    """The log does not name it either, but the log would show its pid."""
+    node = make("auto", [*SCENARIOS["40/10/10 of 100"], (0, 100, 0)], log=hide(1), privileged=False)
+    as_other_user(node, 1)
+    visible = gains(make("switches", SCENARIOS["40/10/10 of 100"]), SECONDS)
+    found = gains(node, SECONDS)
+    assert found["p1"][1] == pytest.approx(visible["p1"][1], abs=0.1)
+    assert node.series(BUSY)["p3"] == 0
+    assert node.series("podgpu_device_usage_method_limit") == {"no_capability": 1}
+
+
 def test_samples_divide_the_time_of_several_containers_with_hidden_processes(
     make: MakeNode,
 ) -> None:
