@@ -65,8 +65,15 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("g:7+i:0", "this node has no GPU 7"), ("g:0+i:2", "this node has no MIG instance 2")],
+    [
+        ("g:7", "this node has no GPU 7"),
+        ("g:7+i:0", "this node has no GPU 7"),
+        ("g:0+i:2", "this node has no MIG instance 2"),
+    ],
 )
-def test_devices_that_do_not_exist(text: str, complaint: str) -> None:
+def test_devices_that_do_not_exist(
+    text: str, complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse_selection(text).check(NODE)
+    assert caplog.text == ""

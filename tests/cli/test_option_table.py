@@ -255,6 +255,7 @@ def test_go_habits(arguments: list[str], name: str, value: object) -> None:
         (["--telemetry", "nvml:0"], ["--telemetry nvml", "'0'"]),
         (["-r", "gpu-1:70000"], ["-r", "'gpu-1:70000'", "HOST:PORT"]),
         (["-s", "x"], ["-s", "'x'", "NVSwitches"]),
+        (["--web-config-file", "/nowhere"], ["--web-config-file /nowhere does not exist"]),
         (["--telemetry", "simulated:2xH1000"], ["'H1000'", "H100"]),
         (["--telemetry", "simulated:1xT4/7x1g.10gb"], ["T4", "MIG"]),
         (["--collector", "x"], ["--collector", "--collectors"]),

@@ -50,15 +50,16 @@ def test_other_values_are_refused_with_the_value_to_use(
     assert f"\n  {advice}" in message
 
 
-DCGM_EXPORTER_4_8_3 = {
-    "affinity", "arguments", "basicAuth", "config", "customMetrics", "debugDump", "extraConfigMapVolumes",
+DCGM_EXPORTER_4_8_4 = {
+    "affinity", "arguments", "basicAuth", "config", "customMetrics", "daemonSetAnnotations", "debugDump",
+    "extraConfigMapVolumes",
     "extraEnv", "extraHostVolumes", "extraVolumeMounts", "fullnameOverride", "hostNetwork", "hostPID", "image",
     "imagePullSecrets", "initContainers", "kubeletPath", "kubernetes", "kubernetesDRA", "livenessProbe",
     "nameOverride", "namespaceOverride", "nodeSelector", "podAnnotations", "podLabels", "podSecurityContext",
     "priorityClassName", "readinessProbe", "resources", "rollingUpdate", "runtimeClassName", "securityContext",
     "service", "serviceAccount", "serviceMonitor", "tlsServerConfig", "tolerations",
 }  # fmt: skip
-"""The values of dcgm-exporter's chart 4.8.3."""
+"""The values of dcgm-exporter's chart 4.8.4."""
 
 
 def test_every_value_of_the_other_chart_is_used_or_named_in_one_message() -> None:
@@ -67,13 +68,19 @@ def test_every_value_of_the_other_chart_is_used_or_named_in_one_message() -> Non
         "imagePullSecrets", "livenessProbe", "nameOverride", "podAnnotations", "podLabels",
         "priorityClassName", "readinessProbe", "resources", "runtimeClassName",
     }  # fmt: skip
-    refused = DCGM_EXPORTER_4_8_3 - used
+    refused = DCGM_EXPORTER_4_8_4 - used
     values: dict[str, Any] = dict.fromkeys(sorted(refused), "x")
     values["serviceMonitor"] = {"enabled": True, "interval": "30s", "honorLabels": False}
     named = set(re.findall(r"^  ([\w.]+) -> ", refusal(values), re.MULTILINE))
     # serviceMonitor.enabled is used.
     refused |= {"serviceMonitor.interval", "serviceMonitor.honorLabels"}
     assert named == refused - {"serviceMonitor"}
+
+
+def test_unknown_values_of_the_service_monitor_are_refused() -> None:
+    assert "serviceMonitor: Additional property intervall" in refusal(
+        {"serviceMonitor": {"intervall": "15s"}}
+    )
 
 
 def test_values_of_nvidias_end_to_end_tests_are_accepted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -39,13 +40,16 @@ def test_error_names_an_address_in_use(node: Node) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*-a"):
+        problem = f"^cannot listen on 127.0.0.1:{port}: Address already in use; choose .* -a$"
+        with pytest.raises(StartError, match=problem):
             run([node.agent], [Listener(application(node.agent), Address("127.0.0.1", port))])
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "2001:db8::1"])
 def test_error_names_an_address_of_another_machine(node: Node, host: str) -> None:
-    with pytest.raises(StartError, match=f"cannot listen on {host}:9400: "):
+    address = f"{host}:9400" if ":" not in host else f"[{host}]:9400"
+    problem = rf"^cannot listen on {re.escape(address)}: (?!.*bind on).+; choose another address"
+    with pytest.raises(StartError, match=problem):
         run([node.agent], [Listener(application(node.agent), Address(host, 9400))])
 
 

@@ -85,6 +85,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         protection = load_protection(options["web_config_file"])
         access = _choose_access(options, protection)
         prices = read_prices(options["prices"])
+        budgets = read_budgets(options["budgets"]) if options["budgets"] else None
         cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         past: Past
         services: list[Service] = [cluster]
@@ -97,8 +98,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
             _log.info(text, MAX_GPUS, where)
             services.append(recorder)
-        if options["budgets"]:
-            watch = BudgetWatch(past, read_budgets(options["budgets"]))
+        if budgets is not None:
+            watch = BudgetWatch(past, budgets)
             cluster.read_budgets = watch.read
             services.append(watch)
         app = cluster_application(

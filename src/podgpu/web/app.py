@@ -133,7 +133,10 @@ def load_protection(path: str) -> Protection | None:
     # Imports bcrypt and YAML, which are needed only here.
     from podgpu.web.protection import Protection
 
-    return Protection(path)
+    try:
+        return Protection(path)
+    except UsageError as error:
+        raise UsageError(f"--web-config-file {error}") from error
 
 
 def run(
@@ -233,6 +236,14 @@ async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterat
 # Sockets
 
 
+def _explain_bind_error(error: OSError | UnicodeError) -> str:
+    number = getattr(error, "errno", None)
+    # asyncio's own text repeats the address. Errors of the resolver have negative numbers.
+    if number is not None and number > 0:
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or str(error)
+
+
 async def bind(address: Address, option: str) -> list[socket.socket]:
     """Listens on every IP address of the host name. Raises StartError if that fails."""
     loop = asyncio.get_running_loop()
@@ -246,9 +257,8 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
             start_serving=False,
         )
     except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
-        why = getattr(e, "strerror", None) or e
         raise StartError(
-            f"cannot listen on {address.host}:{address.port}: {why}; "
+            f"cannot listen on {url_host(address.host)}:{address.port}: {_explain_bind_error(e)}; "
             f"choose another address with {option}"
         ) from e
 

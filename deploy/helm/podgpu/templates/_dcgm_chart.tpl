@@ -31,6 +31,7 @@ affinity: gpuNodes.affinity
 basicAuth: exporter.webConfig, a Secret with a web config file
 config: "exporter.arguments, as [--config-file, PATH], with exporter.extraConfigMapVolumes and exporter.extraVolumeMounts"
 customMetrics: exporter.counters.csv
+daemonSetAnnotations: "remove it: podAnnotations sets the annotations of the pods"
 debugDump: "remove it: read /api/v1/node instead"
 extraHostVolumes: exporter.extraHostVolumes
 extraVolumeMounts: exporter.extraVolumeMounts

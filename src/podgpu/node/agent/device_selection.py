@@ -54,11 +54,11 @@ class Selection:
         Logs a warning for `-d i` on a node without MIG, because instances may be created later.
         """
         gpus, instances = _split(devices)
-        if gpus and not self.select(devices):
-            _log.warning("-d %s selects nothing: no GPU of this node has MIG instances", self)
         numbers = [gpu.index for gpu in gpus if gpu.index is not None]
         self._require("GPU", self.gpus, numbers)
         self._require("MIG instance", self.instances, range(len(instances)))
+        if gpus and not self.select(devices):
+            _log.warning("-d %s selects nothing: no GPU of this node has MIG instances", self)
 
     def _require(self, what: str, wanted: Ids, existing: Sequence[int]) -> None:
         missing = [number for number in wanted or () if number not in existing]
