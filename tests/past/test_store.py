@@ -20,7 +20,7 @@ from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS, read_gpu, read_pod
 from podgpu.past.sqlite_charges import read_range, read_usage_start
-from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
+from podgpu.past.store import MAX_NEW_ACCOUNTS, ConditionRecord, GpuSample, HistoryStore
 
 COARSE, HOUR, DAY = 300, 3600, 86_400
 START = 1_800_000_000 // DAY * DAY
@@ -487,6 +487,56 @@ def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: History
         0.25,
         0.75,
     ]
+
+
+def hours_at(store: HistoryStore, start: int) -> dict[str, float]:
+    """Returns the allocated seconds of each pod in the 5 minutes from `start` on."""
+    with store.reader() as db:
+        charges = read_range(db, start, start + COARSE)[2]
+    return {charge.account.pod: charge.amounts.allocated_seconds for charge in charges}
+
+
+def test_only_charges_of_a_time_that_was_not_settled_move_with_the_clock(path: Path) -> None:
+    store = HistoryStore(path)
+    later = START + 2 * HOUR
+    for is_settled, account in ((True, LLM), (False, NOTEBOOK)):
+        at, gpus = make_round(START, Charge(account, amounts=USAGE))
+        store.charge(at, gpus, is_settled)
+    store.settle_unwritten(2 * HOUR)
+    store.write(*make_round(later))
+    assert hours_at(store, START) == {"llm-0": 15.0}
+    assert hours_at(store, later) == {"notebook": 15.0}
+
+    at, gpus = make_round(START + HOUR, Charge(NOTEBOOK, amounts=USAGE))
+    store.charge(at, gpus, is_settled=False)
+    store.write(at, gpus, is_settled=False)
+    store.close()
+
+    store = HistoryStore(path)
+    store.settle(2 * HOUR, START + 3 * HOUR)
+    assert hours_at(store, START + HOUR) == {"notebook": 15.0}, "settled when the file is opened"
+    store.close()
+
+
+def test_accounts_that_are_known_are_not_new_in_the_next_hour(store: HistoryStore) -> None:
+    charges = [
+        Charge(UsageAccount("ml", f"pod-{number}"), amounts=USAGE)
+        for number in range(MAX_NEW_ACCOUNTS + 1)
+    ]
+    store.append(*make_round(START, *charges[:MAX_NEW_ACCOUNTS]))
+    store.append(*make_round(START + HOUR, *charges))
+    assert hours_at(store, START + HOUR)[f"pod-{MAX_NEW_ACCOUNTS}"] == 15.0
+
+
+def test_the_limit_of_new_accounts_is_that_of_an_hour(store: HistoryStore) -> None:
+    for number in range(MAX_NEW_ACCOUNTS // 500 + 1):
+        charges = [
+            Charge(UsageAccount("ml", f"pod-{number}-{each}"), amounts=USAGE) for each in range(500)
+        ]
+        store.append(*make_round(START + 15 * number, *charges))
+    pods = hours_at(store, START)
+    assert len(pods) == MAX_NEW_ACCOUNTS + 1
+    assert pods[""] == 500 * 15.0, "the common account"
 
 
 def test_files_of_the_previous_release_are_named_and_kept(
