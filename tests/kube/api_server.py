@@ -206,6 +206,8 @@ class SimulatedApiServer:
         self.users: Mapping[str, Object] = {}  # token -> user, for TokenReview
         # users or groups, with what they may do: a namespace, "*", or "VERB PATH"
         self.grants: Mapping[str, frozenset[str]] = {}
+        self.review_status: Object = {}  # replaces parts of the status of each review
+        self.reviews: list[Object] = []  # the specs of all reviews
         self.version = 100
         self._oldest = 0
         self._objects: dict[Key, Object] = {}
@@ -386,12 +388,13 @@ class SimulatedApiServer:
             return _status(*self.refusal)
         document = await request.json()
         spec = document["spec"]
+        self.reviews.append(spec)
         if document["kind"] == "TokenReview":
             user = self.users.get(spec["token"])
             status = {"authenticated": user is not None, "user": user or {}}
         else:
             status = {"allowed": self._allows(spec)}
-        return web.json_response({**document, "status": status}, status=201)
+        return web.json_response({**document, "status": status | self.review_status}, status=201)
 
     def _allows(self, spec: Object) -> bool:
         granted: set[str] = set()

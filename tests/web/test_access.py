@@ -186,6 +186,15 @@ def test_hidden_holders_are_one_sum_for_each_gpu() -> None:
             assert sums[0] == pytest.approx(sums[1])
     names = [(row["namespace"], row.get("hidden", False)) for row in shown["namespaces"]]
     assert names == [("ml", False), ("", True)]
+    for name in ("allocated_gpus", "used_gpus", "idle_gpus", "unknown_gpus", "cost_per_hour"):
+        sums = [sum(row.get(name, 0) for row in each["namespaces"]) for each in (whole, shown)]
+        assert sums[0] == pytest.approx(sums[1]), name
+    for unit in ("gpus", "cost_per_hour"):
+        sums = [
+            sum(row["waste"][unit].get("idle", 0) for row in each["namespaces"])
+            for each in (whole, shown)
+        ]
+        assert sums[0] == pytest.approx(sums[1])
 
 
 def test_the_parts_of_a_bill_are_the_same_for_everybody() -> None:
@@ -257,6 +266,67 @@ def test_answers_of_the_api_server_are_remembered_for_a_minute() -> None:
         server.users = {}
         time.now += 60
         assert client.ask("/api/v1/view", Authorization="Bearer token-of-ann").status == 401
+
+
+def test_an_unknown_token_is_remembered_too() -> None:
+    with serving() as (client, server, time):
+        for _ in range(3):
+            assert client.ask("/", Authorization="Bearer wrong").status == 401
+        assert len(server.requests) == 1
+        time.now += 60
+        assert client.ask("/", Authorization="bearer wrong").status == 401
+        assert len(server.requests) == 2
+
+
+def test_the_api_server_decides_about_the_whole_user() -> None:
+    with serving() as (client, server, _):
+        server.users = {"token-of-eve": {"username": "eve", "uid": "7", "extra": {"b": ["x"]}}}
+        server.grants = {"eve": frozenset({"ml"})}
+        names = [row["namespace"] for row in ask(client, "/api/v1/view", "eve")["namespaces"]]
+        assert names == ["ml", ""]
+        token, *decisions = server.reviews
+        assert token == {"token": "token-of-eve"}
+        eve = {"user": "eve", "groups": [], "uid": "7", "extra": {"b": ["x"]}}
+        for decision in decisions:
+            attributes = decision.pop("resourceAttributes")
+            assert (attributes["verb"], attributes["resource"]) == ("list", "pods")
+            assert decision == eve
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"denied": True}, 200),  # an authorizer's denial counts more than a permission
+        ({"authenticated": False}, 401),
+        ({"user": {"username": ""}}, 401),
+        ({"authenticated": "yes"}, 503),
+        ({"allowed": "yes"}, 503),
+    ],
+)
+def test_answers_of_the_api_server_that_grant_nothing(
+    status: dict[str, Any], expected: int
+) -> None:
+    with serving() as (client, server, _):
+        server.review_status = status
+        answer = client.ask("/api/v1/view", Authorization="Bearer token-of-ann")
+        assert answer.status == expected
+        if expected == 200:
+            [row] = json.loads(answer.text)["namespaces"]
+            assert row["hidden"]
+
+
+def test_limits_of_what_a_proxy_says() -> None:
+    with serving(UserHeaders("X-User", "X-Groups")) as (client, server, _):
+        assert client.ask("/", X_User="a" * 1024).status == 200
+        assert client.ask("/", X_User="a" * 1025).status == 401
+        assert client.ask("/", X_Groups="system:masters").status == 401
+        many = ",".join([" ", *(f"g{number}" for number in range(300))])
+        assert client.ask("/api/v1/view", X_User="ann", X_Groups=many).status == 200
+        groups = server.reviews[-1]["groups"]
+        assert groups == ["system:authenticated", *(f"g{number}" for number in range(256))]
+    with serving(UserHeaders("X-User")) as (client, server, _):
+        assert client.ask("/api/v1/view", X_User="ann", X_Groups="system:masters").status == 200
+        assert server.reviews[-1]["groups"] == ["system:authenticated"]
 
 
 def test_a_proxy_names_the_user() -> None:

@@ -27,7 +27,6 @@ _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _REMEMBER_SECONDS = 60.0  # so long, a withdrawn permission remains in effect
 _MAX_REMEMBERED = 20_000
 _MAX_REVIEWS = 16  # requests to the API server at the same time
-_MAX_TOKEN = 16 * 1024
 _MAX_NAME = 1024
 _MAX_GROUPS = 256
 _PROBES = ("/health", "/livez", "/ready")
@@ -191,7 +190,7 @@ class KubernetesAccess:
         if authorization[: len(_BEARER)].lower() != _BEARER:
             return None
         token = authorization[len(_BEARER) :].strip()
-        if not token or len(token) > _MAX_TOKEN:
+        if not token:
             return None
         # The key is a hash, so that no token stays in memory.
         key = hashlib.blake2b(token.encode("utf-8", "replace"), key=self._salt).digest()
