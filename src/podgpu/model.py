@@ -234,7 +234,7 @@ class WaitPart(Workload, frozen=True, kw_only=True):
 
 
 class HolderUsage(Document, frozen=True):
-    """Usage of one device by one workload. Counters start at 0 when the exporter starts."""
+    """Usage of one device by one workload. Counters are 0 when the exporter first sees both."""
 
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Bytes | None = None
@@ -259,6 +259,7 @@ class HolderUsage(Document, frozen=True):
     idle_since: UnixTime | None = None  # None if the workload is or may be busy
     # set if the workload uses the device without an allocation
     unallocated_since: UnixTime | None = None
+    counted_since: UnixTime | None = None  # when the counters were 0
 
 
 class RunningProcess(Document, frozen=True):
@@ -303,6 +304,7 @@ class NamespaceUsage(Document, frozen=True):
     allocated_ns: Amount | None = None
     busy_ns: Amount | None = None
     energy_mj: Millijoules | None = None
+    counted_since: UnixTime | None = None  # when the counters were 0
 
 
 class Condition(Document, frozen=True):
@@ -340,6 +342,7 @@ class DeviceTotals(Document, frozen=True):
     method_limit: Name = ""
     # fraction of the last usage window in which at least one workload waited
     pressure_ratio: Ratio | None = None
+    counted_since: UnixTime | None = None  # when the counters were 0
 
 
 _NO_TOTALS = DeviceTotals()

@@ -55,9 +55,12 @@ class Turn:
     def enter(self, ledger: Ledger) -> Snapshot:
         owned = add_owners(self.devices, self.usages, self.assignments, self.owners)
         ledger.charge(
-            owned, {u.device.uuid: u for u in self.usages if not u.device.is_instance}, SECOND
+            owned,
+            {u.device.uuid: u for u in self.usages if not u.device.is_instance},
+            SECOND,
+            1000.0,
         )
-        uses = ledger.list_devices(1000.0)
+        uses = ledger.list_devices()
         holders = {key: use.holders for key, use in uses.items()}
         totals = {key: use.totals for key, use in uses.items() if use.totals is not None}
         return Snapshot(holders, totals, ledger.list_namespaces())

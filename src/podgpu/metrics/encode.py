@@ -47,6 +47,7 @@ VERSIONS = Labels((("version", __version__), ("python_version", platform.python_
 class Sample(NamedTuple):  # a tuple is three times as fast to create as a frozen dataclass
     labels: Labels
     value: int | float
+    counted_since: float | None = None  # of a counter: Unix time at which it was 0, if known
 
 
 class Family(NamedTuple):
@@ -132,7 +133,7 @@ def _dcgm_lines(family: Family) -> list[str]:
         f"{name}{labels.text} {value:.6f}\n"
         if value.__class__ is float
         else f"{name}{labels.text} {value}\n"
-        for labels, value in family.samples
+        for labels, value, _ in family.samples
     ]
 
 
@@ -140,7 +141,7 @@ def _plain_lines(family: Family) -> list[str]:
     name = family.name
     return [
         f"{name}{labels.text} {format_float(value) if value.__class__ is float else value}\n"
-        for labels, value in family.samples
+        for labels, value, _ in family.samples
     ]
 
 

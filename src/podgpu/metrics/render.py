@@ -23,7 +23,18 @@ from podgpu.metrics.labels import (
     visible_devices,
 )
 from podgpu.metrics.mig import billed_name, fraction_of_gpu
-from podgpu.model import MIB, NS, MigInstance, NodeState, Pairs, VcudaRequest, WorkloadKey
+from podgpu.model import (
+    MIB,
+    NS,
+    DeviceTotals,
+    HolderUsage,
+    MigInstance,
+    NamespaceUsage,
+    NodeState,
+    Pairs,
+    VcudaRequest,
+    WorkloadKey,
+)
 
 MAX_WAIT_PAIRS = 20  # per device
 WASTE_KINDS = ("idle", "underused")
@@ -31,6 +42,7 @@ _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _DECIMALS = 6  # sums are rounded, because of floating-point errors such as 56.99999999999999
 Number = int | float | None
+Counted = HolderUsage | DeviceTotals | NamespaceUsage
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. Labels that families.csv does not list for the family are dropped."""
 
@@ -104,8 +116,8 @@ def _self(state: NodeState) -> Iterator[Row]:
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
-    holders: list[tuple[Labels, object]] = []
-    devices: list[tuple[Labels, object]] = []
+    holders: list[tuple[Labels, Counted]] = []
+    devices: list[tuple[Labels, Counted]] = []
     for gpu, device in visible_devices(state):
         names = device_names(gpu, device, policy)
         for holder in device.holders:
@@ -115,7 +127,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
         if device.usage is not None:
             devices.append((dcgm_labels(names, policy), device.usage))
 
-    namespaces: list[tuple[Labels, object]] = []
+    namespaces: list[tuple[Labels, Counted]] = []
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
         pairs = (("namespace", usage.namespace), ("modelName", policy.model_name(model)))
@@ -127,7 +139,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
     return families
 
 
-def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Family]:
+def _figures(part: str, rows: Iterable[tuple[Labels, Counted]]) -> Iterator[Family]:
     """Renders the families whose `FamilySpec.part` is `part`.
 
     `rows`: labels, and the struct with the values.
@@ -146,7 +158,7 @@ def _figures(part: str, rows: Iterable[tuple[Labels, object]]) -> Iterator[Famil
                     value /= spec.factor
                 if pairs:
                     labels = make_labels((*labels.pairs, *pairs))
-                samples.append(Sample(labels, value))
+                samples.append(Sample(labels, value, struct.counted_since))
         yield spec.of(samples)
 
 

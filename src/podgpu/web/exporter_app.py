@@ -28,6 +28,7 @@ from podgpu.web.responses import (
     describe_health,
     limit_concurrency,
     probe_routes,
+    serve_metrics,
     serve_text,
 )
 
@@ -56,7 +57,7 @@ def application(
 
     links = ["metrics", "health", "ready"]
     routes = [
-        web.get("/metrics", limit_concurrency(scrapes, serve_text(agent, "fresh", "stale"))),
+        web.get("/metrics", limit_concurrency(scrapes, serve_metrics(agent))),
         release_route(agent, lifecycle),
         forget_route(partial(forget_on_node, agent), lifecycle),
         web.get("/api/v1/node", serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),

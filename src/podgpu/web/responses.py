@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu.metrics.encode import CONTENT_TYPE, NO_METRICS, Body, Family, encode
+from podgpu.metrics.protobuf import PROTOBUF_TYPE, prefers_protobuf
 
 if TYPE_CHECKING:
     from podgpu.node.agent.agent import Agent
@@ -28,6 +29,7 @@ PAGE_HEADERS = {
     ),
 }
 METRICS_HEADERS = {"Content-Type": CONTENT_TYPE}
+_EITHER_FORMAT = {"Vary": "Accept, Accept-Encoding"}
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 _LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
 
@@ -57,6 +59,19 @@ def metrics_route(make_families: Callable[[], Iterable[Family]]) -> web.RouteDef
         return body_response(request, Body(encode(make_families())), METRICS_HEADERS)
 
     return web.get("/metrics", handle)
+
+
+def serve_metrics(agent: Agent) -> Handler:
+    """Serves text, or protobuf if the scraper prefers it."""
+    text = serve_text(agent, "fresh", "stale", _EITHER_FORMAT | METRICS_HEADERS)
+    protobuf_headers = _EITHER_FORMAT | {"Content-Type": PROTOBUF_TYPE}
+    protobuf = serve_text(agent, "fresh_protobuf", "stale_protobuf", protobuf_headers)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        chosen = protobuf if prefers_protobuf(request.headers.get("Accept", "")) else text
+        return await chosen(request)
+
+    return handle
 
 
 def serve_text(
@@ -108,7 +123,7 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
 
     `headers` must contain the Content-Type.
     """
-    sent = {**headers, "Vary": "Accept-Encoding"}
+    sent = {"Vary": "Accept-Encoding", **headers}
     known = request.headers.get("If-None-Match", "")
     if "ETag" in sent and sent["ETag"].removeprefix("W/") in known:
         del sent["Content-Type"]

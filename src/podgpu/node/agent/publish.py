@@ -24,6 +24,7 @@ from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
 from podgpu.metrics.labels import Policy
+from podgpu.metrics.protobuf import encode_protobuf
 from podgpu.metrics.render import render_gpu_manager, render_own, render_self
 from podgpu.metrics.values import device_figures, gpu_figures, in_legacy_units
 from podgpu.model import (
@@ -53,7 +54,15 @@ from podgpu.node.holders.reader import describe, explain
 from podgpu.node.usage.ledger import DeviceUse
 
 _log = logging.getLogger("podgpu")
-RenderedText = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
+RenderedText = Literal[
+    "fresh",
+    "fresh_protobuf",
+    "stale",
+    "stale_protobuf",
+    "gpu_manager",
+    "fresh_json",
+    "stale_json",
+]
 """Metrics text or JSON. The stale variants omit all values. They are served if values are old."""
 UnsupportedField = tuple[str, str]  # field and device key
 COUNTERS = "counters"  # name of the source that reads the counter file
@@ -341,26 +350,36 @@ class Published:
 
     def _encode(self, text: RenderedText) -> bytes:
         state = self.state
-        policy = self._policy
         match text:
             case "fresh":
-                families = [*render_dcgm(state, policy), *render_own(state, policy)]
-                if policy.process_metrics:
-                    families += process_families()
-                if policy.gpu_manager:
-                    families += render_gpu_manager(state, policy)
-                return encode(families)
+                return encode(self._render_metrics())
+            case "fresh_protobuf":
+                return encode_protobuf(self._render_metrics())
             case "stale":
-                families = list(render_self(state))
-                if policy.process_metrics:
-                    families += process_families()
-                return encode(families)
+                return encode(self._render_self())
+            case "stale_protobuf":
+                return encode_protobuf(self._render_self())
             case "gpu_manager":
-                return encode(render_gpu_manager(state, policy))
+                return encode(render_gpu_manager(state, self._policy))
             case "fresh_json":
                 return encode_node(state)
             case "stale_json":
                 return encode_node(remove_figures(state))
+
+    def _render_metrics(self) -> list[Family]:
+        policy = self._policy
+        families = [*render_dcgm(self.state, policy), *render_own(self.state, policy)]
+        if policy.process_metrics:
+            families += process_families()
+        if policy.gpu_manager:
+            families += render_gpu_manager(self.state, policy)
+        return families
+
+    def _render_self(self) -> list[Family]:
+        families = list(render_self(self.state))
+        if self._policy.process_metrics:
+            families += process_families()
+        return families
 
 
 def process_families() -> list[Family]:

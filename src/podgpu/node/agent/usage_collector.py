@@ -98,13 +98,13 @@ class UsageCollector:
         self._charged_at = began
         owned = add_owners(telemetry.devices, reading.usages, allocation.assignments, owners)
         unallocated = _find_unallocated(owned, allocation)
-        self._ledger.charge(owned, reading.answers, elapsed, unallocated)
+        self._ledger.charge(owned, reading.answers, elapsed, began_at, unallocated)
 
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
         sources = (status, *_switches_status(reading.answers.values()))
-        devices = self._ledger.list_devices(began_at)
+        devices = self._ledger.list_devices()
         for usage in reading.usages:
             devices[usage.device.key].processes = _list_processes(usage, owners)
         return UsageResult(devices, self._ledger.list_namespaces(), began_at, sources)

@@ -484,6 +484,7 @@ class Account:
     """
 
     workload: Workload
+    opened_at: float  # Unix time
     usage: HolderUsage = field(default_factory=HolderUsage)
     """A counter is None until it has its first value."""
     namespace: tuple[str, str, str] | None = None  # key in `Ledger._namespaces`
@@ -532,7 +533,7 @@ class Account:
 
         Sets a counter to None if the workload may have run without being counted.
         """
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"counted_since": self.opened_at}
         if self.usage.wait_ratio is None:
             changes |= dict.fromkeys(_WAITS)
         if not self.is_measured:
@@ -583,15 +584,18 @@ class Ledger:
         self._owners: dict[str, dict[int, WorkloadKey | str]] = {}
         # weights by GPU UUID, see `_charge_energy`
         self._windows: dict[str, Counter[Account | None]] = {}
+        self._read_at = 0.0  # Unix time of the last reading
+        self._counted_since = 0.0  # Unix time of the reading before
 
     def charge(
         self,
         usages: Mapping[str, Sequence[OwnedUsage]],
         gpus: Mapping[str, DeviceUsage],
         elapsed_ns: int,
+        at: float,
         unallocated: Collection[tuple[str, WorkloadKey]] = (),
     ) -> None:
-        """Adds the usage since the last call.
+        """Adds the usage since the last call. `at`: Unix time of the reading.
 
         `usages` maps the UUID of a GPU to its devices (the GPU itself or, in MIG mode, its
         instances). Other devices are removed from the snapshot. If a removed device returns, its
@@ -599,6 +603,8 @@ class Ledger:
         contains (device key, workload key) for each workload that uses a device without an
         allocation.
         """
+        self._read_at = at
+        self._counted_since = at - elapsed_ns / NS
         self._remove_missing(usages)
         for uuid, devices in usages.items():
             busy = []
@@ -625,8 +631,8 @@ class Ledger:
                 if account.idle_streak_ns and account.is_holder:
                     account.idle_streak_ns += round(seconds * NS)
 
-    def list_devices(self, at: float) -> dict[str, DeviceUse]:
-        """Returns the usage by device key. `at`: Unix time of the last reading.
+    def list_devices(self) -> dict[str, DeviceUse]:
+        """Returns the usage by device key.
 
         Unattributed busy time and energy are None until the device's processes have been visible.
         """
@@ -638,7 +644,7 @@ class Ledger:
                     use.totals, unattributed_busy_ns=None, unattributed_energy_mj=None
                 )
             for name, account in sorted(self._accounts.get(key, {}).items()):
-                use.holders[name] = account.to_holder(at, self._unallocated_after_ns)
+                use.holders[name] = account.to_holder(self._read_at, self._unallocated_after_ns)
         return devices
 
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
@@ -650,8 +656,9 @@ class Ledger:
         accounts = self._update_accounts(owned)
         busy = owned.attribute_busy(self._find_ended_owner(owned))
         device, usages = owned.measure(accounts, busy, elapsed_ns)
-        sums = _sums(self._devices.get(key), device, _DEVICE_COUNTERS)
-        self._devices[key] = structs.replace(device, **sums)
+        before = self._devices.get(key) or DeviceTotals(counted_since=self._counted_since)
+        sums = _sums(before, device, _DEVICE_COUNTERS)
+        self._devices[key] = structs.replace(device, **sums, counted_since=before.counted_since)
 
         has_energy = self._devices.get(owned.device.uuid, device).energy_mj is not None
         is_visible = owned.processes is not None
@@ -707,7 +714,7 @@ class Ledger:
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
 
-        device = self._devices.get(uuid, DeviceTotals())
+        device = self._devices.get(uuid) or DeviceTotals(counted_since=self._counted_since)
         window = DeviceTotals(energy_mj=gpu.energy_mj, unattributed_energy_mj=rest)
         self._devices[uuid] = structs.replace(device, **_sums(device, window, _DEVICE_COUNTERS))
 
@@ -748,9 +755,12 @@ class Ledger:
     def _charge_namespace(self, account: Account, window: HolderUsage) -> None:
         key = account.namespace
         if key is not None:
-            before = self._namespaces.get(key) or NamespaceUsage(*key, allocated_ns=0)
+            before = self._namespaces.get(key) or self._new_namespace(key)
             sums = _sums(before, window, _NAMESPACE_COUNTERS)
             self._namespaces[key] = structs.replace(before, **sums)
+
+    def _new_namespace(self, key: tuple[str, str, str]) -> NamespaceUsage:
+        return NamespaceUsage(*key, allocated_ns=0, counted_since=self._counted_since)
 
     def _find_ended_owner(self, owned: OwnedUsage) -> Workload | None:
         """Returns the owner of all processes that ended since the last reading.
@@ -810,7 +820,7 @@ class Ledger:
         if account is None and closed is not None and workload.uid == closed.workload.uid != "":
             account = closed
         if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
-            account = Account(workload)
+            account = Account(workload, self._counted_since)
         elif not workload.uid:
             workload = structs.replace(workload, uid=account.workload.uid)
         account.workload = workload
@@ -818,7 +828,8 @@ class Ledger:
         if workload.namespace:
             key = workload.namespace, owned.device.model, owned.device.profile
             account.namespace = key
-            self._namespaces[key] = self._namespaces.pop(key, NamespaceUsage(*key, allocated_ns=0))
+            usage = self._namespaces.pop(key, None) or self._new_namespace(key)
+            self._namespaces[key] = usage
         return account
 
     def _remove_missing(self, usages: Mapping[str, Sequence[OwnedUsage]]) -> None:
