@@ -1,0 +1,279 @@
+"""Reads the token counters and queues of LLM engines from their metrics text.
+
+The names are in engines.csv. A pod's metrics are hostile input: only the lines of these families
+are parsed, and the number of lines, models and buckets is limited.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+from podgpu.errors import SourceError
+from podgpu.metrics.fields import table_rows
+from podgpu.metrics.parse import ParsedSample, parse_text
+
+_MAX_LINES = 20_000  # of known families; an engine with 64 ranks and ten models writes 10,000
+_MAX_MODELS = 16
+_MAX_MODEL_NAME = 200
+_MAX_BUCKETS = 64
+_MOST_TOKENS = 2.0**53  # larger floats do not count single tokens
+_MATCHER = re.compile(r'([^{]+)(?:\{(\w+)="([^"]+)"\})?')
+_NAME = re.compile(rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)")
+
+
+class Family(NamedTuple):
+    """The name of a series, and the value that a label must have."""
+
+    name: str
+    label: str = ""
+    value: str = ""
+
+    def selects(self, sample: ParsedSample) -> bool:
+        if sample.name != self.name:
+            return False
+        return not self.label or sample.labels.get(self.label) == self.value
+
+
+class Engine(NamedTuple):
+    """A row of engines.csv. Of several names, an engine has the one of its version."""
+
+    name: str
+    prompt: Family  # counter
+    transferred: Family | None  # the prompt tokens that another pod computed, and counted
+    generated: Family  # counter
+    running: Sequence[str]  # gauges
+    waiting: Sequence[str]
+    first_token: str  # histogram; empty if there is none
+    cache: Sequence[str]  # ratio
+    model: Sequence[str]  # labels
+    port: int
+    path: str
+
+    @property
+    def counters(self) -> tuple[Family, ...]:
+        if self.transferred is None:
+            return self.prompt, self.generated
+        return self.prompt, self.generated, self.transferred
+
+    @property
+    def series(self) -> frozenset[str]:
+        """The names of all series that are read."""
+        names = {family.name for family in self.counters}
+        names.update(self.running, self.waiting, self.cache)
+        if self.first_token:
+            names.add(f"{self.first_token}_bucket")
+        return frozenset(names)
+
+
+class Tokens(NamedTuple):
+    """Numbers of tokens, or increases of these numbers."""
+
+    prompt: float = 0.0
+    generated: float = 0.0
+
+    def plus(self, other: Tokens) -> Tokens:
+        return Tokens(self.prompt + other.prompt, self.generated + other.generated)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """What an engine has counted since its start, and its queue now."""
+
+    engine: str
+    tokens: Mapping[str, Tokens]  # by model; the name is empty if the engine reports none
+    running: float | None = None  # requests
+    waiting: float | None = None
+    cache_ratio: float | None = None
+    first_token: Mapping[float, float] = field(default_factory=dict)
+    """Upper bound in seconds -> number of requests whose first token came within it."""
+
+    @property
+    def total(self) -> Tokens:
+        total = Tokens()
+        for tokens in self.tokens.values():
+            total = total.plus(tokens)
+        return total
+
+
+@cache
+def engines() -> tuple[Engine, ...]:
+    """Returns the known engines, in the order in which they are looked for."""
+    return tuple(_make_engine(row) for row in table_rows("engines.csv"))
+
+
+def _make_engine(row: Mapping[str, str]) -> Engine:
+    return Engine(
+        name=row["engine"],
+        prompt=_make_family(row["prompt"]),
+        transferred=_make_family(row["transferred"]) if row["transferred"] else None,
+        generated=_make_family(row["generated"]),
+        running=_split(row["running"]),
+        waiting=_split(row["waiting"]),
+        first_token=row["first_token"],
+        cache=_split(row["cache"]),
+        model=_split(row["model"]),
+        port=int(row["port"]),
+        path=row["path"],
+    )
+
+
+def _make_family(text: str) -> Family:
+    match = _MATCHER.fullmatch(text)
+    assert match is not None
+    return Family(match[1], match[2] or "", match[3] or "")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split("|")))
+
+
+@cache
+def _known_series() -> frozenset[bytes]:
+    known: set[bytes] = set()
+    for engine in engines():
+        known.update(name.encode() for name in engine.series)
+    return frozenset(known)
+
+
+def read_engine(text: bytes) -> EngineReading:
+    """Returns what the engine reports. Raises SourceError with a reason if it is unusable."""
+    if text[:512].lstrip()[:1] == b"<":
+        raise SourceError("not_metrics", "it answers with a web page, not with metrics")
+
+    samples = _parse_known(text)
+    names = {sample.name for sample in samples}
+    found = [engine for engine in engines() if engine.generated.name in names]
+    if not found:
+        raise SourceError("no_tokens", "its metrics have no token counters of a known engine")
+    if len(found) > 1:
+        both = " and ".join(engine.name for engine in found)
+        raise SourceError("several_engines", f"its metrics have token counters of {both}")
+    engine = found[0]
+    return EngineReading(
+        engine.name,
+        _count_tokens(engine, samples),
+        running=_read_gauge(engine.running, samples, math.fsum),
+        waiting=_read_gauge(engine.waiting, samples, math.fsum),
+        cache_ratio=_read_ratio(engine, samples),
+        first_token=_read_buckets(engine, samples),
+    )
+
+
+def _parse_known(text: bytes) -> list[ParsedSample]:
+    """Parses only the lines of known series, so that other lines need not be valid."""
+    known = _known_series()
+    lines = []
+    for line in text.split(b"\n"):
+        match = _NAME.match(line)
+        if match is not None and match[1] in known:
+            lines.append(line)
+    if len(lines) > _MAX_LINES:
+        message = f"its metrics have {len(lines):,} series of the engine: at most {_MAX_LINES:,}"
+        raise SourceError("too_many_series", message)
+
+    lines.append(b"")
+    try:
+        families = parse_text(b"\n".join(lines).decode())
+    except UnicodeDecodeError as error:
+        raise SourceError("malformed", "its metrics are not UTF-8") from error
+    samples: list[ParsedSample] = []
+    for family in families:
+        samples += family.samples
+    return samples
+
+
+def _count_tokens(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str, Tokens]:
+    """Adds up the ranks of each model."""
+    counted: dict[str, dict[Family, float]] = {}
+    for sample in samples:
+        for family in engine.counters:
+            if not family.selects(sample):
+                continue
+            if not 0 <= sample.value <= _MOST_TOKENS:
+                message = f"{sample.name} is {sample.value:g}: this is no number of tokens"
+                raise SourceError("bad_value", message)
+            own = counted.setdefault(_read_model(engine, sample), defaultdict(float))
+            own[family] += sample.value
+    if len(counted) > _MAX_MODELS:
+        message = f"it serves {len(counted)} models: at most {_MAX_MODELS} are read"
+        raise SourceError("too_many_models", message)
+
+    tokens = {}
+    for model, own in counted.items():
+        prompt = own.get(engine.prompt, 0.0)
+        if engine.transferred is not None:
+            prompt = max(0.0, prompt - own.get(engine.transferred, 0.0))
+        tokens[model] = Tokens(prompt, own.get(engine.generated, 0.0))
+    return tokens
+
+
+def _read_model(engine: Engine, sample: ParsedSample) -> str:
+    for label in engine.model:
+        name = sample.labels.get(label, "")
+        if name:
+            return clean_model(name)
+    return ""
+
+
+def clean_model(name: str) -> str:
+    """Returns the name as one short printable line. TensorRT-LLM may report `undefined`."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in name)
+    return "" if name == "undefined" else printable[:_MAX_MODEL_NAME]
+
+
+def _read_gauge(
+    names: Sequence[str],
+    samples: Iterable[ParsedSample],
+    combine: Callable[[Sequence[float]], float],
+) -> float | None:
+    values = [sample.value for sample in samples if sample.name in names]
+    are_usable = bool(values) and all(0 <= value <= _MOST_TOKENS for value in values)
+    return combine(values) if are_usable else None
+
+
+def _read_ratio(engine: Engine, samples: Iterable[ParsedSample]) -> float | None:
+    """Returns the use of the fullest cache of the engine's ranks."""
+    ratio = _read_gauge(engine.cache, samples, max)
+    return None if ratio is None or ratio > 1 else ratio
+
+
+def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float, float]:
+    buckets: dict[float, float] = defaultdict(float)
+    for sample in samples:
+        if not engine.first_token or sample.name != f"{engine.first_token}_bucket":
+            continue
+        try:
+            bound = float(sample.labels.get("le", ""))
+        except ValueError:
+            return {}
+        if not 0 <= sample.value <= _MOST_TOKENS or bound < 0:
+            return {}
+        buckets[bound] += sample.value
+    return dict(sorted(buckets.items())) if len(buckets) <= _MAX_BUCKETS else {}
+
+
+def find_quantile(buckets: Mapping[float, float], quantile: float) -> float | None:
+    """Returns the quantile of a histogram as PromQL's `histogram_quantile` does.
+
+    None without observations, or without the bucket of all observations.
+    """
+    total = buckets.get(math.inf, 0.0)
+    if total <= 0:
+        return None
+    rank = quantile * total
+    lower = 0.0
+    below = 0.0
+    for bound, count in sorted(buckets.items()):
+        if count >= rank:
+            if math.isinf(bound):
+                return lower
+            return lower + (bound - lower) * (rank - below) / (count - below)
+        lower = bound
+        below = count
+    return None
