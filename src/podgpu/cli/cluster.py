@@ -18,6 +18,7 @@ from podgpu.errors import UsageError
 from podgpu.fleet.budgets import read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
+from podgpu.fleet.read.engine_reader import EngineReader
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
@@ -26,7 +27,14 @@ from podgpu.fleet.setup import SetupHint, hint_history, hint_owners
 from podgpu.http_client import Access
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import NoApi, is_loopback, load_config
-from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
+from podgpu.kube.objects import (
+    NODES_PATH,
+    PODS_PATH,
+    PodEndpoint,
+    parse_endpoint,
+    parse_node_labels,
+    parse_owner,
+)
 from podgpu.model import PodName, WorkloadOwner
 from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
@@ -72,6 +80,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
+    if options["prometheus"] and options["token_metrics"] == "pods":
+        raise UsageError(
+            "--token-metrics pods cannot be combined with --prometheus: with it, podgpu reads the"
+            " token counters that Prometheus has scraped"
+        )
     settings = make_settings(
         ctx,
         options,
@@ -229,6 +242,12 @@ def choose_collector(
     if labels:
         notes.append(labels.notes)
 
+    endpoints = _watch_endpoints(options, stack)
+    make_engines = None
+    if endpoints is not None:
+        notes.append(endpoints.notes)
+        make_engines = partial(EngineReader, endpoints.read)
+
     access = Access.from_options(options, "exporter")
     make_scraper = partial(
         ScrapeCollector,
@@ -239,6 +258,7 @@ def choose_collector(
         read_owners=read_owners,
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
         read_notes=lambda: list(chain.from_iterable(read() for read in notes)),
+        make_engines=make_engines,
     )
     if options["scrape"]:
         with naming_option("--scrape"):
@@ -281,6 +301,17 @@ def _watch_node_labels(options: Options, stack: ExitStack) -> ApiMap[str, dict[s
     labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes")
     stack.callback(labels.close)
     return labels
+
+
+def _watch_endpoints(options: Options, stack: ExitStack) -> ApiMap[PodName, PodEndpoint] | None:
+    """Returns the addresses of pods, if the token counters are read from the pods."""
+    if options.get("token_metrics") != "pods":
+        return None
+    with naming_option("--token-metrics pods"):
+        config = load_config(options["kubeconfig"])
+    endpoints = ApiMap(config, PODS_PATH, parse_endpoint, "addresses of pods", metadata_only=False)
+    stack.callback(endpoints.close)
+    return endpoints
 
 
 def _watch_targets(options: Options, stack: ExitStack) -> KubernetesTargets:

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import asdict
 
-from podgpu.charge import HeldTime, Waste
+from podgpu.charge import HeldTime, Tokens, Waste
 from podgpu.fleet.prices import Prices
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
@@ -66,6 +66,32 @@ def make_rate(waste: Waste, size: float, price: float | None) -> WasteRate:
     return WasteRate(waste.times(size), None if price is None else waste.times(price))
 
 
+class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The LLM engine in a container that holds GPUs. Unknown values are None."""
+
+    engine: str = ""  # such as vllm; empty if none has answered yet
+    models: tuple[str, ...] = ()
+    counted: Tokens = Tokens()  # since podgpu first read it
+    per_second: Tokens | None = None  # between the last two readings
+    running: float | None = None  # requests
+    waiting: float | None = None
+    cache_ratio: float | None = None
+    first_token_seconds: float | None = None  # 95th percentile of the last 5 minutes
+    reason: str = ""  # short code, if the engine could not be read
+    message: str = ""
+
+    @property
+    def model(self) -> str:
+        return ", ".join(self.models)
+
+
+ContainerName = tuple[str, str, str]  # namespace, pod and container
+
+
+def container_name(holder: Holder) -> ContainerName:
+    return holder.namespace, holder.pod, holder.container
+
+
 class HeldPart(msgspec.Struct, frozen=True, gc=False):
     """The share of one GPU that one holder has.
 
@@ -89,6 +115,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     # What the holder did since the last round, by our clock. This is charged.
     spent: HeldTime | None = None
     counted_at: float = 0.0  # monotonic time of the reading in which its counters last changed
+    engine: EngineState | None = None  # the LLM engine of the container, if engines are read
 
     @property
     def cost_per_hour(self) -> float | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from podgpu.errors import UsageError
-from podgpu.fleet.parts import HeldPart, is_shown
+from podgpu.fleet.parts import ContainerName, EngineState, HeldPart, is_shown
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.setup import SetupHint
 from podgpu.metrics.fields import meaning, nearest_names
@@ -228,6 +228,7 @@ class ClusterReading:
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
     idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
+    engines: Mapping[ContainerName, EngineState] = field(default_factory=dict)
     fleet: FleetCounts | None = None
 
 

@@ -47,6 +47,7 @@ from podgpu.fleet.readings import (
 )
 from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
 from podgpu.fleet.stragglers import SlowGpu, StragglerDetector
+from podgpu.fleet.tokens import Charged, charge_tokens
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.values import MAX_RATIO
 from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
@@ -105,6 +106,7 @@ class ClusterState:
     step_seconds: int | None = None  # set only for a past time: values are means over this time
     jobs: Jobs = field(default_factory=dict)
     slow: Mapping[JobKey, SlowGpu] = field(default_factory=dict)  # the slowest GPU of each job
+    charged_tokens: Charged = field(default_factory=dict)
 
     @property
     def used_ratio(self) -> float | None:
@@ -165,6 +167,9 @@ def build_cluster_state(
         owners = node.reading.owners or reading.owners
         nodes.append(complete_node(node, idle, prices, offset, owners, spending))
 
+    charged = {} if previous is None else previous.charged_tokens
+    nodes, charged = charge_tokens(nodes, reading.engines, charged)
+
     sorted_outcomes = [outcomes[target] for target in sorted(outcomes)]
     unread = _list_unread(sorted_outcomes, reading.nodes)
     jobs = list_jobs(nodes, before)
@@ -189,6 +194,7 @@ def build_cluster_state(
         clock_offset=offset,
         jobs=jobs,
         slow=slow,
+        charged_tokens=charged,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
 from podgpu.model import (
     Pairs,
@@ -234,6 +234,61 @@ def _find_top_owner(kind: str, name: str, labels: Mapping[str, str]) -> tuple[st
     if kind == "Job" and trained and training_kind:
         return training_kind, trained
     return kind, name
+
+
+class ContainerPort(NamedTuple):
+    container: str
+    name: str
+    number: int
+
+
+class PodEndpoint(NamedTuple):
+    """Where the metrics of a pod's containers may be read."""
+
+    ip: str
+    ports: tuple[ContainerPort, ...] = ()
+    # From the annotations of Prometheus or KServe. 0 and empty if there are none.
+    metrics_port: int = 0
+    metrics_path: str = ""
+    is_refused: bool = False  # the annotation says that the pod must not be scraped
+
+
+_SCRAPE_ANNOTATIONS = ("prometheus.kserve.io", "prometheus.io")
+_METRICS_PATH = re.compile(r"/[!-~]{0,200}")
+
+
+def parse_endpoint(body: KubeObject) -> tuple[PodName, PodEndpoint] | None:
+    """Returns (namespace, name) of a Pod and its endpoint. Returns None if it has no address."""
+    metadata = body["metadata"]
+    ip = read_map(body, "status").get("podIP")
+    if not ip:
+        return None
+    ports = []
+    for container in read_list(read_map(body, "spec"), "containers"):
+        for port in read_list(container, "ports"):
+            if port.get("protocol") in (None, "TCP"):
+                name = intern(port.get("name") or "")
+                number = port["containerPort"]
+                ports.append(ContainerPort(intern(container["name"]), name, number))
+
+    annotations = read_map(metadata, "annotations")
+    metrics_port = 0
+    metrics_path = ""
+    for prefix in _SCRAPE_ANNOTATIONS:
+        port_text = annotations.get(f"{prefix}/port", "")
+        path = annotations.get(f"{prefix}/path", "")
+        if re.fullmatch(r"[0-9]{1,5}", port_text) and not metrics_port:
+            metrics_port = int(port_text)
+        if _METRICS_PATH.fullmatch(path) and not metrics_path:
+            metrics_path = path
+    endpoint = PodEndpoint(
+        ip=ip,
+        ports=tuple(ports),
+        metrics_port=metrics_port,
+        metrics_path=metrics_path,
+        is_refused=annotations.get("prometheus.io/scrape", "").lower() == "false",
+    )
+    return (intern(metadata.get("namespace", "")), metadata["name"]), endpoint
 
 
 NODES_PATH = "/api/v1/nodes"

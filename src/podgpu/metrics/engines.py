@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+from podgpu.charge import Tokens
 from podgpu.errors import SourceError
 from podgpu.metrics.fields import table_rows
 from podgpu.metrics.parse import ParsedSample, parse_text
@@ -71,14 +72,21 @@ class Engine(NamedTuple):
         return frozenset(names)
 
 
-class Tokens(NamedTuple):
-    """Numbers of tokens, or increases of these numbers."""
+class TokenCounters(NamedTuple):
+    """The counters of one model."""
 
     prompt: float = 0.0
     generated: float = 0.0
+    transferred: float = 0.0  # prompt tokens that another pod computed, and counted
 
-    def plus(self, other: Tokens) -> Tokens:
-        return Tokens(self.prompt + other.prompt, self.generated + other.generated)
+    def since(self, before: TokenCounters) -> Tokens:
+        """Returns the increase. A counter that falls was restarted at 0."""
+        increase = TokenCounters(*map(_increase, before, self))
+        return Tokens(max(0.0, increase.prompt - increase.transferred), increase.generated)
+
+
+def _increase(before: float, now: float) -> float:
+    return now if now < before else now - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +94,20 @@ class EngineReading:
     """What an engine has counted since its start, and its queue now."""
 
     engine: str
-    tokens: Mapping[str, Tokens]  # by model; the name is empty if the engine reports none
+    counters: Mapping[str, TokenCounters]  # by model; empty if the engine reports no name
     running: float | None = None  # requests
     waiting: float | None = None
     cache_ratio: float | None = None
     first_token: Mapping[float, float] = field(default_factory=dict)
     """Upper bound in seconds -> number of requests whose first token came within it."""
 
-    @property
-    def total(self) -> Tokens:
-        total = Tokens()
-        for tokens in self.tokens.values():
-            total = total.plus(tokens)
-        return total
+    def since(self, before: EngineReading) -> Tokens:
+        """Returns the tokens of all models since an earlier reading."""
+        tokens = Tokens()
+        for model, counters in self.counters.items():
+            last = before.counters.get(model, TokenCounters())
+            tokens = tokens.plus(counters.since(last))
+        return tokens
 
 
 @cache
@@ -157,7 +166,7 @@ def read_engine(text: bytes) -> EngineReading:
     engine = found[0]
     return EngineReading(
         engine.name,
-        _count_tokens(engine, samples),
+        _read_counters(engine, samples),
         running=_read_gauge(engine.running, samples, math.fsum),
         waiting=_read_gauge(engine.waiting, samples, math.fsum),
         cache_ratio=_read_ratio(engine, samples),
@@ -188,7 +197,7 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
     return samples
 
 
-def _count_tokens(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str, Tokens]:
+def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str, TokenCounters]:
     """Adds up the ranks of each model."""
     counted: dict[str, dict[Family, float]] = {}
     for sample in samples:
@@ -204,13 +213,12 @@ def _count_tokens(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str, 
         message = f"it serves {len(counted)} models: at most {_MAX_MODELS} are read"
         raise SourceError("too_many_models", message)
 
-    tokens = {}
+    counters = {}
     for model, own in counted.items():
+        transferred = own.get(engine.transferred, 0.0) if engine.transferred else 0.0
         prompt = own.get(engine.prompt, 0.0)
-        if engine.transferred is not None:
-            prompt = max(0.0, prompt - own.get(engine.transferred, 0.0))
-        tokens[model] = Tokens(prompt, own.get(engine.generated, 0.0))
-    return tokens
+        counters[model] = TokenCounters(prompt, own.get(engine.generated, 0.0), transferred)
+    return counters
 
 
 def _read_model(engine: Engine, sample: ParsedSample) -> str:

@@ -24,6 +24,7 @@ from podgpu.model import WorkloadOwner, group_by_key
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.past.sqlite_charges import read_charges, read_usage_start
+from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -33,7 +34,7 @@ _NO_OWNER = WorkloadOwner("", "")
 
 
 class RangeQuery(NamedTuple):
-    by: str = "pod"  # pod, owner, namespace or label:NAME
+    by: str = "pod"  # pod, owner, namespace, model (of LLM engines) or label:NAME
     seconds: int = DAY
     start: float | None = None  # Unix time; None: `seconds` before the end
     end: float | None = None  # Unix time; None: now
@@ -83,6 +84,9 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     waited_hours: float | None = None  # time spent waiting for a shared GPU; None if 0 or unknown
     mean_use: float | None = None  # mean over the time for which the use is known
     energy_kwh: float | None = None
+    prompt_tokens: int | None = None  # of LLM engines; None if no engine was read
+    generated_tokens: int | None = None
+    tokens: TokenFigures | None = None
     cost: float | None = None
     wasted: float | None = None  # cost of the idle hours
     waste: RangeWaste | None = None
@@ -107,6 +111,7 @@ class RangeRow(RangeFigures, kw_only=True):
     container_id: str = ""
     owner: WorkloadOwner | None = None
     label: str = ""
+    model: str = ""  # that the LLM engine serves; several names are separated by commas
     labels: dict[str, str] = {}  # pod labels, if the row is a pod
     methods: list[str] = []  # how the use of the GPUs was measured; empty if unknown
     gpus: float | None = None
@@ -136,8 +141,9 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:
     by = query.get("by", "pod")
-    if by not in ("pod", "owner", "namespace") and (not by.startswith(_LABEL) or by == _LABEL):
-        raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace or label:NAME")
+    is_label = by.startswith(_LABEL) and by != _LABEL
+    if by not in ("pod", "owner", "namespace", "model") and not is_label:
+        raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace, model or label:NAME")
     form = query.get("format", "json")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
@@ -168,13 +174,16 @@ def make_range(
         own = groups.get(name, [])
         row = RangeRow(**dict(name), **now.get(name, {}))
         add_up(row, own, prices.currency)
+        add_tokens(row, own, prices.currency, bounds)
         row.methods = _list_methods(own)
         if own and query.by == "pod" and not row.hidden:
             row.labels = _read_labels(own[0].account)
+            row.model = own[0].account.model
         rows.append(row)
 
     totals = RangeFigures()
     add_up(totals, usage, prices.currency)
+    add_tokens(totals, usage, prices.currency, bounds)
     if totals.waste is not None and totals.waste.cost is not None:
         totals.unallocated_cost = totals.waste.cost.unallocated
 
@@ -264,6 +273,7 @@ def account_of(
         labels=json.dumps(labels, sort_keys=True) if labels else "",
         methods=part.device.known_usage.method,
         user="" if holder.job or holder.container_id else holder.user,
+        model="" if part.engine is None else part.engine.model,
     )
 
 
@@ -279,6 +289,8 @@ def name_row(charge: Charge, query: RangeQuery) -> RowName:
     namespace = ("namespace", account.namespace)
     if query.by == "namespace":
         return cluster, namespace
+    if query.by == "model":
+        return cluster, namespace, ("model", account.model)
     owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
     if query.by == "owner" and owner is not None:
         return cluster, namespace, ("owner", owner)
@@ -333,6 +345,18 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
             held_cost, held_cost.idle_cost, held_cost.underused_cost, rest_cost.cost
         )
         sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
+
+
+def add_tokens(
+    sums: RangeFigures, usage: Sequence[Charge], currency: str, bounds: tuple[float, float]
+) -> None:
+    """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine."""
+    engines = sum_engines(usage, currency)
+    if engines is None:
+        return
+    sums.prompt_tokens = round(engines.amounts.prompt_tokens)
+    sums.generated_tokens = round(engines.amounts.generated_tokens)
+    sums.tokens = make_token_figures(engines, currency, bounds[1] - bounds[0])
 
 
 def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
@@ -419,6 +443,7 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
         return "/".join(filter(None, (row.cluster, "other namespaces")))
     owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
     job = f"job {row.job}" if row.job and not row.user else row.job
+    model = "" if row.pod else row.model
     names = (
         row.cluster,
         row.namespace,
@@ -427,6 +452,7 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
         job,
         row.uid or row.container_id,
         row.label,
+        model,
     )
     return "/".join(filter(None, names)) or nameless
 

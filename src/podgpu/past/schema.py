@@ -78,6 +78,7 @@ CREATE TABLE account (           -- a pod or job; usage is charged to it
     labels TEXT NOT NULL DEFAULT '',  -- JSON object
     methods TEXT NOT NULL DEFAULT '', -- how use was measured: words
     user TEXT NOT NULL DEFAULT '',    -- if the workload is neither a pod nor a job
+    model TEXT NOT NULL DEFAULT '',   -- that its LLM engine serves
     node TEXT NOT NULL DEFAULT '',    -- whose exporter reported it first
     UNIQUE (namespace, pod, job, uid, container_id)
 );
@@ -100,12 +101,14 @@ CREATE TABLE sample (
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
+_ADD_MODEL = "ALTER TABLE account ADD COLUMN model TEXT NOT NULL DEFAULT ''"
 # Schema 4 had integers, and a coarser row only after its hour or day had ended.
 _FINER = ((HOUR, COARSE), (DAY, HOUR))
 _MIGRATION = (
     f"""
 ALTER TABLE account ADD COLUMN user TEXT NOT NULL DEFAULT '';
 ALTER TABLE account ADD COLUMN node TEXT NOT NULL DEFAULT '';
+{_ADD_MODEL};
 UPDATE account SET user = substr(job, 6) WHERE job LIKE 'user %';
 DROP INDEX span_gpu;
 DROP INDEX span_account;
@@ -166,11 +169,13 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
 
 
 def add_columns(db: sqlite3.Connection) -> None:
-    """Adds the columns of amounts that the version that wrote the file did not know."""
+    """Adds the columns that the version that wrote the file did not know."""
     known = {name for _, name, *_ in db.execute("PRAGMA table_info(usage)")}
     for name in AMOUNT_COLUMNS:
         if name not in known:
             db.execute(f"ALTER TABLE usage ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
+    if "model" not in {name for _, name, *_ in db.execute("PRAGMA table_info(account)")}:
+        db.execute(_ADD_MODEL)
 
 
 def _copy(db: sqlite3.Connection, path: Path) -> None:

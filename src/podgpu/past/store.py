@@ -57,11 +57,12 @@ SELECT id FROM account
 WHERE namespace = ? AND pod = ? AND job = ? AND uid = ? AND container_id = ?"""
 _UPSERT_ACCOUNT = """
 INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels,
-    methods, user, node)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    methods, user, model, node)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
     labels = iif(excluded.labels = '', labels, excluded.labels),
+    model = iif(excluded.model = '', model, excluded.model),
     methods = iif(instr(methods, excluded.methods) OR length(methods) > 256, methods,
         trim(methods || ' ' || excluded.methods))
 RETURNING id"""

@@ -230,6 +230,7 @@ class ApiMap(Generic[K, V]):
     parse: Callable[[KubeObject], tuple[K, V] | None]
     what: str  # describes the values in warnings, such as "owners of pods"
     settings: ReflectorSettings | None = None
+    metadata_only: bool = True
     _objects: Informer[tuple[K, V]] | None = None
 
     def read(self) -> dict[K, V]:
@@ -240,7 +241,7 @@ class ApiMap(Generic[K, V]):
                 {},
                 self.parse,
                 settings=self.settings,
-                metadata_only=True,
+                metadata_only=self.metadata_only,
                 page_size=_PAGE_SIZE,
             )
             for _ in range(_SYNC_CHECKS):  # otherwise the first round would not have the values

@@ -23,6 +23,8 @@ from msgspec.structs import replace
 from podgpu.clock import Clock, RepeatFilter
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.jobs import SAMPLE_FIELDS
+from podgpu.fleet.parts import ContainerName, container_name
+from podgpu.fleet.read.engine_reader import EngineReader
 from podgpu.fleet.readings import (
     ClusterReading,
     NodeLabels,
@@ -186,10 +188,13 @@ class ScrapeCollector:
     read_node_labels: Callable[[], NodeLabels] = dict
     # returns problems with the list of exporters and with owners
     read_notes: Callable[[], Iterable[str]] = tuple
+    # Creates the reader of LLM engines in the collector's event loop. None: they are not read.
+    make_engines: Callable[[], EngineReader] | None = None
     clock: Clock = field(default_factory=Clock)
     _targets: dict[str, ScrapeTarget] = field(default_factory=dict)  # by URL
     _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
     _session: aiohttp.ClientSession | None = None
+    _engines: EngineReader | None = None
 
     async def run_round(self) -> ClusterReading:
         targets = {}
@@ -204,7 +209,10 @@ class ScrapeCollector:
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()
+            self._engines = self.make_engines and self.make_engines()
         async with asyncio.TaskGroup() as group:
+            if self._engines is not None:
+                group.create_task(self._engines.read(self._session, self._list_containers()))
             for target in self._targets.values():
                 group.create_task(self._read_target(target, self._session))
         return self._make_reading()
@@ -237,6 +245,16 @@ class ScrapeCollector:
             seconds = self.clock.monotonic() - started
             target.outcome = TargetOutcome(target.name, seconds, reason, message)
 
+    def _list_containers(self) -> set[ContainerName]:
+        """Returns the containers of pods that held GPUs at the last reading."""
+        containers: set[ContainerName] = set()
+        for target in self._targets.values():
+            for node in target.readings:
+                for gpu in node.state.devices:
+                    for device in (gpu, *gpu.instances):
+                        containers.update(map(container_name, device.holders))
+        return {name for name in containers if all(name)}
+
     def _make_node(self, target: ScrapeTarget, state: NodeState) -> NodeReading:
         skew = None if state.taken_at is None else state.taken_at - self.clock.wall()
         return NodeReading(
@@ -265,6 +283,7 @@ class ScrapeCollector:
             errors=errors,
             notes=tuple(self.read_notes()),
             owners=self.read_owners(),
+            engines={} if self._engines is None else self._engines.states,
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
@@ -275,5 +294,7 @@ class ScrapeCollector:
         raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
 
     async def close(self) -> None:
+        if self._engines is not None:
+            await self._engines.close()
         if self._session is not None:
             await self._session.close()

@@ -1,0 +1,71 @@
+"""Divides the tokens of LLM engines among the GPUs of their containers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from podgpu.charge import Tokens
+from podgpu.fleet.parts import ContainerName, EngineState, HeldPart, container_name
+from podgpu.fleet.readings import NodeEntry
+
+Charged = Mapping[ContainerName, Tokens]
+"""The tokens of each container that are charged already, since podgpu first read its engine."""
+
+
+def charge_tokens(
+    nodes: Sequence[NodeEntry], engines: Mapping[ContainerName, EngineState], before: Charged
+) -> tuple[list[NodeEntry], Charged]:
+    """Adds the tokens since the last charge to what the containers spent.
+
+    If a container is not charged in this round, its tokens are charged in a later one.
+    """
+    if not engines:
+        return list(nodes), before
+    gpus: dict[ContainerName, int] = defaultdict(int)  # that are charged in this round
+    for node in nodes:
+        for part in node.held:
+            if part.spent is not None:
+                gpus[container_name(part.holder)] += 1
+
+    charged: dict[ContainerName, Tokens] = {}
+    shares: dict[ContainerName, list[Tokens]] = {}
+    for name, engine in engines.items():
+        last = before.get(name, Tokens())
+        is_charged = not engine.reason and gpus[name] > 0
+        charged[name] = engine.counted if is_charged else last
+        if is_charged:
+            shares[name] = _divide(engine.counted, last, gpus[name])
+
+    complete = []
+    for node in nodes:
+        held = tuple(_add_engine(part, engines, shares) for part in node.held)
+        complete.append(replace(node, held=held))
+    return complete, charged
+
+
+def _divide(now: Tokens, last: Tokens, parts: int) -> list[Tokens]:
+    """Divides the increase into whole tokens. The parts add up to it."""
+    prompt = now.prompt - last.prompt
+    generated = now.generated - last.generated
+    share = Tokens(prompt // parts, generated // parts)
+    first = Tokens(prompt - share.prompt * (parts - 1), generated - share.generated * (parts - 1))
+    return [share] * (parts - 1) + [first]
+
+
+def _add_engine(
+    part: HeldPart,
+    engines: Mapping[ContainerName, EngineState],
+    shares: Mapping[ContainerName, list[Tokens]],
+) -> HeldPart:
+    name = container_name(part.holder)
+    engine = engines.get(name)
+    if engine is None:
+        return part
+    spent = part.spent
+    left = shares.get(name)
+    if spent is not None and left:
+        spent = spent._replace(tokens=left.pop())
+    return replace(part, engine=engine, spent=spent)

@@ -1,0 +1,164 @@
+"""What the tokens of LLM engines cost. The only place of these figures.
+
+Only pods whose tokens were read count: their whole bill, divided by their tokens. The bill has
+three parts: the time that a pod used the GPU, the time that it waited for another container, and
+the rest, in which it was idle or used less than its share. A time without a measured use is a
+fourth part. So a range can be added up from charges of any length, and the parts are its sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from podgpu.charge import Amounts, Charge
+from podgpu.model import group_by_key
+
+_DIGITS = 4
+_MILLION = 1e6
+_LEAST_COVERED = 0.9  # of the allocated time; with less, the cost is that of other tokens
+
+
+class CostParts(NamedTuple):
+    """The bill of pods, in money. The parts add up to it."""
+
+    used: float = 0.0
+    waiting: float = 0.0  # another container had the GPU
+    idle: float = 0.0  # idle, or the unused rest of a share
+    unknown: float = 0.0  # the use was not measured
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self)
+
+
+class EngineSums(NamedTuple):
+    """Sums over the pods whose tokens were read."""
+
+    amounts: Amounts
+    cost: CostParts
+    # Cost of the time that the pods really used, whether it was theirs or the share of others.
+    cost_at_use: float
+    is_priced: bool  # all of their GPUs have a price
+
+
+class TokenCost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The cost of the pods with engines. The other parts add up to `total`."""
+
+    total: float
+    used: float
+    waiting: float
+    idle: float
+    unknown: float = 0.0
+
+
+class TokenFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Figures of the pods whose tokens were read, over a range."""
+
+    per_second: float | None = None
+    per_used_gpu_second: float | None = None
+    joules_per_token: float | None = None
+    cost: TokenCost | None = None
+    cost_per_million: TokenCost | None = None
+    # As if the pods had paid for the time that they used, and for nothing else. The same for a
+    # pod alone on a GPU and on a shared one.
+    cost_per_million_at_use: float | None = None
+    reason: str = ""  # why figures per token are absent
+
+
+def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
+    """Adds up the pods whose tokens were read. Returns None if there is none."""
+    pods = group_by_key((_key_of(charge), charge) for charge in usage)
+    amounts = Amounts()
+    parts: list[CostParts] = []
+    at_use = 0.0
+    is_priced = bool(currency)
+    for charges in pods.values():
+        own = _sum(charges)
+        if not own.token_seconds:
+            continue
+        amounts = amounts.plus(own)
+        priced = _sum([charge for charge in charges if charge.currency == currency])
+        is_priced = is_priced and priced.allocated_seconds == own.allocated_seconds
+        parts.append(_divide_cost(own, priced.cost))
+        at_use += _find_rate(own, priced.cost) * own.busy_seconds
+    if not amounts.token_seconds:
+        return None
+    columns = zip(*parts, strict=True)
+    return EngineSums(amounts, CostParts(*map(math.fsum, columns)), at_use, is_priced)
+
+
+def _key_of(charge: Charge) -> tuple[str, ...]:
+    return charge.cluster, *charge.account.key
+
+
+def _sum(charges: Sequence[Charge]) -> Amounts:
+    columns = zip(Amounts(), *(charge.amounts for charge in charges), strict=True)
+    return Amounts(*map(math.fsum, columns))
+
+
+def _find_rate(amounts: Amounts, cost: float) -> float:
+    """Returns the price of a second of the GPUs."""
+    return cost / amounts.allocated_seconds if amounts.allocated_seconds else 0.0
+
+
+def _divide_cost(amounts: Amounts, cost: float) -> CostParts:
+    """Divides the bill of one pod. Time beyond its share is not on its bill."""
+    rate = _find_rate(amounts, cost)
+    measured = min(amounts.measured_seconds, amounts.allocated_seconds)
+    used = min(amounts.busy_seconds, measured)
+    waited = min(amounts.waited_seconds, measured - used)
+    unknown = rate * (amounts.allocated_seconds - measured)
+    idle = max(0.0, cost - rate * (used + waited) - unknown)
+    return CostParts(rate * used, rate * waited, idle, unknown)
+
+
+def make_token_figures(sums: EngineSums, currency: str, seconds: float) -> TokenFigures:
+    """`seconds`: length of the range."""
+    amounts = sums.amounts
+    tokens = amounts.prompt_tokens + amounts.generated_tokens
+    cost = _round_cost(sums.cost, 1.0) if sums.is_priced else None
+    covered = amounts.token_seconds / amounts.allocated_seconds
+    if not tokens:
+        return TokenFigures(cost=cost, reason="there were no tokens in this range")
+    if covered < _LEAST_COVERED:
+        reason = (
+            f"tokens were read in {covered:.0%} of the allocated time only: choose a range in which"
+            " podgpu reads them"
+        )
+        return TokenFigures(cost=cost, reason=reason)
+
+    is_measured = amounts.measured_seconds >= _LEAST_COVERED * amounts.allocated_seconds
+    at_use = None
+    per_used = None
+    if is_measured and amounts.busy_seconds:
+        per_used = round(tokens / amounts.busy_seconds, _DIGITS)
+        at_use = round(sums.cost_at_use / tokens * _MILLION, _DIGITS)
+    joules = None
+    if amounts.energy_joules:
+        joules = float(f"{amounts.energy_joules / tokens:.6g}")
+    reason = ""
+    if currency and not sums.is_priced:
+        reason = f"some of these GPUs have no price in {currency}"
+    return TokenFigures(
+        per_second=round(tokens / seconds, _DIGITS) if seconds else None,
+        per_used_gpu_second=per_used,
+        joules_per_token=joules,
+        cost=cost,
+        cost_per_million=_round_cost(sums.cost, _MILLION / tokens) if sums.is_priced else None,
+        cost_per_million_at_use=at_use if sums.is_priced else None,
+        reason=reason,
+    )
+
+
+def _round_cost(parts: CostParts, factor: float) -> TokenCost:
+    """Rounds to 4 digits. The largest part absorbs the error, so that the parts still add up."""
+    total = round(parts.total * factor, _DIGITS)
+    rounded = {name: round(part * factor, _DIGITS) for name, part in parts._asdict().items()}
+    largest = max(rounded, key=lambda name: rounded[name])
+    others = math.fsum(part for name, part in rounded.items() if name != largest)
+    rounded[largest] = round(total - others, _DIGITS)
+    return TokenCost(total, **rounded)
