@@ -238,6 +238,21 @@ def test_one_value_turns_on_what_the_readme_shows() -> None:
         assert any(re.search(pattern, label) for pattern in patterns) is is_read
 
 
+def test_token_counters_of_pods_need_their_list_and_their_ports() -> None:
+    own = {"cluster": {"enabled": True, "tokenMetrics": "pods"}, "networkPolicy": {"enabled": True}}
+    assert "--token-metrics=pods" in container(own, "cluster")["args"]
+    rules = [rule for role in of_kind("ClusterRole", own) for rule in role["rules"]]
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]} in rules
+    policies = {one["metadata"]["name"]: one for one in of_kind("NetworkPolicy", own)}
+    egress = next(one for name, one in policies.items() if name.endswith("cluster"))["spec"][
+        "egress"
+    ]
+    assert {"ports": [{"protocol": "TCP"}], "to": [{"namespaceSelector": {}}]} in egress
+
+    plain = {"cluster": {"enabled": True}}
+    assert not any("token-metrics" in word for word in container(plain, "cluster")["args"])
+
+
 def test_each_part_of_the_profile_can_be_turned_off() -> None:
     own = {
         "cluster": {

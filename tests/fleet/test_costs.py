@@ -205,7 +205,7 @@ def test_without_prices_there_are_hours() -> None:
         ({"range": "500d"}, "at most 400: give a shorter range"),
         ({"range": "month", "from": "1"}, "range=month: from and to cannot"),
         ({"range": "x"}, "range='x'"),
-        ({"by": "x"}, "by='x': use pod, owner, namespace or label:NAME"),
+        ({"by": "x"}, "by='x': use pod, owner, namespace, model or label:NAME"),
     ],
 )
 def test_invalid_queries_are_refused(query: dict[str, str], message: str) -> None:

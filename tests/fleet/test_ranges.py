@@ -74,9 +74,11 @@ class Cluster:
 
     def round(self, *gpus: Any, seconds: float = 15.0, **more: Any) -> None:
         self.at += seconds
+        engines = more.pop("engines", {})
         self.world.round(
             node("n1", *gpus, read_at=self.at, **more),
             at=self.at,
+            engines=engines,
             prices=self.prices,
             owners=OWNERS,
         )
@@ -510,8 +512,8 @@ def test_csv_says_who_got_which_part_of_the_gpus() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ({"by": "gpu"}, "use pod, owner, namespace or label:NAME"),
-        ({"by": "label:"}, "use pod, owner, namespace or label:NAME"),
+        ({"by": "gpu"}, "use pod, owner, namespace, model or label:NAME"),
+        ({"by": "label:"}, "use pod, owner, namespace, model or label:NAME"),
         ({"range": "1y"}, "write a length of time, such as"),
         ({"format": "xml"}, "use json or csv"),
         ({"from": "yesterday"}, "write a Unix time"),

@@ -243,7 +243,7 @@ def test_waste(lived_in: Node) -> None:
         *("research", "serving"),
     }
     assert (wrong.status, known.status) == (400, 304)
-    assert "use pod, owner, namespace or label:NAME" in json.loads(wrong.body)["error"]
+    assert "use pod, owner, namespace, model or label:NAME" in json.loads(wrong.body)["error"]
 
 
 def test_all_members_are_documented() -> None:

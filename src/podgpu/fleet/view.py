@@ -20,6 +20,7 @@ from podgpu.errors import SourceError
 from podgpu.fleet.choose import Alert, describe_condition, is_gpu_source
 from podgpu.fleet.hold import find_rest
 from podgpu.fleet.parts import (
+    EngineState,
     HeldPart,
     HeldSums,
     Totals,
@@ -86,6 +87,21 @@ class ConditionView(_JsonStruct, kw_only=True):
     detail: str = ""  # such as the XIDs or the name of the recovery action
 
 
+class EngineView(_JsonStruct, frozen=True, kw_only=True):
+    """The LLM engine in a container. Rates are those between the last two readings."""
+
+    engine: str = ""
+    model: str = ""
+    prompt_tokens_per_second: float | None = None
+    generated_tokens_per_second: float | None = None
+    requests_running: float | None = None
+    requests_waiting: float | None = None
+    cache_ratio: float | None = None
+    first_token_seconds: float | None = None  # 95th percentile of the last 5 minutes
+    reason: str = ""  # why the engine could not be read
+    message: str = ""
+
+
 class HolderView(Workload, frozen=True, kw_only=True):
     share_ratio: float | None = None
     utilization_ratio: float | None = None
@@ -106,6 +122,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     unknown_because: str = ""  # reason, if `use` is unknown
     waste: WasteRate | None = None
     running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
+    engine: EngineView | None = None
     hidden: bool = False  # True for the sum of the holders that the user may not see
 
 
@@ -509,6 +526,23 @@ def _make_holder(part: HeldPart) -> HolderView:
         unknown_because=part.unknown_because,
         waste=part.waste.rounded(),
         running=holder.running,
+        engine=None if part.engine is None else _make_engine(part.engine),
+    )
+
+
+def _make_engine(state: EngineState) -> EngineView:
+    rates = state.per_second
+    return EngineView(
+        engine=state.engine,
+        model=state.model,
+        prompt_tokens_per_second=None if rates is None else round(rates.prompt, 2),
+        generated_tokens_per_second=None if rates is None else round(rates.generated, 2),
+        requests_running=state.running,
+        requests_waiting=state.waiting,
+        cache_ratio=_rounded(state.cache_ratio),
+        first_token_seconds=_rounded(state.first_token_seconds),
+        reason=state.reason,
+        message=state.message,
     )
 
 

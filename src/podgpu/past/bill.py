@@ -166,15 +166,17 @@ def make_range(
     usage: Sequence[Charge],
     prices: Prices,
     now: Mapping[RowName, Mapping[str, Any]],
+    recorded_from: float = 0.0,
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up. `now`: current values by row."""
+    seconds = bounds[1] - max(bounds[0], recorded_from)
     groups = group_by_key((name_row(charge, query), charge) for charge in usage)
     rows = []
     for name in dict.fromkeys((*groups, *now)):
         own = groups.get(name, [])
         row = RangeRow(**dict(name), **now.get(name, {}))
         add_up(row, own, prices.currency)
-        add_tokens(row, own, prices.currency, bounds)
+        add_tokens(row, own, prices.currency, seconds)
         row.methods = _list_methods(own)
         if own and query.by == "pod" and not row.hidden:
             row.labels = _read_labels(own[0].account)
@@ -183,7 +185,7 @@ def make_range(
 
     totals = RangeFigures()
     add_up(totals, usage, prices.currency)
-    add_tokens(totals, usage, prices.currency, bounds)
+    add_tokens(totals, usage, prices.currency, seconds)
     if totals.waste is not None and totals.waste.cost is not None:
         totals.unallocated_cost = totals.waste.cost.unallocated
 
@@ -348,7 +350,7 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
 
 
 def add_tokens(
-    sums: RangeFigures, usage: Sequence[Charge], currency: str, bounds: tuple[float, float]
+    sums: RangeFigures, usage: Sequence[Charge], currency: str, seconds: float
 ) -> None:
     """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine."""
     engines = sum_engines(usage, currency)
@@ -356,7 +358,7 @@ def add_tokens(
         return
     sums.prompt_tokens = round(engines.amounts.prompt_tokens)
     sums.generated_tokens = round(engines.amounts.generated_tokens)
-    sums.tokens = make_token_figures(engines, currency, bounds[1] - bounds[0])
+    sums.tokens = make_token_figures(engines, currency, seconds)
 
 
 def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
@@ -467,7 +469,7 @@ def read_range_answer(
     since = read_usage_start(db)
     sums = read_charges(db, start, end, now)
     current = {} if query.end is not None else group_now(state, sums, query)
-    answer = make_range(query, (start, end), sums, state.prices, current)
+    answer = make_range(query, (start, end), sums, state.prices, current, since or 0.0)
     answer.simulated = state.simulated
     answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
     if since is None or start + COARSE < since:

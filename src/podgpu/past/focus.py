@@ -24,6 +24,7 @@ from podgpu.past.bill import (
     describe_row,
 )
 from podgpu.past.schema import COARSE, DAY, floor_time
+from podgpu.past.token_costs import TokenFigures
 
 _MAX_DAYS = 366  # each day is a query
 _ISSUER = "podgpu"
@@ -93,6 +94,8 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     next_month = (month + _LONGEST_MONTH).replace(day=1)
     amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
     waste = row.waste or RangeWaste(Waste())
+    tokens = row.tokens or TokenFigures()
+    per_million = tokens.cost_per_million
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -128,6 +131,9 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_Owner": owner,
         "x_Label": row.label,
         **amounts,
+        "x_Model": row.model,
+        "x_JoulesPerToken": tokens.joules_per_token,
+        "x_CostPerMillionTokens": None if per_million is None else per_million.total,
         "x_UnknownGpuHours": row.unknown_hours,
         "x_UnderusedGpuHours": waste.hours.underused,
         "x_UnderusedCost": None if waste.cost is None else waste.cost.underused,

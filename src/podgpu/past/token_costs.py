@@ -45,14 +45,14 @@ class EngineSums(NamedTuple):
     is_priced: bool  # all of their GPUs have a price
 
 
-class TokenCost(msgspec.Struct, frozen=True, omit_defaults=True):
+class TokenCost(msgspec.Struct, frozen=True):
     """The cost of the pods with engines. The other parts add up to `total`."""
 
     total: float
     used: float
     waiting: float
     idle: float
-    unknown: float = 0.0
+    unknown: float
 
 
 class TokenFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -1,4 +1,4 @@
-// Shows GPU-hours, energy, cost and waste of a range of time, by pod, owner, namespace or label, with totals and CSV.
+// Shows GPU-hours, energy, cost and waste of a range of time, by pod, owner, namespace, model or label, with totals and CSV.
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";

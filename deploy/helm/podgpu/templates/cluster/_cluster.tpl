@@ -43,7 +43,8 @@ lost: {{ not (empty $lost) }}
 {{- define "podgpu.cluster.token" -}}
 {{- $checksUsers := eq .Values.cluster.auth "kubernetes" -}}
 {{- $owners := (include "podgpu.cluster.settings" . | fromYaml).owners -}}
-{{- if or (include "podgpu.source.discovers" .) $owners $checksUsers -}} true {{- end -}}
+{{- $reads := eq .Values.cluster.tokenMetrics "pods" -}}
+{{- if or (include "podgpu.source.discovers" .) $owners $checksUsers $reads -}} true {{- end -}}
 {{- end -}}
 
 {{/* Not empty if cluster.prices depend on the labels of nodes, at any date. */}}
@@ -61,6 +62,9 @@ lost: {{ not (empty $lost) }}
 - {{ printf "--address=:%v" $cluster.port | quote }}
 {{- include "podgpu.source.args" . }}
 - --owners={{ ternary "api" "none" $settings.owners }}
+{{- if ne $cluster.tokenMetrics "auto" }}
+- --token-metrics={{ $cluster.tokenMetrics }}
+{{- end }}
 {{- if $settings.history }}
 - --history-dir=/var/lib/podgpu/history
 {{- end }}
