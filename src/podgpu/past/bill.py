@@ -349,9 +349,7 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
         sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
 
 
-def add_tokens(
-    sums: RangeFigures, usage: Sequence[Charge], currency: str, seconds: float
-) -> None:
+def add_tokens(sums: RangeFigures, usage: Sequence[Charge], currency: str, seconds: float) -> None:
     """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine."""
     engines = sum_engines(usage, currency)
     if engines is None:
