@@ -87,7 +87,7 @@ class ConditionView(_JsonStruct, kw_only=True):
     detail: str = ""  # such as the XIDs or the name of the recovery action
 
 
-class EngineView(_JsonStruct, frozen=True, kw_only=True):
+class EngineView(_JsonStruct, kw_only=True):
     """The LLM engine in a container. Rates are those between the last two readings."""
 
     engine: str = ""
