@@ -209,8 +209,8 @@ def test_no_problems(
         "ok    counters    NVIDIA H100 80GB HBM3 supports all 26\n"
         "ok    privileges  running as uid 0; root is needed only for the kubelet socket; "
         "capabilities needed: none\n"
-        "ok    sharing     busy time of shared GPUs is estimated from the driver's samples;"
-        " --usage-from auto is more accurate where it can read context switches\n"
+        "ok    sharing     GPUs 0, 1: busy time is exact: it comes from context switches and "
+        "busy samples\n"
         f"ok    kubelet     {kubelet.socket} responds: 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
         "ok    mapping     2 assignments, all to devices of this node\n"
@@ -232,7 +232,7 @@ def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> No
     ]
     assert run([*arguments, *tree.options]) == 1
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["wrong"], answer["notes"]) == (1, 1)
+    assert (answer["wrong"], answer["notes"]) == (1, 2)
     (bad,) = (f for f in answer["findings"] if f["level"] == "wrong")
     assert bad["subject"] == "kubelet"
     assert f"{socket} does not exist: mount the host's pod-resources directory" in bad["text"]

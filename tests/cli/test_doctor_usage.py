@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from podgpu.cli.main import run
 from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.model import Device, WantedMethod
 from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.node.gpu.nvml.switch_log import check_driver
 from podgpu.node.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
 from podgpu.tools.doctor.checks import Level
-from tests.cli.test_doctor import Examined, _no_variables, clock, examined, tree
+from tests.cli.test_doctor import Examined, Tree, _no_variables, clock, examined, tree
 from tests.nodes.clock import FakeClock
 from tests.simulated import FaultyNvml
 
 __all__ = ["_no_variables", "clock", "examined", "tree"]
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 Examine = Callable[..., list[tuple[Level, str, str]]]
 
 
@@ -90,6 +94,20 @@ def test_auto_is_the_best_method_that_works(examine: Examine) -> None:
     missing = SwitchLogError("no_device_node", "/dev/nvidiactl cannot be opened")
     ((level, text, _),) = examine(wanted="auto", error=missing)
     assert (level, "/dev/nvidiactl" in text) == (Level.NOTE, True)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "switches", "exact"])
+def test_a_method_of_the_driver_beside_another_exporter_is_not_claimed(
+    wanted: str, tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exporter = tmp_path / "dcgm.prom"
+    shutil.copyfile(FIXTURES / "h200" / "default.prom", exporter)
+    telemetry = ["--telemetry", f"exporter:{exporter}", "--usage-from", wanted]
+    run(["doctor", *telemetry, *tree.options])
+    text = capsys.readouterr().out
+    assert f"note  sharing        --usage-from {wanted} cannot be checked with this" in text
+    assert "podgpu_device_usage_method" in text
+    assert "samples" not in text
 
 
 def test_clients_of_mps(examine: Examine) -> None:

@@ -362,9 +362,7 @@ def check_usage(
     method = usage_from
     if isinstance(telemetry, NvmlTelemetry):
         method = telemetry.switch_logs.wanted
-    elif method == "auto":
-        method = "samples"
-    if method == "samples" or telemetry.name == SIMULATED:
+    if method == "samples":
         text = (
             "busy time of shared GPUs is estimated from the driver's samples; "
             "--usage-from auto is more accurate where it can read context switches"
@@ -372,8 +370,9 @@ def check_usage(
         findings.append(ok("sharing", text))
         return findings
     if not isinstance(telemetry, NvmlTelemetry):
-        text = "--usage-from cannot be checked with this --telemetry"
-        findings.append(note("sharing", text, "use --telemetry nvml"))
+        text = f"--usage-from {usage_from} cannot be checked with this --telemetry"
+        advice = "use --telemetry nvml; podgpu_device_usage_method has the method of each GPU"
+        findings.append(note("sharing", text, advice))
         return findings
 
     jobs = {f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu) for gpu in gpus}
