@@ -8,12 +8,30 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 _PROFILE = re.compile(r"(\d{1,2})g\.")
 _BILLED = " MIG "
 _USUAL_SLICES = 7
 # from NVIDIA's MIG user guide
 _SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}
+# Others have no MIG mode.
+_MIG_MODEL = re.compile(r"\b(A30|A100|H100|H200|H20|GH200|B200|B300|GB200|GB300|RTX PRO \d+)\b")
+
+
+class MigSize(NamedTuple):
+    """A size of MIG instances, as fractions of a GPU."""
+
+    name: str  # how profiles of this size begin
+    slices: int
+    compute: float
+    memory: float
+
+
+# Compute slices of seven, and of four, with their part of the memory.
+_SEVEN = ((1, 1 / 8), (1, 1 / 4), (2, 1 / 4), (3, 1 / 2), (4, 1 / 2))
+_FOUR = ((1, 1 / 4), (2, 1 / 2))
+_TWO = ((1, 1 / 2),)
 
 
 def billed_name(model: str, profile: str) -> str:
@@ -56,3 +74,12 @@ def slices_of_profile(profile: str) -> int | None:
     if match is None:
         return None
     return int(match[1]) or None
+
+
+def list_mig_sizes(model: str) -> list[MigSize]:
+    """Returns the sizes of MIG instances of a GPU, the smallest first. Empty without MIG mode."""
+    if not _MIG_MODEL.search(model):
+        return []
+    total = slices_of_gpu(model)
+    parts = {7: _SEVEN, 4: _FOUR, 2: _TWO}[total]
+    return [MigSize(f"{slices}g", slices, slices / total, memory) for slices, memory in parts]

@@ -1,0 +1,624 @@
+"""Finds GPUs that could be given back: pods to stop, to shrink, or to put on a shared GPU.
+
+The input is what every pod did in each 5 minutes. A pod is in at most one line, except that it may
+also be moved to free a node. Everything doubtful is left out and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from podgpu.errors import few_of, plural, utc_text
+from podgpu.fleet.jobs import JOB_KINDS
+from podgpu.fleet.readings import duration_text
+from podgpu.metrics.mig import list_mig_sizes
+from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.past.mixes import (
+    FULL,
+    UNKNOWN,
+    Candidate,
+    Mix,
+    find_mixes,
+    predict_mix,
+    read_steps,
+)
+from podgpu.past.savings import (
+    KINDS,
+    MONTH_HOURS,
+    SHORTEST,
+    Advice,
+    FleetLoad,
+    Kind,
+    LeftOut,
+    Monthly,
+    NodeRoom,
+    PodAdvice,
+    PodLoad,
+    SavedKind,
+    SavingsAnswer,
+    SavingsLimits,
+    SavingsQuery,
+    SavingsTotals,
+    SharedLoad,
+    SharedPod,
+)
+from podgpu.past.schema import COARSE
+from podgpu.past.slowdown import MAX_BUSY
+
+LEAST_KNOWN = 0.95
+COMPUTE_HEADROOM = 0.2
+MEMORY_HEADROOM = 0.1
+REASONS = {
+    "annotation": 'have the annotation podgpu.io/savings: "false"',
+    "namespace": "are in a namespace of --savings-skip-namespaces",
+    "training": "belong to a job that uses several GPUs",
+    "model": "have GPUs of several models, or changed the model in this time",
+    "devices": "changed their number of GPUs in this time",
+    "unknown": "have figures for less than 95 % of this time",
+    "part": "hold a MIG instance or a part of a GPU already",
+    "memory": "have no known memory",
+    "many": "were not examined, because there are too many: choose a shorter range",
+    "needed": "use what they hold",
+}
+"""Reasons why pods are in no line, as the end of a sentence."""
+# Their pods work together, so none of them can be shrunk or slowed down alone. The pods of a
+# StatefulSet are often single services.
+_TRAINING_KINDS = JOB_KINDS - {"StatefulSet"}
+_GIB = 1024**3
+_DIGITS = 4
+
+
+@dataclass(slots=True)
+class _Pod:
+    """A pod that may be recommended, with figures of its known steps."""
+
+    load: PodLoad
+    mean: float  # in GPUs
+    peak: float
+    idle_seconds: float
+
+
+def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> SavingsAnswer:
+    """`fleet`: what pods did in the range of the query, or since the oldest record."""
+    visible = query.visible
+    pods = fleet.pods
+    shared = fleet.shared
+    rooms = fleet.rooms
+    if visible is not None:
+        pods = [pod for pod in pods if pod.account.namespace in visible]
+        shared = [one for one in shared if _is_visible(one, visible)]
+        rooms = []  # their pods belong to others
+
+    notes = list(fleet.notes)
+    seconds = fleet.end - fleet.start
+    lines: list[Advice] = []
+    left: dict[str, list[PodLoad]] = defaultdict(list)
+    measured: list[SharedPod] = []
+    if seconds < SHORTEST:
+        notes.insert(0, _explain_short(fleet, seconds))
+    else:
+        rules = _Rules(query, seconds, left)
+        lines = rules.run(pods)
+        lines += _pack(rooms, fleet, currency)
+        measured = _compare(shared)
+    if not currency:
+        notes.append("there are no prices, so savings are in GPUs only: start podgpu with --prices")
+
+    before = _add_up([_monthly(pod.gpus, pod.price) for pod in pods])
+    saved = _add_up([line.saved for line in lines])
+    errors = [abs(one.predicted_wait - one.measured_wait) for one in measured]
+    return SavingsAnswer(
+        from_=fleet.start,
+        to=fleet.end,
+        step_seconds=COARSE,
+        month_hours=MONTH_HOURS,
+        currency=currency,
+        notes=notes,
+        limits=SavingsLimits(
+            slowdown=query.slowdown,
+            idle_seconds=query.idle,
+            busy=MAX_BUSY,
+            known=LEAST_KNOWN,
+            compute_headroom=COMPUTE_HEADROOM,
+            memory_headroom=MEMORY_HEADROOM,
+        ),
+        totals=SavingsTotals(
+            before=_rounded(before),
+            after=_rounded(_subtract(before, saved)),
+            saved=_rounded(saved),
+            packed_gpus=sum(line.freed_gpus for line in lines),
+        ),
+        kinds=[_sum_kind(kind, lines) for kind in KINDS],
+        advice=sorted(lines, key=_order),
+        left_out=_count_left_out(left),
+        shared=measured,
+        prediction_error_ratio=round(fmean(errors), _DIGITS) if errors else None,
+    )
+
+
+def advise_pod(load: PodLoad, seconds: float) -> str:
+    """Returns what could be done with one pod, for its page. Empty if there is nothing."""
+    if seconds < SHORTEST:
+        return ""
+    rules = _Rules(SavingsQuery(), seconds, defaultdict(list))
+    pod = rules.examine(load)
+    if pod is None:
+        return ""
+    line = rules.stop(pod) or rules.shrink(pod)
+    if line is None:
+        return ""
+    target = f"{line.target} would be enough: " if line.target else "It could be stopped: "
+    return f"{target[0].upper()}{target[1:]}{line.says}"
+
+
+def _is_visible(shared: SharedLoad, visible: frozenset[str]) -> bool:
+    return all(pod.account.namespace in visible for pod in shared.pods)
+
+
+def _explain_short(fleet: FleetLoad, seconds: float) -> str:
+    if fleet.recorded_from is None:
+        return "the range is shorter than a day: nothing is recommended from so little"
+    return (
+        f"there is no record before {utc_text(fleet.recorded_from)}: nothing is recommended from"
+        f" {duration_text(max(0, round(seconds)))} of history; it needs a day"
+    )
+
+
+# Rules
+
+
+class _Rules:
+    def __init__(self, query: SavingsQuery, seconds: float, left: dict[str, list[PodLoad]]) -> None:
+        """Pods that are in no line are added to `left`, by reason."""
+        self._query = query
+        self._seconds = seconds
+        self._left = left
+
+    def run(self, pods: Iterable[PodLoad]) -> list[Advice]:
+        lines: list[Advice] = []
+        single: list[_Pod] = []
+        for load in pods:
+            pod = self.examine(load)
+            if pod is None:
+                continue
+            line = self.stop(pod)
+            if line is None and not self._may_change(load):
+                continue
+            if line is None and load.devices == 1:
+                single.append(pod)
+                continue
+            line = line or self.shrink(pod)
+            if line is None:
+                self._left["needed"].append(load)
+            else:
+                lines.append(line)
+        return [*lines, *self._share(single)]
+
+    def examine(self, load: PodLoad) -> _Pod | None:
+        """Returns None if too little is known about the pod, or if it must not be changed."""
+        if load.problem:
+            self._left[load.problem].append(load)
+            return None
+        values = read_steps(load.steps)
+        unknown = values.count(UNKNOWN)
+        known = [value for value in values if value != UNKNOWN] if unknown else values
+        if len(known) < LEAST_KNOWN * len(values) or not known:
+            self._left["unknown"].append(load)
+            return None
+        peak = max(known)
+        if peak > FULL * load.devices:
+            self._left["devices"].append(load)
+            return None
+        idle = 0
+        if not values[-1] or values[-1] == UNKNOWN:
+            idle = _count_idle(values)
+        return _Pod(load, sum(known) / len(known) / FULL, peak / FULL, idle * COARSE)
+
+    def _may_change(self, load: PodLoad) -> bool:
+        reason = ""
+        if not load.is_whole:
+            reason = "part"
+        elif load.job_gpus > 1 and _is_training(load):
+            reason = "training"
+        elif load.peak_bytes is None or not load.gpu_bytes:
+            reason = "memory"
+        if reason:
+            self._left[reason].append(load)
+        return not reason
+
+    def stop(self, pod: _Pod) -> Advice | None:
+        # 5 % of the whole range may be unknown.
+        least = min(self._query.idle, LEAST_KNOWN * self._seconds)
+        if pod.idle_seconds < least:
+            return None
+        load = pod.load
+        has = "its GPU" if load.devices == 1 else f"its {load.devices} GPUs"
+        return Advice(
+            kind="stop",
+            model=load.model,
+            says=f"Nothing ran on {has} for the last {_days(pod.idle_seconds)}.",
+            assumes="Nobody needs what the pod keeps in GPU memory, and it can be started again.",
+            falsified_by="Any busy time on its GPU since the end of this range.",
+            pods=[_describe(pod, idle_seconds=pod.idle_seconds)],
+            gpus_before=round(load.gpus, _DIGITS),
+            gpus_after=0.0,
+            saved=_rounded(_monthly(load.gpus, load.price)),
+            cost=load.cost,
+        )
+
+    def shrink(self, pod: _Pod) -> Advice | None:
+        """Call it only for a pod that holds whole GPUs."""
+        load = pod.load
+        if not load.is_whole or load.peak_bytes is None or not load.gpu_bytes:
+            return None
+        compute = pod.peak * (1 + COMPUTE_HEADROOM)
+        memory = load.peak_bytes * (1 + MEMORY_HEADROOM) / load.gpu_bytes
+        target = ""
+        after = float(max(1, math.ceil(compute), math.ceil(memory)))
+        if after < load.devices:
+            target = plural(int(after), "GPU")
+        elif load.devices == 1:
+            after, target = _find_mig_size(load.model, compute, memory)
+        if not target:
+            return None
+
+        saved = (load.devices - after) / load.devices
+        assumes = f"Its work can run on {target}, and it keeps its habits."
+        if load.devices == 1:
+            assumes += " Others use the rest of the GPU."
+        price = None if load.price is None else load.price * saved
+        return Advice(
+            kind="shrink",
+            model=load.model,
+            target=target,
+            says=_describe_peaks(pod),
+            assumes=assumes,
+            falsified_by=(
+                f"A mean of 5 minutes above {after / (1 + COMPUTE_HEADROOM):.2f} busy GPUs, or more"
+                f" memory than {target} {'has' if after <= 1 else 'have'}."
+            ),
+            pods=[_describe(pod)],
+            gpus_before=round(load.gpus, _DIGITS),
+            gpus_after=round(after, _DIGITS),
+            saved=_rounded(_monthly(load.gpus * saved, price)),
+            cost=load.cost,
+        )
+
+    def _share(self, single: Sequence[_Pod]) -> list[Advice]:
+        """Mixes pods of the same model. Those that fit in no mix may fit a MIG instance."""
+        lines = []
+        groups = group_by_key(((pod.load.cluster, pod.load.model), pod) for pod in single)
+        for (_, model), pods in groups.items():
+            total = min(pod.load.gpu_bytes or 0.0 for pod in pods)
+            candidates = [Candidate(pod.load.steps, pod.load.peak_bytes or 0.0) for pod in pods]
+            mixed: set[int] = set()
+            memory = total / (1 + MEMORY_HEADROOM)
+            for mix in find_mixes(candidates, memory, self._query.slowdown):
+                mixed.update(mix.pods)
+                lines.append(self._make_mix(model, [pods[place] for place in mix.pods], mix))
+            for place, pod in enumerate(pods):
+                if place in mixed:
+                    continue
+                line = self.shrink(pod)
+                if line is None:
+                    self._left["needed"].append(pod.load)
+                else:
+                    lines.append(line)
+        return lines
+
+    def _make_mix(self, model: str, pods: Sequence[_Pod], mix: Mix) -> Advice:
+        slowest = max(shared.slowdown for shared in mix.shared)
+        prices = [pod.load.price for pod in pods]
+        price = None
+        if all(one is not None for one in prices):
+            # GPUs of one model may differ in price, by node: the cheapest is given back last.
+            price = sum(sorted(one for one in prices if one is not None)[:-1])
+        described = []
+        for pod, shared in zip(pods, mix.shared, strict=True):
+            described.append(_describe(pod, wait=shared.wait, slowdown=shared.slowdown))
+        return Advice(
+            kind="share",
+            model=model,
+            target="1 GPU",
+            says=(
+                f"{len(pods)} pods would need one GPU: at no time they were busier than"
+                f" {MAX_BUSY:.0%} together while two of them ran, their memory peaks add up to"
+                f" {mix.memory / _GIB:.1f} GiB, and the slowest would take {slowest:.2f} times as"
+                " long."
+            ),
+            assumes=(
+                "Their work stays as it was in each 5 minutes of this range, and the GPU is shared"
+                " by time slices. A pod that synchronises with the GPU very often waits longer."
+            ),
+            falsified_by=(
+                f"A waiting time of more than {self._query.slowdown - 1:.0%} of a pod's busy time"
+                " after they share, or memory above the sum of the peaks."
+            ),
+            pods=described,
+            gpus_before=float(len(pods)),
+            gpus_after=1.0,
+            saved=_rounded(_monthly(len(pods) - 1.0, price)),
+            cost=_sum_known([pod.load.cost for pod in pods]),
+        )
+
+
+def _is_training(load: PodLoad) -> bool:
+    if load.account.owner_kind:
+        return load.account.owner_kind in _TRAINING_KINDS
+    return bool(load.account.job)
+
+
+def _count_idle(values: Sequence[int]) -> int:
+    """Returns for how many steps before the end the pod was certainly idle."""
+    idle = 0
+    unknown = 0
+    for value in reversed(values):
+        if value == UNKNOWN:
+            unknown += 1
+        elif value:
+            break
+        else:
+            idle += 1
+    return idle if idle >= LEAST_KNOWN * (idle + unknown) else 0
+
+
+def _find_mig_size(model: str, compute: float, memory: float) -> tuple[float, str]:
+    """Returns the part of a GPU and the name of the smallest instance. The name may be empty."""
+    for size in list_mig_sizes(model):
+        if compute <= size.compute and memory <= size.memory:
+            # Two halves of the memory leave no room for another instance.
+            part = max(size.compute, size.memory)
+            return part, f"a MIG instance {size.name} with {size.memory:.3g} of the memory"
+    return 1.0, ""
+
+
+def _describe_peaks(pod: _Pod) -> str:
+    load = pod.load
+    busy = f"{pod.peak:.0%} busy"
+    has = "Its GPU was"
+    if load.devices > 1:
+        busy = f"{pod.peak:.2f} busy GPUs"
+        has = f"Its {load.devices} GPUs were together"
+    return (
+        f"{has} at most {busy} in a mean of 5 minutes, and its memory at most"
+        f" {(load.peak_bytes or 0) / _GIB:.1f} GiB."
+    )
+
+
+def _days(seconds: float) -> str:
+    """Writes whole hours, with days from 48 hours on."""
+    hours = int(seconds // 3600)
+    if hours < 48:
+        return plural(hours, "hour")
+    days, rest = divmod(hours, 24)
+    return plural(days, "day") + (f" and {plural(rest, 'hour')}" if rest else "")
+
+
+def _describe(
+    pod: _Pod,
+    wait: float | None = None,
+    slowdown: float | None = None,
+    idle_seconds: float | None = None,
+) -> PodAdvice:
+    advice = _name(pod.load)
+    advice.busy = round(pod.mean, _DIGITS)
+    advice.peak_busy = round(pod.peak, _DIGITS)
+    advice.peak_memory_bytes = pod.load.peak_bytes
+    advice.wait = None if wait is None else round(wait, _DIGITS)
+    advice.slowdown = None if slowdown is None else round(slowdown, _DIGITS)
+    advice.idle_seconds = idle_seconds
+    return advice
+
+
+def _name(load: PodLoad) -> PodAdvice:
+    account = load.account
+    owner = None
+    if account.owner_name:
+        owner = WorkloadOwner(account.owner_kind, account.owner_name)
+    return PodAdvice(
+        cluster=load.cluster,
+        namespace=account.namespace,
+        pod=account.pod,
+        job=account.job,
+        owner=owner,
+        node=load.node,
+        gpus=round(load.gpus, _DIGITS),
+    )
+
+
+# Free GPUs
+
+
+def _pack(rooms: Sequence[NodeRoom], fleet: FleetLoad, currency: str) -> list[Advice]:
+    lines = []
+    groups = group_by_key(((room.cluster, room.model), room) for room in rooms)
+    for key, own in groups.items():
+        line = _pack_model(own, sorted(fleet.sizes.get(key, ()), reverse=True), currency)
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def _pack_model(rooms: Sequence[NodeRoom], sizes: Sequence[int], currency: str) -> Advice | None:
+    """Makes room for the largest size that was used in the range, and that fits nowhere now."""
+    free = sum(room.free for room in rooms)
+    most_free = max(room.free for room in rooms)
+    largest = max(room.gpus for room in rooms)
+    for size in sizes:
+        if not most_free < size <= min(free, largest):
+            continue
+        plans = [(room, _plan_moves(room, rooms, size)) for room in rooms if room.gpus >= size]
+        possible = [(room, moves) for room, moves in plans if moves]
+        if possible:
+            room, moves = min(possible, key=lambda plan: _count_gpus(plan[1]))
+            return _make_pack(room, rooms, moves, size, currency)
+    return None
+
+
+def _count_gpus(moves: Sequence[PodAdvice]) -> tuple[float, int, str]:
+    return sum(move.gpus for move in moves), len(moves), moves[0].node
+
+
+def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[PodAdvice]:
+    """Moves the smallest pods of the node to the fullest nodes on which they fit."""
+    missing = size - room.free
+    chosen: list[PodLoad] = []
+    movable = [pod for pod in room.pods if _is_movable(pod)]
+    for pod in sorted(movable, key=lambda one: (one.devices, one.account.key)):
+        if missing > 0:
+            chosen.append(pod)
+            missing -= pod.devices
+    if missing > 0:
+        return []
+
+    free = {other.node: other.free for other in rooms if other.node != room.node}
+    moves = []
+    for pod in sorted(chosen, key=lambda one: (-one.devices, one.account.key)):
+        places = [(left, node) for node, left in free.items() if left >= pod.devices]
+        if not places:
+            return []
+        _, node = min(places)
+        free[node] -= pod.devices
+        move = _name(pod)
+        move.to_node = node
+        moves.append(move)
+    return moves
+
+
+def _is_movable(pod: PodLoad) -> bool:
+    is_kept = pod.problem in ("annotation", "namespace")
+    return pod.is_whole and not is_kept and not (pod.job_gpus > 1 and _is_training(pod))
+
+
+def _make_pack(
+    room: NodeRoom,
+    rooms: Sequence[NodeRoom],
+    moves: list[PodAdvice],
+    size: int,
+    currency: str,
+) -> Advice:
+    with_free = [one for one in rooms if one.free]
+    free = sum(one.free for one in with_free)
+    cost = ""
+    prices = [one.price for one in with_free]
+    if currency and all(price is not None for price in prices):
+        per_month = sum((one.price or 0.0) * one.free for one in with_free) * MONTH_HOURS
+        cost = f" They cost {per_month:,.0f} {currency} per month."
+    names = few_of(f"{one.free} on {one.node}" for one in with_free)
+    return Advice(
+        kind="pack",
+        model=room.model,
+        target=f"{plural(size, 'free GPU')} on {room.node}",
+        says=(
+            f"{plural(free, 'GPU')} {'is' if free == 1 else 'are'} free ({names}), but no node has"
+            f" the {size} that pods of this range held.{cost}"
+        ),
+        assumes="The pods can be started on another node, and none of them needs its own node.",
+        falsified_by=f"A node with {size} free GPUs, or no more pods of this size.",
+        pods=moves,
+        gpus_before=0.0,
+        gpus_after=0.0,
+        freed_gpus=size,
+        saved=Monthly(cost=0.0 if currency else None),
+    )
+
+
+# Pods that share already
+
+
+def _compare(shared: Iterable[SharedLoad]) -> list[SharedPod]:
+    """Compares measured waiting times with the model, for mixes for which the model holds."""
+    compared = []
+    for group in shared:
+        members = [Candidate(pod.steps, 0.0) for pod in group.pods]
+        if not _is_predictable(members):
+            continue
+        for pod, predicted in zip(group.pods, predict_mix(members), strict=True):
+            compared.append(
+                SharedPod(
+                    cluster=group.cluster,
+                    namespace=pod.account.namespace,
+                    pod=pod.account.pod,
+                    job=pod.account.job,
+                    node=group.node,
+                    busy=round(predicted.busy, _DIGITS),
+                    predicted_wait=round(predicted.wait, _DIGITS),
+                    measured_wait=round(pod.waited, _DIGITS),
+                )
+            )
+    return compared
+
+
+def _is_predictable(members: Sequence[Candidate]) -> bool:
+    steps = [read_steps(member.steps) for member in members]
+    known = 0
+    for values in zip(*steps, strict=True):
+        if UNKNOWN in values:
+            continue
+        known += 1
+        if sum(values) >= MAX_BUSY * FULL:
+            return False
+    return known * COARSE >= 3600
+
+
+# Sums
+
+
+def _monthly(gpus: float, price: float | None) -> Monthly:
+    """`price`: of an hour of these GPUs."""
+    cost = None if price is None else price * MONTH_HOURS
+    return Monthly(gpus=gpus, gpu_hours=gpus * MONTH_HOURS, cost=cost)
+
+
+def _add_up(parts: Sequence[Monthly]) -> Monthly:
+    return Monthly(
+        gpus=math.fsum(part.gpus for part in parts),
+        gpu_hours=math.fsum(part.gpu_hours for part in parts),
+        cost=_sum_known([part.cost for part in parts]),
+    )
+
+
+def _sum_known(values: Sequence[float | None]) -> float | None:
+    """Returns None if no value is known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None
+
+
+def _subtract(whole: Monthly, part: Monthly) -> Monthly:
+    cost = None if whole.cost is None else whole.cost - (part.cost or 0.0)
+    return Monthly(
+        gpus=whole.gpus - part.gpus, gpu_hours=whole.gpu_hours - part.gpu_hours, cost=cost
+    )
+
+
+def _rounded(amounts: Monthly) -> Monthly:
+    return Monthly(
+        gpus=round(amounts.gpus, _DIGITS),
+        gpu_hours=round(amounts.gpu_hours, 1),
+        cost=None if amounts.cost is None else round(amounts.cost, 2),
+    )
+
+
+def _sum_kind(kind: Kind, lines: Sequence[Advice]) -> SavedKind:
+    own = [line for line in lines if line.kind == kind]
+    return SavedKind(kind=kind, lines=len(own), saved=_rounded(_add_up([o.saved for o in own])))
+
+
+def _order(line: Advice) -> tuple[float, float, int, str]:
+    first = line.pods[0]
+    name = f"{first.cluster}/{first.namespace}/{first.pod}/{first.job}"
+    return -(line.saved.cost or 0.0), -line.saved.gpus, KINDS.index(line.kind), name
+
+
+def _count_left_out(left: dict[str, list[PodLoad]]) -> list[LeftOut]:
+    rows = []
+    for reason, says in REASONS.items():
+        pods = left.get(reason)
+        if pods:
+            gpus = round(math.fsum(pod.gpus for pod in pods), _DIGITS)
+            rows.append(LeftOut(reason=reason, says=says, pods=len(pods), gpus=gpus))
+    return rows

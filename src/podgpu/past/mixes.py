@@ -1,0 +1,222 @@
+"""Finds pods that could share a GPU, from what each of them did in every 5 minutes of a range.
+
+The steps of a pod are an integer with a lane of 16 bits for each step. So whether two pods fit is
+found by a few operations on long integers (2 µs for a week), and only likely mixes are computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import repeat
+from operator import add, mul
+from typing import NamedTuple
+
+from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, SWITCH_COST, weigh
+
+FULL = 2000
+"""Value of a step in which one GPU was busy all the time."""
+UNKNOWN = 0xFFFF
+STEP_BYTES = 2
+_LANE_BITS = 16
+_UNKNOWN_STEP = b"\xff\xff"
+_NO_STEP = b"\0\0"
+_MAX_STEP = UNKNOWN - 1
+_LIMIT = round(MAX_BUSY * FULL)
+_HIGH = 0x8000  # the highest bit of a lane
+_WEIGHTS = [weigh(value / FULL) for value in range(FULL + 1)]
+_HOURS = 24
+_STEPS_PER_HOUR = 12
+# A pod is compared with this many open mixes, and those that overlap least are computed. With
+# 8,000 pods, twice as many cost 2 s more and save 1 % more GPUs.
+_COMPARED = 32
+_COMPUTED = 3
+_MARGIN = 1.1  # mixes that are computed may overlap by so much more than the limit allows
+
+
+def step_value(busy_gpus: float, is_idle: bool) -> int:
+    """`is_idle`: the pod certainly ran nothing. Only then is the value 0."""
+    value = min(_MAX_STEP, round(busy_gpus * FULL))
+    return 0 if is_idle else max(1, value)
+
+
+def read_steps(steps: bytes) -> array[int]:
+    """Returns the values in the byte order of the machine."""
+    values = array("H", steps)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def write_steps(values: Sequence[int]) -> bytes:
+    return b"".join(value.to_bytes(STEP_BYTES, "little") for value in values)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A pod that holds one whole GPU alone. `steps`: 0 to `FULL`, or `UNKNOWN`."""
+
+    steps: bytes
+    memory: float
+    lanes: int = 0  # unknown steps are 0
+    known: int = 0  # lanes of ones for known steps
+    active: int = 0  # lanes of ones for steps in which it was busy
+    profile: list[int] = field(default_factory=list)  # sums by hour of the day
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        # A known value of one GPU has a high byte below 255, so unknown steps are found in place.
+        zeroed = self.steps.replace(_UNKNOWN_STEP, _NO_STEP)
+        count = len(self.steps) // STEP_BYTES
+        self.lanes = int.from_bytes(zeroed, "little")
+        self.known = _all_lanes(count, UNKNOWN)
+        if zeroed is not self.steps:
+            unknown = int.from_bytes(self.steps, "little") & _all_lanes(count, _HIGH)
+            self.known ^= _spread(unknown)
+        high = _all_lanes(count, _HIGH)
+        self.active = _spread((self.lanes + _all_lanes(count, _HIGH - 1)) & high)
+        values = read_steps(zeroed)
+        self.profile = [0] * _HOURS
+        for start in range(0, count, _STEPS_PER_HOUR):
+            hour = start // _STEPS_PER_HOUR % _HOURS
+            self.profile[hour] += sum(values[start : start + _STEPS_PER_HOUR])
+        self.total = sum(self.profile)
+
+
+class Shared(NamedTuple):
+    """What one pod of a mix would do. Shares of time: of the steps in which all are known."""
+
+    busy: float
+    wait: float
+
+    @property
+    def slowdown(self) -> float:
+        return 1 + self.wait / self.busy if self.busy else 1.0
+
+
+@dataclass(slots=True)
+class Mix:
+    """Pods that would share one GPU. `pods`: positions in the list of candidates."""
+
+    pods: list[int]
+    members: list[Candidate]
+    memory: float
+    lanes: int
+    known: int
+    active: int
+    profile: list[int]
+    shared: list[Shared] = field(default_factory=list)
+
+
+def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: float) -> list[Mix]:
+    """Returns mixes of at least two pods. A pod is in at most one of them.
+
+    `memory`: what may be used of one GPU. The busiest pods are placed first.
+    """
+    order = sorted(range(len(candidates)), key=lambda place: -candidates[place].total)
+    open_mixes: list[Mix] = []
+    full: list[Mix] = []
+    for place in order:
+        candidate = candidates[place]
+        if candidate.memory > memory:
+            continue
+        joined = _join(open_mixes, place, candidate, memory, most_slowdown)
+        if joined is None:
+            open_mixes.append(_start_mix(place, candidate))
+        elif len(joined.pods) == MAX_PODS:
+            open_mixes.remove(joined)
+            full.append(joined)
+    return [mix for mix in (*full, *open_mixes) if len(mix.pods) > 1]
+
+
+def predict_mix(members: Sequence[Candidate]) -> list[Shared]:
+    """Applies the model to every step in which all pods are known."""
+    count = len(members[0].steps) // STEP_BYTES
+    known = _all_lanes(count, UNKNOWN)
+    for member in members:
+        known &= member.known
+    return _predict(members, known)
+
+
+def _start_mix(place: int, one: Candidate) -> Mix:
+    return Mix([place], [one], one.memory, one.lanes, one.known, one.active, list(one.profile))
+
+
+def _join(
+    mixes: Sequence[Mix], place: int, candidate: Candidate, memory: float, most_slowdown: float
+) -> Mix | None:
+    """Adds the pod to the mix with which it overlaps least. Returns None if it fits in none."""
+    # A pod waits at least for what the others do while it is busy, here by hour of the day.
+    most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
+    most_overlap *= FULL * len(candidate.steps) / STEP_BYTES / _HOURS
+    possible = []
+    for mix in mixes[-_COMPARED:]:
+        if mix.memory + candidate.memory <= memory:
+            overlap = sum(map(mul, mix.profile, candidate.profile))
+            if overlap <= most_overlap:
+                possible.append((overlap, len(possible), mix))
+    possible.sort()
+    for _, _, mix in possible[:_COMPUTED]:
+        if not _is_below_limit(mix, candidate):
+            continue
+        members = [*mix.members, candidate]
+        known = mix.known & candidate.known
+        shared = _predict(members, known)
+        if all(one.slowdown < most_slowdown for one in shared):
+            mix.pods.append(place)
+            mix.members = members
+            mix.memory += candidate.memory
+            mix.known = known
+            mix.lanes = (mix.lanes + candidate.lanes) & known
+            mix.active |= candidate.active
+            mix.profile = list(map(add, mix.profile, candidate.profile))
+            mix.shared = shared
+            return mix
+    return None
+
+
+def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:
+    """Returns whether the busy shares add up to less than `MAX_BUSY` in every step that counts.
+
+    Those are the known steps in which at least two of the pods are busy.
+    """
+    count = len(candidate.steps) // STEP_BYTES
+    counted = mix.active & candidate.active & mix.known & candidate.known
+    sums = (mix.lanes & counted) + (candidate.lanes & counted)
+    return not (sums + _all_lanes(count, _HIGH - _LIMIT)) & _all_lanes(count, _HIGH)
+
+
+def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
+    length = len(members[0].steps)
+    steps = known.bit_count() // _LANE_BITS
+    busy = []
+    weights = []
+    for member in members:
+        values = read_steps((member.lanes & known).to_bytes(length, "little"))
+        busy.append(sum(values) / FULL)
+        weights.append([_WEIGHTS[value] for value in values])
+    sums = weights[0]
+    for others in weights[1:]:
+        sums = list(map(add, sums, others))
+    # `slowdown.stretch`, written out: it is applied to 2,000 steps of each mix.
+    factors = [1 / (1 - SWITCH_COST * weight) for weight in sums]
+
+    shared = []
+    for alone, own in zip(busy, weights, strict=True):
+        wanted = sum(map(mul, own, factors))
+        wait = max(0.0, wanted - alone)
+        shared.append(Shared(alone / max(1, steps), wait / max(1, steps)))
+    return shared
+
+
+@lru_cache(maxsize=64)
+def _all_lanes(count: int, value: int) -> int:
+    return int.from_bytes(b"".join(repeat(value.to_bytes(STEP_BYTES, "little"), count)), "little")
+
+
+def _spread(high: int) -> int:
+    """Fills the lanes of which the highest bit is set with ones."""
+    return (high - (high >> (_LANE_BITS - 1))) | high
