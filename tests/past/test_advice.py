@@ -328,7 +328,7 @@ def test_predictions_are_compared_with_measured_waiting_times() -> None:
     pods = []
     for name, busy, waited in (("a", 0.2, 0.06), ("b", 0.3, 0.05)):
         account = UsageAccount("team", name)
-        pods.append(SharedPodLoad(account, constant(busy), busy, waited))
+        pods.append(SharedPodLoad(account, constant(busy), waited))
     fleet = make_fleet()
     fleet.shared = [SharedLoad("", "node-1", MODEL, pods)]
     found = answer(fleet)
@@ -343,7 +343,7 @@ def test_no_prediction_is_shown_for_gpus_that_are_too_busy() -> None:
     pods = []
     for name, busy in (("a", 0.5), ("b", MAX_BUSY - 0.5)):
         account = UsageAccount("team", name)
-        pods.append(SharedPodLoad(account, constant(busy), busy, 0.1))
+        pods.append(SharedPodLoad(account, constant(busy), 0.1))
     fleet = make_fleet()
     fleet.shared = [SharedLoad("", "node-1", MODEL, pods)]
     found = answer(fleet)

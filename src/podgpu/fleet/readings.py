@@ -49,6 +49,7 @@ class ViewSettings:
     one_cluster: bool = False
     max_gpus: float = math.inf  # with more GPUs in Prometheus, each round reads only totals
     hints: tuple[SetupHint, ...] = ()  # what the options leave out
+    savings_skip_namespaces: frozenset[str] = frozenset()
 
     @cached_property
     def full(self) -> float:
@@ -227,6 +228,7 @@ class ClusterReading:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
+    kept_pods: frozenset[PodName] = frozenset()  # savings leave them out, by an annotation
     idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
     engines: Mapping[ContainerName, EngineState] = field(default_factory=dict)
     fleet: FleetCounts | None = None

@@ -50,7 +50,15 @@ from podgpu.fleet.stragglers import SlowGpu, StragglerDetector
 from podgpu.fleet.tokens import Charged, charge_tokens
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.values import MAX_RATIO
-from podgpu.model import Condition, DeviceState, GpuOrInstance, Holder, MigInstance, NodeState
+from podgpu.model import (
+    Condition,
+    DeviceState,
+    GpuOrInstance,
+    Holder,
+    MigInstance,
+    NodeState,
+    PodName,
+)
 
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 MAX_NOTES = 12
@@ -95,6 +103,7 @@ class ClusterState:
     alerts: tuple[Alert, ...] = ()  # most serious first
     used: Mapping[Scope, UsedMean] = field(default_factory=dict)
     owners: Owners = field(default_factory=dict)
+    kept_pods: frozenset[PodName] = frozenset()  # savings leave them out, by an annotation
     prices: Prices = NO_PRICES
     budgets: Sequence[BudgetUse] = ()
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
@@ -186,6 +195,7 @@ def build_cluster_state(
         alerts=_list_alerts(nodes, [*describe_slow(jobs, slow), *conflicts], unread, budgets),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
+        kept_pods=reading.kept_pods,
         prices=prices,
         budgets=budgets,
         outcomes=tuple(sorted_outcomes),

@@ -100,7 +100,9 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
     measured: list[SharedPod] = []
     if seconds < SHORTEST:
         notes.insert(0, _explain_short(fleet, seconds))
-    else:
+    elif fleet.recorded_from is not None:
+        notes.insert(0, f"there is no record before {utc_text(fleet.recorded_from)}")
+    if seconds >= SHORTEST:
         rules = _Rules(query, seconds, left)
         lines = rules.run(pods)
         lines += _pack(rooms, fleet, currency)

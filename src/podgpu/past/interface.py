@@ -11,6 +11,7 @@ from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.job import JobSummary
+from podgpu.past.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.sqlite import JSON, GpuHistory, PodHistory
 
 
@@ -23,6 +24,9 @@ class Past:
         raise NotImplementedError
 
     async def costs(self, query: CostsQuery) -> CostsAnswer:
+        raise NotImplementedError
+
+    async def savings(self, query: SavingsQuery) -> SavingsAnswer:
         raise NotImplementedError
 
     async def find(self, query: GpuQuery) -> PublishedState:

@@ -152,7 +152,7 @@ def _join(
     # A pod waits at least for what the others do while it is busy, here by hour of the day.
     most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
     most_overlap *= FULL * len(candidate.steps) / STEP_BYTES / _HOURS
-    possible = []
+    possible: list[tuple[int, int, Mix]] = []
     for mix in mixes[-_COMPARED:]:
         if mix.memory + candidate.memory <= memory:
             overlap = sum(map(mul, mix.profile, candidate.profile))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from sqlite3 import Connection
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
@@ -24,14 +25,17 @@ from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
+from podgpu.past.advice import make_savings
 from podgpu.past.bill import RangeAnswer, RangeQuery, account_of, read_range_answer
 from podgpu.past.costs import CostsAnswer, CostsQuery, read_costs_answer
 from podgpu.past.events import EventQuery, EventsAnswer, read_events
 from podgpu.past.interface import Past
 from podgpu.past.job import JobSummary, read_summary
+from podgpu.past.loads import read_fleet_load
 from podgpu.past.moment import read_past
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import FINE, IDLE
+from podgpu.past.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.schema import COARSE, FINE, IDLE, floor_time
 from podgpu.past.sqlite import (
     JSON,
     GpuHistory,
@@ -46,6 +50,7 @@ from podgpu.past.sqlite import (
 from podgpu.past.store import ConditionRecord, GpuSample
 
 _log = logging.getLogger(__name__)
+_MAX_SAVINGS = 16  # answers that are kept until the next step of 5 minutes
 # Minimum difference from the GPU's utilisation for storing a sole holder's own values.
 _OWN_DIFFERENCE = 0.05
 MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
@@ -246,6 +251,8 @@ class SqlitePast(Past):
         self._read_state = read_state
         # Start of the minute -> utilisation by device.
         self._points: dict[int, Mapping[str, float | None]] = {}
+        # Every open page asks for the same savings. They change every 5 minutes.
+        self._savings: dict[tuple[SavingsQuery, int], SavingsAnswer] = {}
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         answer = await self._recorder.ask(
@@ -259,6 +266,25 @@ class SqlitePast(Past):
             lambda db, now: read_costs_answer(db, query, now, self._read_state())
         )
         answer.in_memory = self._recorder.is_in_memory
+        return answer
+
+    async def savings(self, query: SavingsQuery) -> SavingsAnswer:
+        return await self._recorder.ask(partial(self._read_savings, query))
+
+    def _read_savings(self, query: SavingsQuery, db: Connection, now: float) -> SavingsAnswer:
+        key = query._replace(is_csv=False), floor_time(now, COARSE)
+        known = self._savings.get(key)
+        if known is not None:
+            return known
+        state = self._read_state()
+        fleet = read_fleet_load(db, query, now, state)
+        answer = make_savings(query, fleet, state.prices.currency)
+        answer.prices = state.prices.source
+        answer.simulated = state.simulated
+        answer.in_memory = self._recorder.is_in_memory
+        if len(self._savings) >= _MAX_SAVINGS:
+            self._savings = {}
+        self._savings[key] = answer
         return answer
 
     async def find(self, query: GpuQuery) -> PublishedState:

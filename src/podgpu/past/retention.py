@@ -39,6 +39,7 @@ class Retention(NamedTuple):
     usage_per_step: int = 25 * HOUR  # the default range, 24 h, is exact to 5 minutes
     usage_per_hour: int = 8 * DAY
     usage: int = 90 * DAY
+    load: int = 8 * DAY
 
 
 IN_MEMORY = Retention(
@@ -78,20 +79,24 @@ class Deletion:
         is_day_over = self._expire_rows("period", "usage", DAY, keep.usage, now)
         oldest = self._fetch_value("SELECT min(time) FROM round")
         self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
+        hours = keep.load // HOUR - 1
+        since = self._fetch_value(_OLDEST_KEPT.format(table="period"), HOUR, round(now), hours)
+        self._db.execute("DELETE FROM load WHERE time < ?", (since,))
         if is_day_over:
             self._delete_unused_names()
 
     def enforce_size_limit(self, max_bytes: int) -> None:
         """While the data exceeds the limit, deletes rows.
 
-        First what one exporter created beyond its share, then the oldest hours of samples, then the
-        oldest spans, and only then the oldest days of usage.
+        First what one exporter created beyond its share, then the oldest hours of samples and
+        loads, then the oldest spans, and only then the oldest days of usage.
         """
         if not self._exceeds(max_bytes):
             return
         self._delete_excess_accounts()
         self._delete_oldest("round", "sample", COARSE, HOUR, max_bytes)
         self._delete_oldest("round", "sample", FINE, HOUR, max_bytes)
+        self._delete_oldest_loads(max_bytes)
         self._delete_oldest_spans(max_bytes)
         self._delete_oldest("period", "usage", HOUR, DAY, max_bytes)
         self._delete_oldest("period", "usage", DAY, DAY, max_bytes)
@@ -136,6 +141,12 @@ class Deletion:
                 return
             self._delete_rows(times, table, resolution, oldest + length)
 
+    def _delete_oldest_loads(self, max_bytes: int) -> None:
+        while self._exceeds(max_bytes):
+            sql = "DELETE FROM load WHERE time = (SELECT min(time) FROM load)"
+            if self._db.execute(sql).rowcount == 0:
+                return
+
     def _delete_oldest_spans(self, max_bytes: int) -> None:
         """Deletes ended spans, half of them at a time, and GPUs of which nothing is left.
 
@@ -176,7 +187,7 @@ class Deletion:
         self._db.execute("CREATE TEMP TABLE excess (id INTEGER PRIMARY KEY)")
         sql = "INSERT INTO excess SELECT id FROM account WHERE node = ? ORDER BY id DESC LIMIT ?"
         self._db.execute(sql, (node, number))
-        for table in ("usage", "sample", "span"):
+        for table in ("usage", "sample", "span", "load"):
             self._db.execute(f"DELETE FROM {table} WHERE account IN (SELECT id FROM excess)")
         self._db.execute("DELETE FROM account WHERE id IN (SELECT id FROM excess)")
         self._db.execute("DROP TABLE excess")

@@ -110,7 +110,6 @@ class SharedLoad(NamedTuple):
 class SharedPodLoad(NamedTuple):
     account: UsageAccount
     steps: bytes
-    busy: float  # share of the time in which both were known
     waited: float
 
 

@@ -49,6 +49,15 @@ CREATE TABLE kept (              -- older rows of `usage` were deleted
     resolution INTEGER PRIMARY KEY, since INTEGER
 );
 """
+_LOAD_TABLE = """
+CREATE TABLE IF NOT EXISTS load ( -- what one account did in an hour (`load_steps.py`)
+    time INTEGER,                -- start of the hour
+    account INTEGER,
+    busy BLOB,                   -- twelve values of 5 minutes
+    memory INTEGER,              -- MiB: the largest sum over its GPUs in a round
+    PRIMARY KEY (time, account)
+) WITHOUT ROWID;
+"""
 _SPAN_TABLE = f"""
 CREATE TABLE span (              -- the time when a GPU had a holder or a condition
     gpu INTEGER,
@@ -98,6 +107,7 @@ CREATE TABLE sample (
 ) WITHOUT ROWID;
 {_SPAN_TABLE}
 {_USAGE_TABLE}
+{_LOAD_TABLE}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
@@ -164,12 +174,13 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
     """Converts a file of schema 4 in one transaction. Keeps a copy, because 0.3 reads only that."""
     if path is not None:
         _copy(db, path)
-    db.executescript(f"BEGIN IMMEDIATE; {_MIGRATION} COMMIT;")
+    db.executescript(f"BEGIN IMMEDIATE; {_MIGRATION} {_LOAD_TABLE} COMMIT;")
     _log.warning("%s was converted to schema %d", path, SCHEMA_VERSION)
 
 
 def add_columns(db: sqlite3.Connection) -> None:
-    """Adds the columns that the version that wrote the file did not know."""
+    """Adds what the version that wrote the file did not know: columns of amounts, and a table."""
+    db.execute(_LOAD_TABLE)
     known = {name for _, name, *_ in db.execute("PRAGMA table_info(usage)")}
     for name in AMOUNT_COLUMNS:
         if name not in known:

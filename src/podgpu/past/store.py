@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.past.history_file import HistoryFile
+from podgpu.past.load_steps import LoadSteps, RecordedGpu, write_steps_of
 from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
 from podgpu.past.schema import (
     AMOUNT_COLUMNS,
@@ -184,6 +185,7 @@ class HistoryStore(HistoryFile):
         # Usage that is not written yet, also because writing failed.
         self._unwritten: dict[_UsageKey, Amounts] = {}
         self._unwritten_lock = threading.Lock()
+        self._loads = LoadSteps()
         try:
             self.settle(0.0, math.inf)  # usage of the last process
         except BaseException:
@@ -207,6 +209,9 @@ class HistoryStore(HistoryFile):
                 for charge in gpu.charges:
                     key = (kind, start, charge.account, charge.currency, gpu.node)
                     _add_up(self._unwritten, key, charge.amounts)
+            # A time that may still move is unknown in savings.
+            if is_settled:
+                self._loads.add(start, [_read_load(gpu) for gpu in gpus])
 
     def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
         with self._unwritten_lock:
@@ -459,6 +464,9 @@ class HistoryStore(HistoryFile):
 
     def _close_step(self, now: float) -> None:
         self._make_means(self._step)
+        with self._unwritten_lock:
+            loads = self._loads.take(self._step)
+        write_steps_of(self._db, loads, self._find_account)
         if self._step % _CARRY_SECONDS == 0:
             self._carry_usage()
             self._delete(now)
@@ -491,6 +499,11 @@ class HistoryStore(HistoryFile):
             self._db.execute(_MEAN_SAMPLES, step)
             self._db.execute(_COPY_GPU_VALUES, step)
             self._db.execute(_INSERT_ROUND, (COARSE, start))
+
+
+def _read_load(gpu: GpuSample) -> RecordedGpu:
+    memory = None if gpu.figures is None else gpu.figures.memory_used_bytes
+    return RecordedGpu(gpu.node, bool(gpu.instance), gpu.charges, memory)
 
 
 def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:

@@ -24,11 +24,12 @@ from podgpu.fleet.round import PublishedState
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
-from podgpu.past.bill import Order, parse_range_query
+from podgpu.past.bill import Order, RangeQuery, parse_range_query
 from podgpu.past.costs import parse_costs_query, widest_range
 from podgpu.past.events import parse_events_query
 from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
+from podgpu.past.savings import encode_savings_csv, parse_savings_query
 from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.web.access import Viewer, viewer_of
 from podgpu.web.redaction import (
@@ -322,7 +323,24 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
             query = query._replace(range=query.range._replace(visible=visible))
         return await _json_response(request, await past.costs(query))
 
+    async def savings(request: web.Request) -> web.StreamResponse:
+        query = parse_savings_query(request.query)
+        viewer = viewer_of(request)
+        if not await viewer.sees_all():
+            by_namespace = await past.range(RangeQuery("namespace", seconds=query.seconds))
+            _check_clusters(row.cluster for row in by_namespace.rows)
+            visible = await viewer.visible(row.namespace for row in by_namespace.rows)
+            query = query._replace(visible=visible)
+        answer = await past.savings(query)
+        if not query.is_csv:
+            return await _json_response(request, answer)
+        suffix = "-SIMULATED" if answer.simulated else ""
+        attachment = f'attachment; filename="podgpu-savings{suffix}.csv"'
+        headers = {**_CSV_HEADERS, "Content-Disposition": attachment}
+        return await _response(request, partial(encode_savings_csv, answer), headers)
+
     return [
+        _api_route("/api/v1/savings", savings),
         _api_route("/api/v1/costs", costs),
         _api_route("/api/v1/range", ordered_by("cost", "podgpu-cost")),
         _api_route("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),

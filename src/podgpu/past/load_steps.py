@@ -1,0 +1,182 @@
+"""Adds up what each pod does in every 5 minutes, for savings (`past/loads.py` reads it).
+
+Bills need sums, but whether pods can share a GPU depends on when each of them is busy, and on their
+largest memory in one reading. So the table `load` has a row per pod and hour: twelve steps of 5
+minutes, and the largest memory. 8,000 pods need 90 MB for eight days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+from typing import NamedTuple
+
+from podgpu.charge import UNALLOCATED, Charge, UsageAccount
+from podgpu.model import MIB, add_known
+from podgpu.past.mixes import STEP_BYTES, UNKNOWN, step_value
+from podgpu.past.schema import COARSE, HOUR, floor_time
+
+_STEPS = HOUR // COARSE
+HOUR_BYTES = _STEPS * STEP_BYTES
+UNKNOWN_HOUR = UNKNOWN.to_bytes(STEP_BYTES, "little") * _STEPS
+_MEASURED = frozenset({"samples", "switches", "exact"})  # methods of podgpu's exporters
+_LEAST_MEASURED = 0.95  # of the allocated time of a step
+_LEAST_COVERED = 0.8  # of a step: a pod that began or ended in it, or a restart, is unknown
+_CERTAINLY_IDLE = 0.999
+_MAX_STEPS = 100_000  # not yet written; the steps of a file that cannot be written are dropped
+_SAVE = """
+INSERT INTO load VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    busy = CAST(substr(busy, 1, {before}) || substr(excluded.busy, {place}, {length})
+        || substr(busy, {after}) AS BLOB),
+    memory = max(ifnull(memory, 0), ifnull(excluded.memory, memory))"""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """GPU seconds of one pod in one step."""
+
+    covered: float = 0.0  # seconds in which its GPUs were recorded: the mean of them
+    allocated: float = 0.0
+    measured: float = 0.0
+    idle: float = 0.0
+    busy: float = 0.0  # its upper bound
+    memory: float | None = None  # bytes; the largest of the rounds
+
+    def add(self, charge: Charge, is_alone: bool) -> None:
+        amounts = charge.amounts
+        self.allocated += amounts.allocated_seconds
+        if not _is_measured(charge.account):
+            return
+        self.measured += amounts.measured_seconds
+        self.idle += amounts.idle_seconds
+        # Alone on a device, it has all busy time, and no method has bounds.
+        self.busy += amounts.busy_seconds if is_alone else amounts.busy_max_seconds
+
+    def plus(self, other: _Sums) -> _Sums:
+        """Adds other GPUs of the same pod. Its largest memories may be of different rounds."""
+        return _Sums(
+            max(self.covered, other.covered),
+            self.allocated + other.allocated,
+            self.measured + other.measured,
+            self.idle + other.idle,
+            self.busy + other.busy,
+            add_known(self.memory, other.memory),
+        )
+
+    @property
+    def value(self) -> int:
+        is_covered = self.covered >= _LEAST_COVERED * COARSE
+        if not is_covered or self.measured < _LEAST_MEASURED * self.allocated:
+            return UNKNOWN
+        is_idle = self.idle >= _CERTAINLY_IDLE * self.allocated
+        return step_value(self.busy / self.covered, is_idle)
+
+
+@dataclass(slots=True)
+class _Round:
+    """The GPUs of one pod in a round."""
+
+    gpus: int = 0
+    seconds: float = 0.0  # sum over its GPUs
+    memory: float | None = 0.0  # None if that of a GPU is unknown
+
+    def add(self, seconds: float, memory: float | None) -> None:
+        self.gpus += 1
+        self.seconds += seconds
+        is_unknown = memory is None or self.memory is None
+        self.memory = None if is_unknown else (self.memory or 0.0) + (memory or 0.0)
+
+
+def _is_measured(account: UsageAccount) -> bool:
+    return account.methods in _MEASURED
+
+
+class RecordedGpu(NamedTuple):
+    """The charges of one GPU or MIG instance in a round, and the memory used on it in bytes."""
+
+    node: str
+    is_instance: bool
+    charges: Sequence[Charge]
+    memory: float | None
+
+
+_Key = tuple[UsageAccount, str]  # with its node
+
+
+class LoadSteps:
+    """Sums of the steps that are not written yet. The caller guards `add` and `take` by a lock."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[_Key, _Sums]] = {}
+
+    def add(self, start: int, gpus: Iterable[RecordedGpu]) -> None:
+        """Adds a round to the step that begins at this time."""
+        sums = self._steps.setdefault(start, {})
+        rounds: dict[_Key, _Round] = {}
+        for gpu in gpus:
+            # All charges of a GPU add up to the time since the last round. The size of a MIG
+            # instance is not known here; its steps only tell whether it was idle.
+            seconds = sum(charge.amounts.allocated_seconds for charge in gpu.charges)
+            if gpu.is_instance:
+                seconds = COARSE
+            held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
+            is_alone = len({charge.account for charge in held}) == 1
+            for charge in held:
+                key = charge.account, gpu.node
+                own = sums.get(key)
+                if own is None:
+                    own = sums[key] = _Sums()
+                own.add(charge, is_alone)
+                used = gpu.memory
+                if charge.figures is not None:
+                    used = charge.figures.memory_used_bytes
+                if key not in rounds:
+                    rounds[key] = _Round()
+                rounds[key].add(seconds, used)
+        for key, last in rounds.items():
+            own = sums[key]
+            own.covered += last.seconds / last.gpus
+            if last.memory is not None:
+                own.memory = max(last.memory, own.memory or 0.0)
+        if sum(map(len, self._steps.values())) > _MAX_STEPS:
+            self._steps = {start: sums}
+
+    def take(self, current: int) -> dict[int, dict[_Key, _Sums]]:
+        """Returns the steps before `current`, and forgets them."""
+        taken = {start: sums for start, sums in self._steps.items() if start < current}
+        for start in taken:
+            del self._steps[start]
+        return taken
+
+
+def write_steps_of(
+    db: Connection,
+    steps: Mapping[int, Mapping[_Key, _Sums]],
+    find_account: Callable[[UsageAccount, str], int],
+) -> None:
+    """`steps`: by start. Call it in the transaction of the store."""
+    for start, sums in steps.items():
+        merged: dict[int, _Sums] = {}
+        for (account, node), own in sums.items():
+            account_id = find_account(account, node)
+            earlier = merged.get(account_id)
+            # A job on several nodes, or a pod of which the labels became known in this step.
+            merged[account_id] = own if earlier is None else earlier.plus(own)
+        hour = floor_time(start, HOUR)
+        offset = (start - hour) // COARSE * STEP_BYTES
+        rows = []
+        for account_id, own in merged.items():
+            busy = bytearray(UNKNOWN_HOUR)
+            busy[offset : offset + STEP_BYTES] = own.value.to_bytes(STEP_BYTES, "little")
+            memory = None if own.memory is None else round(own.memory / MIB)
+            rows.append((hour, account_id, bytes(busy), memory))
+        sql = _SAVE.format(
+            before=offset, place=offset + 1, length=STEP_BYTES, after=offset + STEP_BYTES + 1
+        )
+        db.executemany(sql, rows)
+
+
+def write_hours(db: Connection, rows: Iterable[tuple[int, int, bytes, int | None]]) -> None:
+    """Writes hours, account ids, twelve steps and MiB of memory. Used by the demo."""
+    db.executemany("INSERT OR REPLACE INTO load VALUES (?, ?, ?, ?)", rows)

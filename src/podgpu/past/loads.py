@@ -1,0 +1,323 @@
+"""Reads what each pod did in every 5 minutes from SQLite, for savings (`past/advice.py`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from sqlite3 import Connection
+from typing import NamedTuple
+
+from podgpu.fleet.hold import find_rest
+from podgpu.fleet.parts import HeldPart, device_price, is_blind
+from podgpu.fleet.readings import NodeEntry
+from podgpu.fleet.state import ClusterState
+from podgpu.model import MIB, DeviceState, group_by_key
+from podgpu.past.bill import account_of
+from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
+from podgpu.past.mixes import STEP_BYTES, UNKNOWN
+from podgpu.past.savings import (
+    FleetLoad,
+    NodeRoom,
+    PodLoad,
+    SavingsQuery,
+    SharedLoad,
+    SharedPodLoad,
+)
+from podgpu.past.schema import COARSE, HOLDER, HOUR, OPEN, ceil_time, floor_time
+from podgpu.past.sqlite_charges import read_range
+
+_STEPS = HOUR // COARSE
+_UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
+_BY_SWITCHES = frozenset({"switches", "exact"})  # methods that measure waiting times
+_ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"
+_LOADS = "SELECT time, account, busy, memory FROM load WHERE time >= ? AND time < ?"
+_FIRST_HOUR = "SELECT time, busy FROM load WHERE time = (SELECT min(time) FROM load)"
+# The GPUs of each holder in the range. The containers of a pod begin in the same round.
+_HELD = f"""
+SELECT account, gpu.node, max(uuid), count(DISTINCT gpu), group_concat(DISTINCT uuid)
+FROM span JOIN gpu ON gpu.id = span.gpu
+WHERE kind = '{HOLDER}' AND instance = '' AND started < ? AND (ended IS NULL OR ended > ?)
+GROUP BY account, gpu.node, started"""
+# Open rows are added to those of hours every quarter of an hour.
+_WAITED = f"""
+SELECT ifnull(sum(waited), 0) FROM (
+    SELECT waited FROM period CROSS JOIN usage USING (resolution, time)
+    WHERE resolution = {HOUR} AND time >= :start AND time < :end AND account = :account
+    UNION ALL SELECT waited FROM usage
+    WHERE resolution = {OPEN} AND time >= :start AND time < :end AND account = :account)"""
+
+AccountKey = tuple[str, ...]
+PodKey = tuple[str, AccountKey]  # cluster and account
+
+
+class _History(NamedTuple):
+    """Steps and largest memory in bytes by account."""
+
+    steps: Mapping[AccountKey, bytes]
+    memory: Mapping[AccountKey, float]
+
+
+def read_fleet_load(
+    db: Connection, query: SavingsQuery, now: float, state: ClusterState
+) -> FleetLoad:
+    end = floor_time(now, COARSE)
+    fleet = FleetLoad(end - query.seconds, end)
+    since = _find_start(db)
+    if since is None or since > fleet.start:
+        fleet.start = end if since is None else min(end, ceil_time(since, COARSE))
+        fleet.recorded_from = float(fleet.start)
+
+    ids: dict[int, AccountKey] = {}
+    for account_id, *key in db.execute(_ACCOUNTS):
+        ids[account_id] = tuple(key)
+    history = _read_history(db, ids, round(fleet.start), end)
+    held = collect_held(state)
+    fleet.pods = [pod.load for pod in held.values()]
+    for pod in held.values():
+        key = pod.load.account.key
+        pod.load.steps = history.steps.get(key, _unknown(fleet.start, end))
+        pod.load.peak_bytes = history.memory.get(key)
+
+    _add_costs(db, fleet)
+    _check_gpus(db, fleet, ids, state)
+    fleet.rooms = list(list_rooms(state, fleet.pods))
+    fleet.shared = list(_read_shared(db, fleet, ids, state))
+    return fleet
+
+
+def read_pod_load(
+    db: Connection, namespace: str, pod: str, now: float, state: ClusterState
+) -> FleetLoad:
+    """Returns what one pod did in the last seven days. It may have held a GPU for less time."""
+    fleet = read_fleet_load(db, SavingsQuery(), now, state)
+    fleet.pods = [one for one in fleet.pods if one.account[:2] == (namespace, pod)]
+    return fleet
+
+
+def _find_start(db: Connection) -> int | None:
+    """Returns the start of the first known step. A file of an older version has none."""
+    first = _STEPS
+    hour = None
+    for hour, busy in db.execute(_FIRST_HOUR):
+        first = min(first, _count_unknown(busy))
+    return None if hour is None else int(hour) + first * COARSE
+
+
+def _count_unknown(steps: bytes) -> int:
+    """Returns the number of unknown steps at the start."""
+    known = 0
+    while steps[known : known + STEP_BYTES] == _UNKNOWN_STEP:
+        known += STEP_BYTES
+    return known // STEP_BYTES
+
+
+def _unknown(start: float, end: float) -> bytes:
+    return _UNKNOWN_STEP * round((end - start) / COARSE)
+
+
+def _read_history(db: Connection, ids: Mapping[int, AccountKey], start: int, end: int) -> _History:
+    first = floor_time(start, HOUR)
+    last = ceil_time(end, HOUR)
+    hours = (last - first) // HOUR
+    blank = UNKNOWN_HOUR * hours
+    lines: dict[int, bytearray] = {}
+    memory: dict[int, int] = {}
+    unknown: set[int] = set()  # accounts of which the memory is not always known
+    for time, account, busy, mib in db.execute(_LOADS, (first, last)):
+        line = lines.get(account)
+        if line is None:
+            line = lines[account] = bytearray(blank)
+        offset = (time - first) // HOUR * HOUR_BYTES
+        line[offset : offset + HOUR_BYTES] = busy
+        if mib is None:
+            unknown.add(account)
+        elif mib > memory.get(account, -1):
+            memory[account] = mib
+
+    before = (start - first) // COARSE * STEP_BYTES
+    after = before + (end - start) // COARSE * STEP_BYTES
+    steps = {}
+    peaks = {}
+    for account, line in lines.items():
+        key = ids.get(account)
+        if key is None:
+            continue
+        steps[key] = bytes(line[before:after])
+        if account not in unknown:
+            peaks[key] = float(memory[account] * MIB)
+    return _History(steps, peaks)
+
+
+class HeldPod(NamedTuple):
+    """A pod that holds GPUs now. The steps of `load` are not read yet."""
+
+    load: PodLoad
+    parts: list[HeldPart]
+
+
+def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
+    """Returns all pods and jobs that hold a GPU now, except those of nodes that do not answer."""
+    parts: dict[PodKey, list[tuple[NodeEntry, HeldPart]]] = defaultdict(list)
+    for node in state.nodes:
+        if node.gone:
+            continue
+        for part in node.held:
+            if part.holder.key:
+                parts[part.cluster, account_of(part).key].append((node, part))
+
+    jobs: dict[tuple[str, ...], float] = defaultdict(float)
+    for (cluster, _), own in parts.items():
+        jobs[_job_of(cluster, own[0][1])] += sum(part.gpu_fraction for _, part in own)
+
+    pods = {}
+    for key, own in parts.items():
+        load = _make_load(key[0], own, state)
+        load.job_gpus = jobs[_job_of(key[0], own[0][1])]
+        pods[key] = HeldPod(load, [part for _, part in own])
+    return pods
+
+
+def _job_of(cluster: str, part: HeldPart) -> tuple[str, ...]:
+    account = account_of(part)
+    if account.owner_name:
+        return cluster, account.namespace, account.owner_kind, account.owner_name
+    return cluster, *account.key
+
+
+def _make_load(
+    cluster: str, own: Sequence[tuple[NodeEntry, HeldPart]], state: ClusterState
+) -> PodLoad:
+    devices: dict[tuple[str, str], HeldPart] = {}
+    models = set()
+    sizes = []
+    costs = []
+    is_whole = True
+    for node, part in own:
+        devices[node.name, part.device_key] = part
+        models.add(part.gpu.model)
+        sizes.append(part.gpu.memory_total_bytes)
+        costs.append(part.cost_per_hour)
+        is_whole = is_whole and _is_whole(part)
+    known_sizes = [size for size in sizes if size]
+    known_costs = [cost for cost in costs if cost is not None]
+    load = PodLoad(
+        account_of(own[0][1]),
+        steps=b"",
+        cluster=cluster,
+        node=own[0][0].name,
+        model=own[0][1].gpu.model,
+        devices=len(devices),
+        gpus=sum(part.gpu_fraction for _, part in own),
+        is_whole=is_whole,
+        gpu_bytes=float(min(known_sizes)) if len(known_sizes) == len(own) else None,
+        price=sum(known_costs) if len(known_costs) == len(own) else None,
+    )
+    pod = load.account.namespace, load.account.pod
+    if load.account.namespace in state.settings.savings_skip_namespaces:
+        load.problem = "namespace"
+    elif pod in state.kept_pods:
+        load.problem = "annotation"
+    elif len(models) > 1 or not load.model:
+        load.problem = "model"
+    return load
+
+
+def _is_whole(part: HeldPart) -> bool:
+    is_shared = part.share < 1 or len({holder.key[:2] for holder in part.device.holders}) > 1
+    return part.instance is None and not part.gpu.instances and not is_shared
+
+
+def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoom]:
+    """Yields the whole GPUs of each node and model, with the pods that hold them."""
+    on_node = group_by_key(((pod.cluster, pod.node, pod.model), pod) for pod in pods)
+    for node in state.nodes:
+        if node.gone or node.stale or node.silent is not None:
+            continue
+        held = node.held_by_device()
+        cluster = node.reading.cluster
+        models: dict[str, list[DeviceState]] = group_by_key(
+            (gpu.model, gpu) for gpu in node.gpus if not gpu.instances and not is_blind(gpu)
+        )
+        for model, gpus in models.items():
+            free = 0
+            for gpu in gpus:
+                rest = find_rest(node, gpu, held).unallocated.gpus.unallocated
+                free += rest is not None and rest >= 1
+            price = device_price(node.prices, gpus[0], None, 1.0)
+            own = on_node.get((cluster, node.name, model), [])
+            yield NodeRoom(cluster, node.name, model, len(gpus), free, own, price)
+
+
+def _add_costs(db: Connection, fleet: FleetLoad) -> None:
+    costs: dict[AccountKey, float] = {}
+    _, _, charges = read_range(db, fleet.start, fleet.end)
+    for charge in charges:
+        if charge.currency:
+            key = charge.account.key
+            costs[key] = costs.get(key, 0.0) + charge.amounts.cost
+    for pod in fleet.pods:
+        cost = costs.get(pod.account.key)
+        pod.cost = None if cost is None else round(cost, 2)
+
+
+def _check_gpus(
+    db: Connection, fleet: FleetLoad, ids: Mapping[int, AccountKey], state: ClusterState
+) -> None:
+    """Finds pods that changed their model, and the numbers of GPUs that pods of the range held."""
+    models = {}
+    clusters = {}
+    for node in state.nodes:
+        clusters[node.name] = node.reading.cluster
+        for gpu in node.gpus:
+            models[gpu.uuid] = gpu.model
+    before: dict[AccountKey, set[str]] = defaultdict(set)
+    for account, node, uuid, count, uuids in db.execute(_HELD, (fleet.end, fleet.start)):
+        key = ids.get(account)
+        if key is None:
+            continue
+        # The model of a GPU that is gone is not known any more.
+        before[key].update(models.get(one, "") for one in uuids.split(","))
+        model = clusters.get(node, ""), models.get(uuid, "")
+        fleet.sizes.setdefault(model, set()).add(count)
+    for pod in fleet.pods:
+        if not pod.problem and before.get(pod.account.key, set()) - {pod.model}:
+            pod.problem = "model"
+
+
+def _read_shared(
+    db: Connection, fleet: FleetLoad, ids: Mapping[int, AccountKey], state: ClusterState
+) -> Iterator[SharedLoad]:
+    """Yields the GPUs that several pods share now, if their waiting times are measured."""
+    account_ids = {key: account_id for account_id, key in ids.items()}
+    steps = {pod.account.key: pod.steps for pod in fleet.pods}
+    for node in state.nodes:
+        for parts in node.held_by_device().values():
+            pods = {account_of(part).key: account_of(part) for part in parts}
+            is_measured = parts[0].device.known_usage.method in _BY_SWITCHES
+            if len(pods) < 2 or not is_measured or parts[0].instance is not None or node.gone:
+                continue
+            common = _find_common(fleet, [steps.get(key, b"") for key in pods])
+            if common is None:
+                continue
+            first, last = common
+            start = (first - round(fleet.start)) // COARSE * STEP_BYTES
+            stop = (last - round(fleet.start)) // COARSE * STEP_BYTES
+            shared = []
+            for key, account in pods.items():
+                window = {"start": first, "end": last, "account": account_ids[key]}
+                [waited] = db.execute(_WAITED, window).fetchone()
+                ratio = waited / (last - first)
+                shared.append(SharedPodLoad(account, steps[key][start:stop], ratio))
+            yield SharedLoad(node.reading.cluster, node.name, parts[0].gpu.model, shared)
+
+
+def _find_common(fleet: FleetLoad, steps: Sequence[bytes]) -> tuple[int, int] | None:
+    """Returns the whole hours since all pods of a GPU are known. None if there are none."""
+    first = 0
+    for line in steps:
+        if not line:
+            return None
+        first = max(first, _count_unknown(line))
+    start = ceil_time(fleet.start + first * COARSE, HOUR)
+    end = floor_time(fleet.end, HOUR)
+    return (start, end) if start < end else None

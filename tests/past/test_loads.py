@@ -1,0 +1,143 @@
+"""Savings from the rounds of exporters, through SQLite and HTTP."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from podgpu.past.slowdown import predict_waits
+from tests.past.savings_world import record, serving
+from tests.web.server import Client
+
+HOURS = 26.0
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    cluster, recorder = record(HOURS)
+    with serving(cluster, recorder) as client:
+        yield client
+    recorder.stop()
+
+
+def get(client: Client, query: str = "", status: int = 200) -> dict[str, Any]:
+    answer = client.ask(f"/api/v1/savings{query}")
+    assert answer.status == status, answer.text
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+def test_each_kind_is_found_in_a_recorded_cluster(client: Client) -> None:
+    found = get(client, "?range=25h")
+    assert found.get("notes", []) == []
+    lines = {line["kind"]: line for line in found["advice"] if line["kind"] != "share"}
+    shared = [line for line in found["advice"] if line["kind"] == "share"]
+
+    [idle] = lines["stop"]["pods"]
+    assert (idle["pod"], idle["gpus"], idle["node"]) == ("idle", 2, "node-a")
+    assert lines["stop"]["saved"] == {"gpus": 2, "gpu_hours": 1460, "cost": 2920}
+
+    [wide] = lines["shrink"]["pods"]
+    assert (wide["pod"], lines["shrink"]["target"]) == ("wide", "1 GPU")
+    assert (wide["busy"], wide["peak_busy"]) == (0.5, 0.5)
+    assert wide["peak_memory_bytes"] == 40 * 1024**3, "the largest sum of a round"
+
+    [hot] = lines["pack"]["pods"]
+    assert (hot["pod"], hot["node"], hot["to_node"]) == ("hot", "node-a", "node-b")
+    assert lines["pack"]["target"] == "2 free GPUs on node-a"
+
+    together = {pod["pod"]: pod for line in shared for pod in line["pods"]}
+    assert {tuple(sorted(pod["pod"] for pod in line["pods"])) for line in shared} == {
+        ("day", "night"),
+        ("quiet-a", "quiet-b"),
+    }
+    waits = predict_waits([0.15, 0.1])
+    assert together["quiet-a"]["wait"] == pytest.approx(waits[0], abs=1e-3)
+    assert together["quiet-b"]["slowdown"] == pytest.approx(1 + waits[1] / 0.1, abs=1e-2)
+    assert together["day"]["slowdown"] == 1
+    assert together["quiet-a"]["owner"] == {"kind": "Deployment", "name": "quiet"}
+
+
+def test_what_is_left_out_is_counted(client: Client) -> None:
+    found = get(client, "?range=25h")
+    left = {row["reason"]: (row["pods"], row["gpus"]) for row in found["left_out"]}
+    assert left == {
+        "annotation": (1, 1),
+        "namespace": (1, 1),
+        "training": (1, 2),
+        "part": (2, 1),
+        "needed": (1, 1),
+    }
+    totals = found["totals"]
+    assert totals["before"]["gpus"] == 14
+    assert totals["saved"] == {"gpus": 5, "gpu_hours": 3650, "cost": 7300}
+    assert totals["after"]["gpus"] == 9
+
+
+def test_predictions_are_compared_with_pods_that_share_already(client: Client) -> None:
+    found = get(client, "?range=25h")
+    waits = predict_waits([0.2, 0.1])
+    pairs = [(one["pod"], one["measured_wait"]) for one in found["shared"]]
+    assert pairs == [("pair-a", 0.05), ("pair-b", 0.03)]
+    predicted = [one["predicted_wait"] for one in found["shared"]]
+    assert predicted == pytest.approx(waits, abs=1e-3)
+    error = (abs(waits[0] - 0.05) + abs(waits[1] - 0.03)) / 2
+    assert found["prediction_error_ratio"] == pytest.approx(error, abs=1e-3)
+
+
+def test_csv_has_a_row_per_pod_and_adds_up(client: Client) -> None:
+    answer = client.ask("/api/v1/savings?range=25h&format=csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="podgpu-savings.csv"'
+    assert sorted(row["Pod"] for row in rows) == [
+        "day",
+        "hot",
+        "idle",
+        "night",
+        "quiet-a",
+        "quiet-b",
+        "wide",
+    ]
+    assert sum(float(row["SavedCostPerMonth"] or 0) for row in rows) == 7300
+    assert {row["Currency"] for row in rows} == {"EUR"}
+
+
+def test_a_longer_range_is_cut_to_the_record(client: Client) -> None:
+    found = get(client)
+    assert found["to"] - found["from"] == pytest.approx(HOURS * 3600, abs=600)
+    assert "there is no record before" in found["notes"][0]
+    assert len(found["advice"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("?range=9d", "up to 8d"),
+        ("?slowdown=1", "slowdown='1'"),
+        ("?slowdown=x", "slowdown='x'"),
+        ("?idle=5m", "at least 1h"),
+        ("?format=xml", "format='xml'"),
+    ],
+)
+def test_wrong_queries_are_refused(client: Client, query: str, error: str) -> None:
+    assert error in get(client, query, 400)["error"]
+
+
+def test_too_little_history_is_said() -> None:
+    cluster, recorder = record(20)
+    with serving(cluster, recorder) as client:
+        found = get(client)
+    recorder.stop()
+    assert found["advice"] == []
+    assert "nothing is recommended from" in found["notes"][0]
+
+
+def test_a_range_shorter_than_a_day_is_refused_in_words(client: Client) -> None:
+    found = get(client, "?range=6h")
+    assert found["advice"] == []
+    assert "shorter than a day" in found["notes"][0]
