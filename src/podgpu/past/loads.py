@@ -26,7 +26,6 @@ from podgpu.past.savings import (
 from podgpu.past.schema import COARSE, HOLDER, HOUR, OPEN, ceil_time, floor_time
 from podgpu.past.sqlite_charges import read_range
 
-_STEPS = HOUR // COARSE
 _UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _BY_SWITCHES = frozenset({"switches", "exact"})  # methods that measure waiting times
 _ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"
@@ -96,11 +95,11 @@ def read_pod_load(
 
 def _find_start(db: Connection) -> int | None:
     """Returns the start of the first known step. A file of an older version has none."""
-    first = _STEPS
-    hour = None
-    for hour, busy in db.execute(_FIRST_HOUR):
-        first = min(first, _count_unknown(busy))
-    return None if hour is None else int(hour) + first * COARSE
+    rows = db.execute(_FIRST_HOUR).fetchall()
+    if not rows:
+        return None
+    hour = int(rows[0][0])
+    return hour + COARSE * min(_count_unknown(busy) for _, busy in rows)
 
 
 def _count_unknown(steps: bytes) -> int:

@@ -149,13 +149,16 @@ def _join(
     mixes: Sequence[Mix], place: int, candidate: Candidate, memory: float, most_slowdown: float
 ) -> Mix | None:
     """Adds the pod to the mix with which it overlaps least. Returns None if it fits in none."""
-    # A pod waits at least for what the others do while it is busy, here by hour of the day.
+    # A pod waits at least for what the others do while it is busy: estimated by the hour of the
+    # day or, for pods that alternate within an hour, by the steps in which both are busy.
     most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
     most_overlap *= FULL * len(candidate.steps) / STEP_BYTES / _HOURS
-    possible: list[tuple[int, int, Mix]] = []
+    possible: list[tuple[float, int, Mix]] = []
     for mix in mixes[-_COMPARED:]:
         if mix.memory + candidate.memory <= memory:
-            overlap = sum(map(mul, mix.profile, candidate.profile))
+            overlap = float(sum(map(mul, mix.profile, candidate.profile)))
+            if overlap > most_overlap:
+                overlap = _estimate_overlap(mix, candidate)
             if overlap <= most_overlap:
                 possible.append((overlap, len(possible), mix))
     possible.sort()
@@ -176,6 +179,16 @@ def _join(
             mix.shared = shared
             return mix
     return None
+
+
+def _estimate_overlap(mix: Mix, candidate: Candidate) -> float:
+    """Assumes that each is equally busy in all of its steps."""
+    both = (mix.active & candidate.active).bit_count() // _LANE_BITS
+    if not both:
+        return 0.0
+    steps = len(candidate.steps) // STEP_BYTES
+    active = mix.active.bit_count() // _LANE_BITS * (candidate.active.bit_count() // _LANE_BITS)
+    return sum(mix.profile) * candidate.total / active * both * steps / _HOURS
 
 
 def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:
