@@ -32,6 +32,7 @@ _DETAILS = {
     "unreadable": "hung",
     "recovery_action": "reset",
     "fabric": "in_progress",
+    "application_xid": "13 by research/train-0/main",
 }
 """Condition -> example of its detail."""
 

@@ -316,11 +316,25 @@ class Condition(Document, frozen=True):
     text: Text = ""  # set only for a condition of the history
 
 
+class XidCulprit(Workload, frozen=True, kw_only=True):
+    """A workload whose processes caused an XID. If all names are empty, the process is outside pods
+    and jobs.
+    """
+
+    total: Amount
+    last_seen: UnixTime
+    pid: Count | None = None  # the last process that caused it
+    program: Name = ""
+    affected: UpTo64[Workload] = ()  # other workloads that used the device then
+
+
 class XidCount(Document, frozen=True):
     xid: Amount
     total: Amount
     last_seen: UnixTime
     in_window: Amount = 0  # number of occurrences within --xid-count-window-size
+    # only XIDs that applications cause; omits those whose cause is unknown
+    culprits: UpTo64[XidCulprit] = ()
 
 
 class DeviceTotals(Document, frozen=True):
@@ -491,6 +505,7 @@ def optional_numbers() -> Mapping[str, Any]:
         Holder,
         NamespaceUsage,
         Condition,
+        XidCulprit,
         XidCount,
         DeviceTotals,
         MigInstance,

@@ -72,6 +72,16 @@ def test_exact_usage_adds_sys_admin_only() -> None:
     assert "- SYS_ADMIN (exporter.usage.from exact)" in notes(exact)
 
 
+def test_the_kernel_log_needs_one_capability_and_no_device() -> None:
+    blame = VARIANTS["xid blame"]
+    context = container(blame)["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["SYSLOG"]}
+    assert "privileged" not in context
+    assert {**pod(blame), "containers": []} == {**pod(), "containers": []}
+    assert container(blame)["volumeMounts"] == container()["volumeMounts"]
+    assert "- SYSLOG (exporter.xidBlame)" in notes(blame)
+
+
 def rules_of(values: Mapping[str, Any], component: str = "exporter") -> dict[str, list[Object]]:
     """Returns the rules that are bound to the component's account, by kind of role."""
     found: dict[str, list[Object]] = {}

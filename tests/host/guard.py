@@ -27,6 +27,7 @@ HOST_VARIABLES = (
 )
 NODE_PATHS = {
     "PODGPU_PATH_PROC": "proc",
+    "PODGPU_PATH_KMSG": "dev/kmsg",
     "PODGPU_PATH_SYSFS": "sys",
     "PODGPU_PATH_VARLOG": "var/log",
     "DCGM_POD_RESOURCES_KUBELET_SOCKET": "var/lib/kubelet/pod-resources/kubelet.sock",

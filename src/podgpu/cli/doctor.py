@@ -106,6 +106,8 @@ def examine_node(
             findings += checks.check_device_files(dev)
         if telemetry.name != checks.SIMULATED and usage_from != "none":
             findings.append(checks.check_pid_namespace(proc))
+            if options["path_kmsg"] != "none":
+                findings.append(checks.check_kernel_log(options["path_kmsg"]))
         gpus = [device for device in readings.devices if not device.is_instance]
         readable = [gpu for gpu in gpus if gpu not in readings.failures]
         if usage_from != "none" and readable:

@@ -28,6 +28,8 @@ from podgpu.node.agent.schedule import (
     counters_in_configmap,
     read_counters,
 )
+from podgpu.node.gpu.nvml.kernel_log import DEFAULT_PATH as DEFAULT_KMSG
+from podgpu.node.gpu.nvml.kernel_log import KernelLog, open_kernel_log
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.node.gpu.remote_exporter import (
@@ -102,6 +104,7 @@ def build_exporter_agent(
         pod_labels=pod_labels,
         read_counters=read_again,
         containers=make_finder(options) if options["usage_from"] != "none" else None,
+        kernel_log=_open_kernel_log(options, clock or Clock()),
     )
     agent.check_selection()
     agent.read_counters()
@@ -167,6 +170,14 @@ def make_finder(options: Options) -> ContainerFinder:
     """
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
     return ContainerFinder(options["path_proc"], finds_users=is_plain)
+
+
+def _open_kernel_log(options: Options, clock: Clock) -> KernelLog | None:
+    """Returns None if the log cannot be read, or is not needed."""
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"
+    if options["usage_from"] == "none" or (is_simulated and options["path_kmsg"] == DEFAULT_KMSG):
+        return None
+    return open_kernel_log(options["path_kmsg"], clock.wall)
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:

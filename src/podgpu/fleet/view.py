@@ -41,7 +41,7 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.readings import FleetCounts, NodeEntry
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
-from podgpu.metrics.conditions import UNALLOCATED, xid_spec
+from podgpu.metrics.conditions import breaks_gpu, xid_spec
 from podgpu.metrics.fields import (
     CLOCK_EVENTS_FIELD,
     clock_events_in_words,
@@ -67,6 +67,7 @@ from podgpu.model import (
     WaitPart,
     Workload,
     WorkloadOwner,
+    XidCulprit,
     group_by_key,
     parts_of,
 )
@@ -240,6 +241,7 @@ class XidView(_JsonStruct, kw_only=True):
     class_: str = msgspec.field(name="class", default="")
     at: float | None = None
     total: int | None = None
+    culprits: tuple[XidCulprit, ...] = ()
 
 
 class SourceView(_JsonStruct, kw_only=True):
@@ -319,7 +321,7 @@ def total_of(state: ClusterState) -> Totals:
         held = node.held_by_device()
         for gpu in node.gpus:
             gpus += 1
-            broken += any(condition.name != UNALLOCATED for condition in gpu.conditions)
+            broken += any(breaks_gpu(condition.name) for condition in gpu.conditions)
             rest = find_rest(node, gpu, held)
             unknown += rest.unknown
             unallocated = unallocated.plus(rest.unallocated)
@@ -676,7 +678,14 @@ def _make_xids(gpu: DeviceState) -> list[XidView]:
         spec = xid_spec(count.xid)
         at = round(count.last_seen, 3)
         views.append(
-            XidView(xid=count.xid, says=spec.text, class_=spec.cause, at=at, total=count.total)
+            XidView(
+                xid=count.xid,
+                says=spec.text,
+                class_=spec.cause,
+                at=at,
+                total=count.total,
+                culprits=count.culprits[::-1],
+            )
         )
     return views
 

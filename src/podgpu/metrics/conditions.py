@@ -22,6 +22,7 @@ POWER_BRAKE = "power_brake"
 DRIVER_AWAY = "driver_away"
 NODE_GONE = "node_gone"
 UNALLOCATED = "unallocated_use"
+APPLICATION_XID = "application_xid"
 RECOVERY = "recovery_action"
 FABRIC = "fabric"
 RECOVERY_FIELD = 1523  # DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -62,6 +63,7 @@ _FABRIC_STATES: Mapping[int, str | None] = {
 class ConditionSpec:
     name: str
     severity: str  # `broken` or `warning`
+    of: str  # `gpu`, or `workload` if the GPU itself is healthy
     dcgm_watch: str  # DCGM's health check for the same problem; empty if there is none
     dcgm_code: str  # number of DCGM's error in health_codes.csv
     was: str  # after the condition has ended
@@ -74,6 +76,17 @@ class ConditionSpec:
 def conditions() -> Mapping[str, ConditionSpec]:
     """Returns the conditions by name, in display order."""
     return {row["name"]: ConditionSpec(**row) for row in table_rows("conditions.csv")}
+
+
+def breaks_gpu(condition: str) -> bool:
+    """Returns False for a problem of a workload, which does not mean that the GPU is broken."""
+    spec = conditions().get(condition)
+    return spec is None or spec.of == "gpu"
+
+
+@cache
+def workload_conditions() -> tuple[str, ...]:
+    return tuple(spec.name for spec in conditions().values() if spec.of == "workload")
 
 
 @lru_cache(maxsize=1024)
@@ -113,6 +126,8 @@ def _describe_detail(condition: str, detail: str) -> str:
         return detail.replace("/", " of its ") or "some of its"
     if condition == UNALLOCATED:
         return detail or "a container"
+    if condition == APPLICATION_XID:
+        return detail or "13, 31, 43 or 45"
     if condition == RECOVERY:
         return _recovery_action(detail).says
     if condition == FABRIC:

@@ -240,6 +240,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
             labels = {**names, "xid": str(xid.xid)}
             yield "podgpu_xid_errors_total", labels, xid.total
             yield "podgpu_xid_last_seen_timestamp_seconds", labels, xid.last_seen
+            for culprit in xid.culprits:
+                of_container = {**labels, **holder_names(culprit)}
+                yield "podgpu_container_xid_errors_total", of_container, culprit.total
         for holder in assigned_holders(device):
             labels = {**names, **holder_names(holder), "source": holder.source}
             yield "podgpu_allocation_info", labels, 1

@@ -22,8 +22,9 @@ from podgpu.fleet.view import (
     NodeView,
     PodResponse,
     View,
+    XidView,
 )
-from podgpu.metrics.conditions import UNALLOCATED
+from podgpu.metrics.conditions import breaks_gpu
 from podgpu.model import add_known, group_by_key
 from podgpu.past.events import Event, EventsAnswer
 from podgpu.past.schema import IDLE
@@ -80,7 +81,20 @@ def hide_in_pod(answer: PodResponse, visible: Visible) -> PodResponse:
 
 def hide_in_gpu(answer: GpuResponse, visible: Visible) -> GpuResponse:
     sources = [replace(source, message="") for source in answer.sources]
-    return replace(answer, gpu=_hide_in_gpu(answer.gpu, visible), sources=sources)
+    gpu = _hide_in_gpu(answer.gpu, visible)
+    xids = None
+    if answer.xids is not None:
+        xids = [_hide_in_xid(xid, visible) for xid in answer.xids]
+    return replace(answer, gpu=gpu, xids=xids, sources=sources)
+
+
+def _hide_in_xid(xid: XidView, visible: Visible) -> XidView:
+    culprits = []
+    for culprit in xid.culprits:
+        if culprit.namespace in visible:
+            affected = tuple(each for each in culprit.affected if each.namespace in visible)
+            culprits.append(replace(culprit, affected=affected))
+    return replace(xid, culprits=tuple(culprits))
 
 
 def _hide_in_node(node: NodeView, visible: Visible) -> NodeView:
@@ -103,8 +117,8 @@ def _hide_in_device(device: _Device, visible: Visible) -> _Device:
             hidden.append(holder)
     by_use = group_by_key((holder.use, holder) for holder in hidden)
     holders += [_sum_holders(group) for group in by_use.values()]
-    # The text of this condition names the container.
-    conditions = [each for each in device.conditions if each.condition != UNALLOCATED]
+    # The text of a workload's condition names the container.
+    conditions = [each for each in device.conditions if breaks_gpu(each.condition)]
     last = tuple(holder for holder in device.last_holders if holder.namespace in visible)
     return replace(device, holders=holders, conditions=conditions, last_holders=last)
 
@@ -147,7 +161,7 @@ def hide_in_events(answer: EventsAnswer, visible: Visible) -> EventsAnswer:
 def _is_shown(event: Event, visible: Visible) -> bool:
     if event.namespace or event.pod or event.kind in ("started", "ended", IDLE):
         return event.namespace in visible
-    return UNALLOCATED not in (event.kind, event.condition)
+    return breaks_gpu(event.kind) and breaks_gpu(event.condition or "")
 
 
 def hide_in_history(history: _History, visible: Visible) -> _History:
@@ -171,7 +185,7 @@ def _hide_span(span: HolderSpan, visible: Visible) -> HolderSpan:
 
 def _hide_marks(marks: Iterable[Mark]) -> list[Mark]:
     """Leaves out marks whose text names a pod."""
-    return [mark for mark in marks if mark.condition not in (IDLE, UNALLOCATED)]
+    return [mark for mark in marks if mark.condition != IDLE and breaks_gpu(mark.condition)]
 
 
 def list_held_namespaces(histories: Iterable[DeviceHistory]) -> Iterator[str]:

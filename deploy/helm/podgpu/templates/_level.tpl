@@ -33,6 +33,9 @@
 {{- if and $exporter.enabled (eq $exporter.usage.from "exact") -}}
 {{- $reasons = append $reasons "SYS_ADMIN (exporter.usage.from exact)" -}}
 {{- end -}}
+{{- if and $exporter.enabled $exporter.xidBlame -}}
+{{- $reasons = append $reasons "SYSLOG (exporter.xidBlame)" -}}
+{{- end -}}
 {{- if and $exporter.enabled $exporter.addCapabilities -}}
 {{- $reasons = append $reasons (printf "%s (exporter.addCapabilities)" (join ", " $exporter.addCapabilities)) -}}
 {{- end -}}

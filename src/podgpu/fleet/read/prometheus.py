@@ -37,6 +37,7 @@ from podgpu.metrics.adapter import (
     nodes_from_vectors,
     read_device_key,
 )
+from podgpu.metrics.conditions import workload_conditions
 from podgpu.metrics.fields import TEMPERATURE, UTIL
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.parse import ParsedSample
@@ -65,7 +66,7 @@ MAX_NOTES = 5
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-BROKEN = 'condition!="unallocated_use"'
+BROKEN = f'condition!~"{"|".join(workload_conditions())}"'
 RULE_LABELS = (
     "kind",
     "namespace",

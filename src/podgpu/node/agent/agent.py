@@ -40,6 +40,8 @@ from podgpu.node.agent.schedule import (
     group_fields,
 )
 from podgpu.node.agent.usage_collector import UsageCollector, UsageResult
+from podgpu.node.agent.xid_blame import XidBlame
+from podgpu.node.gpu.nvml.kernel_log import KernelLog, KernelXid
 from podgpu.node.gpu.source import FieldGroup, Telemetry
 from podgpu.node.holders.reader import AllocationReader, HolderSources, find_lost_gpus
 from podgpu.node.usage.containers import ContainerFinder, ProcessOwners
@@ -94,8 +96,12 @@ class Agent:
         read_counters: ReadCounters | None = None,
         containers: ContainerFinder | None = None,
         ledger: Ledger | None = None,
+        kernel_log: KernelLog | None = None,
     ) -> None:
-        """`containers`: finds the containers of processes. If None, usage is not read."""
+        """`containers`: finds the containers of processes. If None, usage is not read.
+
+        `kernel_log`: names the processes that cause XIDs.
+        """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
@@ -121,9 +127,14 @@ class Agent:
         self._allocations = AllocationReader(
             holders or HolderSources(), self._workers, self._errors, self.clock, self.reload
         )
-        self._usage_collector = None
+        self._kernel_log = kernel_log
+        self._owners: ProcessOwners | None = None
+        self._usage_collector: UsageCollector | None = None
         if containers is not None:
-            self._usage_collector = self._make_usage_collector(containers, ledger)
+            self._owners = ProcessOwners(
+                containers, self._allocations.complete, self._allocations.read_identities
+            )
+            self._usage_collector = self._make_usage_collector(self._owners, ledger)
         self._health = HealthWatch(
             self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000
         )
@@ -143,11 +154,7 @@ class Agent:
         self._allocate_now = threading.Event()
         self.published = self._make_published()
 
-    def _make_usage_collector(
-        self, containers: ContainerFinder, ledger: Ledger | None
-    ) -> UsageCollector:
-        allocations = self._allocations
-        owners = ProcessOwners(containers, allocations.complete, allocations.read_identities)
+    def _make_usage_collector(self, owners: ProcessOwners, ledger: Ledger | None) -> UsageCollector:
         if ledger is None:
             ledger = Ledger(
                 unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval
@@ -160,7 +167,11 @@ class Agent:
             self._errors,
             self.settings.deadline,
             self.clock,
+            XidBlame(owners.recall, self._list_kernel_xids, self.clock.wall),
         )
+
+    def _list_kernel_xids(self) -> Sequence[KernelXid]:
+        return () if self._kernel_log is None else self._kernel_log.lines
 
     # Readings
 
@@ -220,6 +231,7 @@ class Agent:
             # `release` may have been called during the reading.
             if not self._is_released:
                 self._usage_result = result
+            self._health.add_verdicts(result.verdicts)
         self._publish()
 
     def read_counters(self) -> None:
@@ -260,7 +272,10 @@ class Agent:
         if self._stopped.is_set():
             return
         with self._publishing:
-            self._health.add_xids(self._telemetry.error_events())
+            events = self._telemetry.error_events()
+            self._health.add_xids(events)
+            if self._usage_collector is not None:
+                self._usage_collector.blame.add(events)
             self.published = self._make_published()
 
     def _make_published(self) -> Published:
@@ -318,6 +333,12 @@ class Agent:
             loops["allocation"] = self._allocation_loop
         if self._usage_collector is not None:
             loops["usage"] = self._usage_loop
+        if self._kernel_log is not None and self._owners is not None:
+            # A process that causes an XID is looked up at once, because it is about to exit.
+            find = self._owners.find_early
+            loops["kernel-log"] = partial(
+                self._kernel_log.run, self._stopped, lambda line: find([line.pid])
+            )
         for name, loop in loops.items():
             guarded = partial(self._guard, name, loop, on_fatal)
             threading.Thread(target=guarded, name=name, daemon=True).start()

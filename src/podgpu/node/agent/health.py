@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from podgpu.clock import Clock, RepeatFilter, UnixTime
+from podgpu.errors import few_of
 from podgpu.metrics.conditions import (
+    APPLICATION_XID,
     DRIVER_AWAY,
     FABRIC_FIELD,
     LOST,
@@ -39,13 +43,19 @@ from podgpu.model import (
     FieldValues,
     GpuReading,
     Workload,
+    WorkloadKey,
     XidCount,
+    XidCulprit,
     group_by_key,
     split_key,
 )
 from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.xid_blame import Verdict
 
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
+_CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
+_MAX_CULPRITS = 64  # of one XID of a device
+_MAX_DETAIL = 256
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS = 0.5  # fraction of throttled time at which the condition begins
 THROTTLE_ENDS = 0.1  # fraction at which it ends
@@ -118,6 +128,12 @@ class _Seen(NamedTuple):
     last: float
 
 
+class _Caused(NamedTuple):
+    first: float
+    last: float
+    text: str
+
+
 @dataclass(slots=True)
 class _Gpu:
     """State of one GPU between two checks. Times are monotonic."""
@@ -126,6 +142,8 @@ class _Gpu:
     """Result of `_check_gpu`. None if the GPU is not selected."""
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
     xids: dict[int, _Seen] = field(default_factory=dict)  # XIDs that need action
+    # XIDs of applications whose cause is known, by workload and XID
+    caused: dict[tuple[WorkloadKey, int], _Caused] = field(default_factory=dict)
     throttling: Throttling = field(default_factory=Throttling)
     counters: dict[int, float] = field(default_factory=dict)
     links: int = 0  # highest number of active NVLinks since the start
@@ -145,6 +163,8 @@ class HealthWatch:
         # Unix time of the last XID, by device key and XID
         self._xid_seen: dict[tuple[str, int], float] = {}
         self._last_xids: dict[str, int] = {}
+        # by device key and XID, then by workload
+        self._culprits: dict[tuple[str, int], dict[WorkloadKey, XidCulprit]] = {}
         self._clock_events = EventLog(clock_window)
         self._clock_masks: dict[str, int] = {}
 
@@ -194,11 +214,46 @@ class HealthWatch:
                 first = event.at - self._to_unix(0.0) if seen is None else seen.first
                 gpu.xids[event.code] = _Seen(first, now)
 
+    def add_verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            culprit = verdict.culprit
+            name = "unknown"
+            if culprit is not None:
+                name = culprit.text or "a process outside pods"
+                self._add_culprit(verdict, culprit)
+            process = f" (pid {verdict.pid} {verdict.program})" if verdict.pid else ""
+            cause = f"cause of XID {verdict.xid} on {verdict.device}: {name}{process}"
+            _xid_log.warning(cause)
+
+    def _add_culprit(self, verdict: Verdict, culprit: Workload) -> None:
+        culprits = self._culprits.setdefault((verdict.device, verdict.xid), {})
+        earlier = culprits.pop(culprit.key, None)
+        total = 1 if earlier is None else earlier.total + 1
+        # The newest culprit is the last one.
+        culprits[culprit.key] = XidCulprit(
+            **structs.asdict(culprit),
+            total=total,
+            last_seen=verdict.at,
+            pid=verdict.pid or None,
+            program=verdict.program,
+            affected=verdict.affected,
+        )
+        if len(culprits) > _MAX_CULPRITS:
+            del culprits[next(iter(culprits))]
+        gpu = self._gpus.get(split_key(verdict.device)[0])
+        if gpu is not None:
+            caused = gpu.caused.get((culprit.key, verdict.xid))
+            now = self._clock()
+            first = now if caused is None else caused.first
+            text = _describe_cause(verdict, culprit)
+            gpu.caused[culprit.key, verdict.xid] = _Caused(first, now, text)
+
     def forget_xids(self, uuid: str) -> bool:
         """Removes the XIDs of a GPU. Returns False if it has none."""
-        xids = self._gpus[uuid].xids
-        had_xids = bool(xids)
-        xids.clear()
+        gpu = self._gpus[uuid]
+        had_xids = bool(gpu.xids or gpu.caused)
+        gpu.xids.clear()
+        gpu.caused.clear()
         return had_xids
 
     def is_lost(self, uuid: str) -> bool:
@@ -225,7 +280,8 @@ class HealthWatch:
         recent_xids = self._xids.count_recent(now)
         for (key, xid), total in sorted(self._xids.totals.items()):
             device = devices[key]
-            count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid])
+            culprits = tuple(self._culprits.get((key, xid), {}).values())
+            count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid], culprits)
             device["xids"] = (*device.get("xids", ()), count)
             device["last_xid"] = self._last_xids[key]
 
@@ -249,6 +305,13 @@ class HealthWatch:
         if gpu.xids:
             details[XID] = xid_detail(gpu.xids)
             since[XID] = min(seen.first for seen in gpu.xids.values())
+        gpu.caused = {
+            key: cause for key, cause in gpu.caused.items() if now - cause.last < _CAUSED_SECONDS
+        }
+        if gpu.caused:
+            causes = gpu.caused.values()
+            details[APPLICATION_XID] = few_of([cause.text for cause in causes], 2)[:_MAX_DETAIL]
+            since[APPLICATION_XID] = min(cause.first for cause in causes)
 
         present = []
         healthy = []
@@ -359,6 +422,12 @@ def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
     if others_answer or own.error == "gpu_lost":
         return _Absence(LOST)
     return _Absence(DRIVER_AWAY, own.error)
+
+
+def _describe_cause(verdict: Verdict, culprit: Workload) -> str:
+    text = f"{verdict.xid} by {culprit.text or 'a process outside pods'}"
+    others = [other.text for other in verdict.affected if other.text]
+    return f"{text}, beside {few_of(others, 2)}" if others else text
 
 
 def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:

@@ -27,6 +27,7 @@ from podgpu.model import (
     split_key,
 )
 from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.xid_blame import Verdict, XidBlame
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders import KUBELET
 from podgpu.node.holders.reader import LAST_RESORT
@@ -52,6 +53,7 @@ class UsageResult:
     namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()  # causes of XIDs that were decided in this reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class UsageCollector:
     _errors: ErrorCounts
     _deadline: float
     _clock: Clock
+    blame: XidBlame
     _charged_at: float | None = None
     _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
     _lacking: set[tuple[str, str, str]] = field(default_factory=set)
@@ -107,7 +110,9 @@ class UsageCollector:
         devices = self._ledger.list_devices()
         for usage in reading.usages:
             devices[usage.device.key].processes = _list_processes(usage, owners)
-        return UsageResult(devices, self._ledger.list_namespaces(), began_at, sources)
+        verdicts = tuple(self.blame.decide(reading.usages, owners))
+        namespaces = self._ledger.list_namespaces()
+        return UsageResult(devices, namespaces, began_at, sources, verdicts)
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
         gpus = []

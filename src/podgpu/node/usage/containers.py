@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 
+RECENT_SECONDS = 300.0  # how long the owner of a process that has ended is kept
 CACHE_SECONDS = 30.0  # lookups are then repeated, because a process can be moved to another cgroup
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
@@ -210,6 +211,11 @@ class _Early(NamedTuple):
     lookup: ContainerLookup
 
 
+class _Recent(NamedTuple):
+    at: float
+    owner: ProcessOwner
+
+
 @dataclass(eq=False)
 class ProcessOwners:
     _finder: ContainerFinder
@@ -220,6 +226,8 @@ class ProcessOwners:
     _last: Mapping[int, ProcessOwner] = field(default_factory=dict)
     _early: dict[int, _Early] = field(default_factory=dict)  # see `find_early`
     _early_lock: threading.Lock = field(default_factory=threading.Lock)
+    # by pid; includes processes that have ended, because a process that causes an XID ends
+    _recent: dict[int, _Recent] = field(default_factory=dict)
 
     def find_early(self, pids: Collection[int]) -> Collection[int]:
         """Looks up processes that may end before the next call of `find`.
@@ -245,7 +253,33 @@ class ProcessOwners:
             self._read_identities()
             owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
         self._last = owners
+        self._keep_recent(owners)
         return owners
+
+    def _keep_recent(self, owners: Mapping[int, ProcessOwner]) -> None:
+        now = self._finder.clock()
+        oldest = now - RECENT_SECONDS
+        self._recent = {pid: one for pid, one in self._recent.items() if one.at > oldest}
+        for pid, owner in owners.items():
+            if owner.workload or self._lookups[pid].outcome != "gone":
+                self._recent[pid] = _Recent(now, owner)
+
+    def recall(self, pid: int) -> ProcessOwner | None:
+        """Returns the owner of a process that may have ended. None if it is unknown."""
+        with self._early_lock:
+            early = self._early.get(pid)
+        if early is None:
+            recent = self._recent.get(pid)
+            return None if recent is None else recent.owner
+        if early.lookup.outcome in FAILED_LOOKUPS:
+            return ProcessOwner(problem=early.lookup.outcome)
+        if early.lookup.outcome != "found" and not early.lookup.workload.user:
+            return NOT_IN_POD
+        owner = self._make_owner(early.lookup.workload)
+        if owner.container:
+            self._read_identities()
+            owner = self._make_owner(early.lookup.workload)
+        return replace(owner, command=early.lookup.command)
 
     def _use_early_lookups(self) -> None:
         """Uses the early lookups of processes that have ended since."""

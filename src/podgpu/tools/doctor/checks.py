@@ -42,6 +42,7 @@ from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.dcgm.connection import format_version
 from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmTelemetry
 from podgpu.node.gpu.nvml.driver import MIN_GPM_SECONDS, VersionMismatch
+from podgpu.node.gpu.nvml.kernel_log import KernelLog
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry, count_pci_gpus
 from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.node.gpu.nvml.switch_splitter import LogNotMeasured
@@ -470,6 +471,16 @@ def check_privileges(proc: str, usage_from: str) -> list[Finding]:
         advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
         findings.append(note("privileges", text, advice))
     return findings
+
+
+def check_kernel_log(path: str) -> Finding:
+    """Checks whether the containers that cause XIDs can be named."""
+    try:
+        KernelLog(path, time.time).close()
+    except SourceError as error:
+        text = f"{error}; the cause of an XID is named only if there is a single candidate"
+        return note("XIDs", text)
+    return ok("XIDs", "the kernel log can be read, so the container that causes an XID is named")
 
 
 def check_device_files(dev: str) -> list[Finding]:

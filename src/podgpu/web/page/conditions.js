@@ -18,9 +18,10 @@ const TITLES = {
   driver_away: "Driver away",
   node_gone: "Node gone",
   unallocated_use: "Used without an allocation",
+  application_xid: "XID of an application",
   idle: "Idle",
 };
-const OF_WORKLOADS = new Set(["unallocated_use"]); // problems of workloads: the GPU itself is healthy
+const OF_WORKLOADS = new Set(["unallocated_use", "application_xid"]); // problems of workloads: the GPU itself is healthy
 const GRAVE = new Set([
   "lost",
   "unreadable",

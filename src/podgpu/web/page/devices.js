@@ -162,7 +162,7 @@ function ownerOf({ owner, job, user }) {
   return job && user ? `user ${user}` : "";
 }
 
-function nameOf(holder) {
+export function nameOf(holder) {
   if (holder.hidden) return "other namespaces";
   if (holder.job) return `job ${holder.job}`;
   if (holder.pod) return [holder.namespace, holder.pod].filter(Boolean).join("/");

@@ -1,5 +1,6 @@
 // Shows the fields of one GPU: the important ones in four groups, and all of them with names, units and source.
 
+import { nameOf } from "./devices.js";
 import { h, plain } from "./dom.js";
 import { duration, energy, memory, moment, UNKNOWN } from "./format.js";
 
@@ -128,6 +129,21 @@ function wordsOf({ name, help }) {
   return NAMES[shortName(name)] ?? plain(shortName(name)).replaceAll("_", " ").toLowerCase();
 }
 
+function longName(workload) {
+  const isNamed = workload.pod || workload.job || workload.uid || workload.container_id || workload.user;
+  return isNamed ? [nameOf(workload), workload.container].filter(Boolean).join("/") : "a process outside pods";
+}
+
+// "caused by research/train-0/main (python3, pid 4711), 3 times; beside serving/chat-0/main"
+function culpritLine(culprit) {
+  const who = longName(culprit);
+  const process = [culprit.program, culprit.pid && `pid ${culprit.pid}`].filter(Boolean).join(", ");
+  const times = culprit.total > 1 ? `, ${NUMBER.format(culprit.total)} times` : "";
+  const others = (culprit.affected ?? []).map(longName);
+  const beside = others.length ? `; beside ${others.join(", ")}` : "";
+  return h("div", {}, plain(`caused by ${who}${process ? ` (${process})` : ""}${times}${beside}`));
+}
+
 export function xidRows(xids) {
   return xids.map((error) => {
     const badge = h("span", { class: "badge badge-broken" }, `XID ${plain(error.xid)}`);
@@ -135,7 +151,8 @@ export function xidRows(xids) {
     const more = [error.class, times].filter(Boolean).join(", ");
     const kind = more ? h("span", { class: "field-source" }, plain(more)) : undefined;
     const when = error.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(error.at));
-    return h("li", {}, when, badge, h("span", { class: "mark-says" }, plain(error.says ?? "")), kind);
+    const says = h("span", { class: "mark-says" }, plain(error.says ?? ""), ...(error.culprits ?? []).map(culpritLine));
+    return h("li", {}, when, badge, says, kind);
   });
 }
 

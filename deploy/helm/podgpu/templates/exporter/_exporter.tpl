@@ -71,6 +71,7 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- define "podgpu.exporter.capabilities" -}}
 {{- $add := .Values.exporter.addCapabilities -}}
 {{- if or .Values.gpus.migMonitoring (eq .Values.exporter.usage.from "exact") }}{{ $add = append $add "SYS_ADMIN" }}{{ end -}}
+{{- if .Values.exporter.xidBlame }}{{ $add = append $add "SYSLOG" }}{{ end -}}
 {{- toYaml (uniq $add) -}}
 {{- end -}}
 
@@ -228,6 +229,12 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- fail (printf "gpus.migMonitoring is for gpus.access runtime or volume-mounts; with %s it has no effect" .Values.gpus.access) -}}
 {{- end -}}
 {{- $uid := include "podgpu.exporter.uid" . -}}
+{{- if and $exporter.xidBlame (ne $uid "0") -}}
+{{- fail (printf "exporter.xidBlame is true, but it would run as uid %s: Kubernetes gives an added capability to uid 0 only. Set exporter.runAsUser to 0" $uid) -}}
+{{- end -}}
+{{- if and $exporter.xidBlame (eq $exporter.usage.from "none") -}}
+{{- fail "exporter.xidBlame needs the containers of processes: set exporter.usage.from to auto" -}}
+{{- end -}}
 {{- if and (eq $exporter.usage.from "exact") (ne $uid "0") -}}
 {{- fail (printf "exporter.usage.from is exact, but it would run as uid %s: Kubernetes gives an added capability to uid 0 only. Set exporter.runAsUser to 0" $uid) -}}
 {{- end -}}

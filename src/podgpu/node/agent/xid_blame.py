@@ -1,0 +1,210 @@
+"""Finds the process and the container that caused an XID error.
+
+The kernel log names the process of most XIDs. Without it, a process is named only if it is the
+single candidate: it worked just before the XID, and has ended since. Otherwise the cause is
+unknown, because a wrong name is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from podgpu.metrics.conditions import xid_spec
+from podgpu.model import HIDDEN_PID, DeviceUsage, ErrorEvent, Workload, split_key
+from podgpu.node.gpu.nvml.kernel_log import KernelXid, parse_slot
+from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner
+
+_LINE_BEFORE = 2.0  # maximum time by which the kernel's line is read before NVML's event
+_LINE_AFTER = 1.0
+_SAME_FAULT = 0.5  # lines within this time may belong to the same event, also those of other XIDs
+_DECIDE_AFTER = 3.0  # seconds; a process that failed has ended by then
+_WORKED_BEFORE = 2.5  # seconds; a candidate worked in a reading this close to the event
+_GIVE_UP = 30.0  # if the GPU is no longer read
+_KEPT_SECONDS = 15.0
+_MAX_PENDING = 1000
+_MAX_AFFECTED = 16
+
+FindOwner = Callable[[int], ProcessOwner | None]
+
+
+class Verdict(NamedTuple):
+    """The cause of one XID."""
+
+    device: str  # `Device.key`
+    xid: int
+    at: float
+    culprit: Workload | None = None  # None if the cause is unknown
+    pid: int = 0
+    program: str = ""
+    affected: tuple[Workload, ...] = ()  # other workloads that used the device
+
+
+class _DeviceReading(NamedTuple):
+    """The processes of one device in one reading."""
+
+    at: float
+    pids: frozenset[int]
+    worked: frozenset[int] | None  # None if context switches are not read
+    owners: Mapping[int, ProcessOwner]
+
+
+@dataclass(eq=False)
+class XidBlame:
+    """`add` may be called by any thread, the other methods by the usage loop only."""
+
+    _find_owner: FindOwner  # owner of a process that may have ended
+    _lines: Callable[[], Sequence[KernelXid]]
+    _wall: Callable[[], float]
+    _new: deque[ErrorEvent] = field(default_factory=lambda: deque(maxlen=_MAX_PENDING))
+    _pending: list[ErrorEvent] = field(default_factory=list)
+    _readings: dict[str, deque[_DeviceReading]] = field(default_factory=dict)
+    _slots: dict[str, tuple[int, int, int] | None] = field(default_factory=dict)
+
+    def add(self, events: Iterable[ErrorEvent]) -> None:
+        """Adds events whose cause is an application. Others have no culprit."""
+        self._new.extend(event for event in events if xid_spec(event.code).cause == "application")
+
+    def decide(
+        self, usages: Iterable[DeviceUsage], owners: Mapping[int, ProcessOwner]
+    ) -> list[Verdict]:
+        """Stores a usage reading, and returns the causes of the events that can be decided now."""
+        now = self._wall()
+        for usage in usages:
+            self._store(usage, owners, now)
+        while self._new:
+            self._pending.append(self._new.popleft())
+
+        verdicts = []
+        pending = []
+        for event in self._pending:
+            verdict = self._decide(event, now)
+            if verdict is None:
+                pending.append(event)
+            else:
+                verdicts.append(verdict)
+        self._pending = pending[-_MAX_PENDING:]
+        return verdicts
+
+    def _store(self, usage: DeviceUsage, owners: Mapping[int, ProcessOwner], now: float) -> None:
+        if usage.processes is None:
+            return
+        key = usage.device.key
+        self._slots[key] = parse_slot(usage.device.pci_bus_id)
+        worked = None
+        pids = {process.pid for process in usage.processes if process.device == key}
+        if usage.resident_ns is not None:
+            worked = frozenset(pid for pid, ns in usage.resident_ns.items() if ns)
+            pids |= worked
+        readings = self._readings.setdefault(key, deque())
+        own = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
+        readings.append(_DeviceReading(now, frozenset(pids), worked, own))
+        while readings and now - readings[0].at > _KEPT_SECONDS:
+            readings.popleft()
+
+    def _decide(self, event: ErrorEvent, now: float) -> Verdict | None:
+        """Returns None if the cause may be known later."""
+        if now - event.at < _LINE_AFTER:
+            return None
+        line = self._find_line(event)
+        if line is not None:
+            return self._blame(event, line.pid, line.program)
+
+        readings = self._readings.get(event.device)
+        last_at = readings[-1].at if readings else 0.0
+        if last_at - event.at < _DECIDE_AFTER and now - event.at < _GIVE_UP:
+            return None
+        pid = self._find_sole_candidate(event)
+        if pid is None:
+            return self._make_unknown(event)
+        return self._blame(event, pid)
+
+    def _find_line(self, event: ErrorEvent) -> KernelXid | None:
+        """Returns the kernel's line about an event. None if there is none, or it is ambiguous."""
+        slot = self._slots.get(event.device)
+        _, gi_id = split_key(event.device)
+        same = []
+        others = []
+        for line in self._lines():
+            is_same_instance = gi_id is None or line.gi_id in (None, gi_id)
+            if line.slot != slot or not is_same_instance:
+                continue
+            later = line.at - event.at
+            if line.xid == event.code and -_LINE_BEFORE <= later <= _LINE_AFTER:
+                same.append(line)
+            elif abs(later) <= _SAME_FAULT:
+                # An XID 31 can have a line of XID 13 only.
+                others.append(line)
+        chosen = same or others
+        if not chosen:
+            return None
+        nearest = min(chosen, key=lambda line: abs(line.at - event.at))
+        distance = abs(nearest.at - event.at)
+        for line in chosen:
+            is_close = abs(line.at - event.at) - distance < _SAME_FAULT
+            if line.pid != nearest.pid and is_close and not self._have_same_owner(line, nearest):
+                return None
+        return nearest
+
+    def _have_same_owner(self, one: KernelXid, other: KernelXid) -> bool:
+        owner = self._find_owner(one.pid)
+        other_owner = self._find_owner(other.pid)
+        if owner is None or other_owner is None or owner.workload is None:
+            return False
+        return owner.workload == other_owner.workload
+
+    def _find_sole_candidate(self, event: ErrorEvent) -> int | None:
+        """Returns the only process that worked just before the XID and has ended since."""
+        readings = list(self._readings.get(event.device, ()))
+        before = [one for one in readings if -_WORKED_BEFORE <= one.at - event.at <= 1.0]
+        if not before or readings[-1].at - event.at < _DECIDE_AFTER:
+            return None
+        owners: dict[int, ProcessOwner] = {}
+        worked: set[int] = set()
+        has_switches = True
+        for reading in before:
+            owners.update(reading.owners)
+            worked |= reading.worked or reading.pids
+            has_switches &= reading.worked is not None
+        if HIDDEN_PID in worked or not owners:
+            return None
+
+        workloads = {owner.workload for owner in owners.values()}
+        if len(workloads) > 1 and not has_switches:
+            return None
+        after = [one for one in readings if one.at - event.at > 1.0]
+        still_there = frozenset[int]().union(*(one.pids for one in after[-2:]))
+        ended = set(owners) - still_there
+        # Every process that ended is a candidate, because the log of switches may have gaps.
+        candidates = {owners[pid].workload for pid in ended}
+        if len(candidates) != 1 or None in candidates:
+            return None
+        return next((pid for pid in sorted(ended) if pid in worked), None)
+
+    def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:
+        owner = self._find_owner(pid)
+        users = self._list_users(event)
+        if owner is None or owner.problem:
+            # The process is known, but not its container.
+            return Verdict(event.device, event.code, event.at, None, pid, program, users)
+        # A process that belongs to no pod and to no user has an empty workload.
+        culprit = owner.workload or owner.container or Workload()
+        affected = tuple(user for user in users if user != culprit)
+        name = program or owner.command
+        return Verdict(event.device, event.code, event.at, culprit, pid, name, affected)
+
+    def _make_unknown(self, event: ErrorEvent) -> Verdict:
+        return Verdict(event.device, event.code, event.at, affected=self._list_users(event))
+
+    def _list_users(self, event: ErrorEvent) -> tuple[Workload, ...]:
+        """Returns the workloads that had processes on the device at the time of the event."""
+        users: dict[Workload, None] = {}
+        for reading in self._readings.get(event.device, ()):
+            if abs(reading.at - event.at) <= _WORKED_BEFORE:
+                for pid in sorted(reading.owners):
+                    workload = reading.owners[pid].workload
+                    if workload is not None:
+                        users[workload] = None
+        return tuple(users)[:_MAX_AFFECTED]

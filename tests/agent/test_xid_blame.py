@@ -1,0 +1,256 @@
+"""XIDs of applications: the culprit in the JSON, on the page, in the metric and as a condition."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from podgpu.fleet.view import make_view
+from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.model import Assignment, Workload, XidCulprit, encode_node
+from podgpu.node.agent.agent import Settings
+from podgpu.node.gpu.nvml.kernel_log import KernelLog, KernelXid, open_kernel_log
+from podgpu.node.holders.identity import Identities
+from podgpu.web.exporter_app import build_state
+from tests.agent.simulated_node import SimulatedNode
+from tests.agent.test_usage_methods import Node as BurstNode
+from tests.nodes.clock import wait_until
+from tests.simulated import FaultyProc, container_cgroup
+
+PODS = ("red", "green")
+UID = "9f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{}"
+NAMES = Identities(
+    current=frozenset(
+        Workload("ns", name, "main", UID.format(n), f"{n}" * 64) for n, name in enumerate(PODS)
+    )
+)
+KERNEL, USER = 4, 12
+"""Priority of a record of the kernel, and of a record that a program wrote."""
+
+
+class Node(SimulatedNode):
+    """One H100 that `red` (pid 40) and `green` (pid 41) share."""
+
+    def __init__(self, folder: Path, *pods: str) -> None:
+        self.proc = FaultyProc(folder / "proc")
+        self.kmsg = folder / "kmsg"
+        self.kmsg.write_text(_record(KERNEL, "an old line"))
+        self.kernel_log = KernelLog(str(self.kmsg), self.wall)
+        super().__init__(
+            "1xH100",
+            Settings(interval=1.0),
+            proc=self.proc,
+            identities=lambda: NAMES,
+            kernel_log=self.kernel_log,
+        )
+        for name in pods:
+            number = PODS.index(name)
+            self.add_process(number, 40 + number)
+            self.driver.place(SimulatedLoad(0, 40 + number, duty=0.3))
+        self.holders.now = [
+            Assignment(self.uuid(0), Workload("ns", name, "main"), "kubelet", str(n), 0.5)
+            for n, name in enumerate(pods)
+        ]
+        self.run(5)
+
+    def add_process(self, number: int, pid: int) -> None:
+        self.proc.add(pid, container_cgroup(UID.format(number), f"{number}" * 64))
+
+    def fail(self, xid: int = 13, **kernel: Any) -> None:
+        """Raises an XID, and writes the kernel's line if it has a pid."""
+        self.driver.raise_xid(0, xid)
+        if kernel:
+            self.log(**{"xid": xid} | kernel)
+        wait_until(lambda: self.turn(0.2) and self.xids(xid), "NVML reports the XID")
+
+    def log(self, xid: int, pid: object, pci: str = "0000:04:00", priority: int = KERNEL) -> None:
+        text = f"NVRM: Xid (PCI:{pci}): {xid}, pid={pid}, name=train.py, Graphics Exception: x"
+        with self.kmsg.open("a") as file:
+            file.write(_record(priority, text))
+        self.kernel_log.poll()
+
+    def xids(self, xid: int) -> list[dict[str, Any]]:
+        state = json.loads(encode_node(self.agent.published.state))
+        return [one for one in state["devices"][0].get("xids", ()) if one["xid"] == xid]
+
+    def culprits(self, xid: int = 13) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.xids(xid)[0].get("culprits", [])
+        return found
+
+    def conditions(self) -> dict[str, str]:
+        gpu = self.agent.published.state.devices[0]
+        return {condition.name: condition.detail for condition in gpu.conditions}
+
+
+def _record(priority: int, text: str) -> str:
+    return f"{priority},1,2334599906,-;{text}\n SUBSYSTEM=pci\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path, *PODS)
+    yield node
+    node.kernel_log.close()
+
+
+@pytest.mark.fault(
+    "An application causes an XID",
+    "The kernel log names its process, and podgpu its container, also if the process has ended. "
+    "The GPU is not broken; the other containers on it are named as affected",
+)
+def test_the_kernel_log_names_the_container(node: Node) -> None:
+    node.fail(pid=40)
+    node.run(3)
+    (culprit,) = node.culprits()
+    assert culprit["pod"] == "red"
+    assert (culprit["pid"], culprit["program"], culprit["total"]) == (40, "train.py", 1)
+    assert [one["pod"] for one in culprit["affected"]] == ["green"]
+    assert node.conditions()["application_xid"] == "13 by ns/red/main, beside ns/green/main"
+
+    metric = "podgpu_container_xid_errors_total{"
+    (series,) = (line for line in node.exposition.splitlines() if line.startswith(metric))
+    assert 'pod="red"' in series
+    assert 'xid="13"' in series
+    assert series.endswith(" 1")
+    view = json.loads(msgspec.json.encode(make_view(build_state(node.agent))))
+    assert view["totals"].get("broken", 0) == 0, "the GPU is healthy"
+    assert "an application caused XID 13 by ns/red/main" in view["alerts"][0]["text"]
+
+    node.fail(pid=40)
+    node.run(3)
+    assert [one["total"] for one in node.culprits()] == [2]
+    node.fail(pid=41)
+    node.run(3)
+    assert [(one["pod"], one["total"]) for one in node.culprits()] == [("red", 2), ("green", 1)]
+
+    node.time += 600.0
+    node.turn()
+    assert "application_xid" not in node.conditions()
+    assert len(node.culprits()) == 2, "counters stay"
+
+
+def test_a_process_that_has_just_ended_is_named(node: Node) -> None:
+    node.driver.remove(40)
+    node.proc.remove(40)
+    node.run(3)
+    node.fail(pid=40)
+    node.run(3)
+    assert [one["pod"] for one in node.culprits()] == ["red"]
+
+
+def test_a_process_that_podgpu_has_never_seen_has_no_container(node: Node) -> None:
+    node.fail(pid=99)
+    node.run(6)
+    assert node.culprits() == []
+    assert "application_xid" not in node.conditions()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"pid": 40, "priority": USER},
+        {"pid": 40, "pci": "0000:05:00"},
+        {"pid": "'<unknown>'"},
+        {"pid": 40, "xid": 79},
+    ],
+    ids=["forged by a program", "of another GPU", "without a process", "not at the same time"],
+)
+def test_lines_that_say_nothing_about_this_xid(node: Node, line: dict[str, Any]) -> None:
+    if "xid" in line:
+        node.log(**line)
+        node.time += 1.0
+        line = {"pid": "'<unknown>'"}
+    node.fail(**line)
+    node.run(6)
+    assert node.culprits() == []
+
+
+def test_an_xid_of_the_hardware_has_no_culprit(node: Node) -> None:
+    node.fail(79, pid=40)
+    node.run(6)
+    assert node.culprits(79) == []
+
+
+def test_two_programs_that_fail_at_the_same_time_are_not_confused(node: Node) -> None:
+    node.log(13, 41)
+    node.fail(pid=40)
+    node.run(6)
+    assert node.culprits() == []
+
+
+def test_an_xid_31_with_a_line_of_xid_13_only(node: Node) -> None:
+    node.log(13, 40)
+    node.fail(31)
+    node.run(3)
+    assert [one["pod"] for one in node.culprits(31)] == ["red"]
+
+
+def test_without_a_line_the_only_container_that_lost_a_process_is_named(tmp_path: Path) -> None:
+    alone = Node(tmp_path / "alone", "red")
+    alone.fail()
+    alone.driver.remove(40)
+    alone.run(6)
+    assert [one["pod"] for one in alone.culprits()] == ["red"]
+    alone.kernel_log.close()
+
+
+def test_without_switches_two_containers_are_not_told_apart(node: Node) -> None:
+    node.fail()
+    node.driver.remove(40)
+    node.run(6)
+    assert node.culprits() == []
+
+
+class SwitchNode(BurstNode):
+    def fail(self, *pids: int) -> list[XidCulprit]:
+        """Raises an XID 43 after which these processes end. Returns the culprits."""
+        self.driver.raise_xid(0, 43)
+        wait_until(lambda: self.turn(0.2) and self.device.xids, "NVML reports the XID")
+        for pid in pids:
+            self.driver.remove(pid)
+        self.run(8)
+        return list(self.device.xids[0].culprits)
+
+    @property
+    def device(self) -> Any:
+        return self.agent.published.state.devices[0]
+
+
+LOADS = [(5.0, 50.0, 0.0), (5.0, 50.0, 20.0), (5.0, 50.0, 35.0)]
+
+
+@pytest.mark.parametrize(
+    ("ended", "named"), [((101,), ["p1"]), ((101, 102), []), ((), [])], ids=["one", "two", "none"]
+)
+def test_the_log_of_switches_names_a_sole_candidate(
+    tmp_path: Path, ended: tuple[int, ...], named: list[str]
+) -> None:
+    node = SwitchNode(tmp_path, "exact", LOADS)
+    node.run(6)
+    assert [culprit.pod for culprit in node.fail(*ended)] == named
+
+
+def test_a_process_that_is_about_to_exit_is_looked_up_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    stopped = threading.Event()
+    seen: list[KernelXid] = []
+    log = KernelLog(str(path), lambda: 5.0)
+    thread = threading.Thread(target=log.run, args=(stopped, seen.append))
+    thread.start()
+    path.write_text(_record(KERNEL, "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 43, pid=7, name=a b, x"))
+    wait_until(lambda: seen, "the line is read")
+    stopped.set()
+    thread.join()
+    assert seen == [KernelXid((0, 0x3B, 0), 5, 43, 7, "a b", 5.0)]
+
+
+def test_a_log_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+    assert open_kernel_log(str(tmp_path / "absent"), lambda: 0.0) is None
+    assert open_kernel_log("none", lambda: 0.0) is None
