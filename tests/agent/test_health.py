@@ -12,7 +12,7 @@ import pytest
 
 from podgpu.cli.main import run
 from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
-from podgpu.metrics.conditions import conditions
+from podgpu.metrics.conditions import breaks_gpu, conditions
 from podgpu.metrics.labels import Policy
 from podgpu.node.agent.agent import Settings
 from podgpu.node.agent.health import XID_SECONDS
@@ -73,9 +73,8 @@ def test_a_gpu_that_is_well(bench: GpuBench) -> None:
     assert not known(bench, 0, "thermal"), "throttling is known after a minute"
     bench.turn(0, 1, 2, 3, seconds=61.0)
     for condition in conditions():
-        assert known(bench, 0, condition) == (condition not in ("node_gone", "unallocated_use")), (
-            condition
-        )
+        is_checked = breaks_gpu(condition) and condition != "node_gone"
+        assert known(bench, 0, condition) == is_checked, condition
     assert broken(bench, 0) == []
 
 
