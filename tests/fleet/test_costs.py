@@ -312,7 +312,9 @@ def test_a_forecast_over_the_budget_is_a_warning() -> None:
         "namespace ml: the forecast of 130.00 EUR exceeds the budget of 100.00 EUR per month"
         " (60% are used)"
     )
-    assert replace(use, forecast=100.0, ratio=1.0, cost=100.0).warning == ""
+    harmless = replace(use, forecast=100.0, ratio=1.0, cost=100.0)
+    assert harmless.warning == ""
+    assert [alert.text for alert in state_of(budgets=[harmless, use]).alerts] == [use.warning]
 
 
 def test_only_budgets_of_what_is_shown_are_answered() -> None:

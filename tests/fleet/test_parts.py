@@ -13,7 +13,7 @@ from podgpu.fleet.hold import measure_use
 from podgpu.fleet.parts import Use, divide_device, divide_gpu, gpu_utilization
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.view import make_view
-from podgpu.model import Condition
+from podgpu.model import Condition, DeviceTotals
 from tests.fleet.states import H100, gpu, holder, lost, mig, node, state_of
 
 
@@ -27,6 +27,7 @@ def test_shares_as_given_else_equal() -> None:
     assert of(0.5, None, None) == [0.5, 0.25, 0.25]
     assert of(1.0, 1.0) == [0.5, 0.5]
     assert of(1.0, None) == [1.0, 0.0]
+    assert of(2.0, 1.0) == [0.5, 0.5], "nothing has more than the whole device"
 
 
 def test_mig_instances_are_the_part_of_their_compute_slices() -> None:
@@ -92,6 +93,16 @@ def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it
         (0, "user", "unknown"),
         (2, "user", "unknown"),
         (2, "guest", "unknown"),
+    ]
+
+
+def test_an_idle_client_of_mps_is_not_unknown() -> None:
+    mps = DeviceTotals(method="mps")
+    idle, unknown = holder("a", processes=1, idle_since=5.0), holder("b", processes=1)
+    [entry] = state_of(node("n1", gpu(0, idle, unknown, busy=0.5, usage=mps))).nodes
+    assert [(part.use, part.unknown_because) for part in entry.held] == [
+        ("idle", ""),
+        ("unknown", "not known under MPS"),
     ]
 
 

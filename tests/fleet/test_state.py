@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from podgpu.charge import HeldTime
 from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
-from podgpu.fleet.state import ClusterState, build_cluster_state
+from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.metrics.parse import parse_text
 from podgpu.model import (
     Condition,
@@ -555,6 +555,39 @@ def test_what_a_holder_did_since_the_last_reading() -> None:
     assert turn(1120.0, 4 * 10**9, usage_at=WALL + 1116.0) == HeldTime(
         12.0, busy=1.0, idle=2.0, waited=3.0
     )
+
+
+def test_idle_time_that_counters_of_an_unknown_exporter_prove() -> None:
+    """In Prometheus, the process of an exporter may be unknown."""
+
+    def turn(world: World, at: float, idle: float, busy: int = 0) -> float | None:
+        idle_ns = round(idle * 10**9)
+        one = gpu(0, holder(utilization_ratio=0.0, busy_ns=busy, idle_ns=idle_ns), busy=0.0)
+        [part] = world.round(node("n1", one, read_at=at), at=at).nodes[0].held
+        return part.measured_idle
+
+    world = World()
+    assert turn(world, 0.0, 500.0) == 500.0
+    assert turn(world, 15.0, 515.0) == 515.0
+    assert turn(world, 115.0, 570.0) == 570.0, "45 s are not counted"
+    assert turn(world, 215.0, 624.9) == pytest.approx(54.9), "45.1 s are not counted"
+    assert turn(world, 230.0, 639.9, busy=10**9) is None
+    assert turn(world, 245.0, 654.9, busy=10**9) == 15.0
+    assert turn(World(), 0.0, 500.0, busy=10**9) == 0.0, "it was busy at an unknown time"
+
+
+def test_the_state_of_a_single_node() -> None:
+    state = node("n1", with_conditions(0, "unreadable"), gpu(1)).state
+    notes = ("the readings are too old", "another note")
+    fresh = build_single_node_state(state, ViewSettings(), 15.0, WALL + 15, notes=notes)
+    assert [device.uuid for device in fresh.nodes[0].gpus] == ["GPU-0", "GPU-1"]
+    assert [(alert.uuid, alert.severity) for alert in fresh.alerts] == [("GPU-0", "broken")]
+    assert fresh.notes == notes
+    stale = build_single_node_state(
+        state, ViewSettings(), 15.0, WALL + 15, fresh=False, notes=notes
+    )
+    assert not list(stale.nodes[0].gpus)
+    assert [(alert.text, alert.node) for alert in stale.alerts] == [(notes[0], "n1")]
 
 
 @pytest.mark.parametrize(("ratio", "use"), [(None, "idle"), (0.0, "used")])
