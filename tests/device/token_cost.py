@@ -32,6 +32,7 @@ from tests.kube.api_server import SimulatedApiServer
 
 SECONDS = 30.0
 SETTLE_SECONDS = 4.0
+STORE_SECONDS = 16.0  # podgpu stores the charges every 15 s
 METHOD = "exact"
 CLUSTER = "127.0.0.1:9499"
 PRICE = 1000.0  # of an hour; a round number with many digits
@@ -210,6 +211,7 @@ def main() -> int:
             for phase, loads in PHASES:
                 bench.run(phase, loads)
                 print(f"{phase} done", flush=True)
+            time.sleep(STORE_SECONDS)
             answer = ask("api/v1/range?range=1h&by=pod")
         finally:
             cluster.terminate()
