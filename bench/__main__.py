@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from bench import cluster, history, memory, page, scale, serving, text, usage
+from bench import cluster, history, memory, page, scale, serving, stragglers, text, usage
 from bench.figures import Figure, heading, row
 
 Benchmarks = Mapping[str, Callable[[], list[Figure]]]
@@ -22,6 +22,7 @@ BENCHMARKS: Benchmarks = {
     "page": page.measure,
     "history": history.measure,
     "scale": scale.measure,
+    "stragglers": stragglers.measure,
 }
 
 

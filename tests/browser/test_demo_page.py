@@ -70,7 +70,50 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     tab.wait_for(
         "document.querySelector('main').innerText.includes('No GPU is broken')", "all is well again"
     )
-    assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
+    # A job with a slow GPU stays.
+    assert tab.evaluate("document.querySelector('#status').dataset.health") == "warning"
+
+
+def test_a_job_with_a_slow_gpu(tab: Tab, demo: Demo) -> None:
+    tab.open(demo.page.address.url)
+    said = after(tab, demo, 130.0)
+    assert "PyTorchJob research/llm-train: GPU 1 of node-2 is slower than its siblings" in said
+    [index] = [
+        number
+        for number, text in enumerate(tab.texts(".alert-text"))
+        if "slower than its siblings" in text
+    ]
+    tab.evaluate(f"document.querySelectorAll('.alert-link')[{index}].click()")
+    tab.wait_for("document.querySelectorAll('.job tbody tr').length === 4", "the GPUs of the job")
+    assert "#job=PyTorchJob/research/llm-train" in tab.evaluate("location.href")
+    assert "PyTorchJob/research/llm-train" in tab.evaluate("document.title")
+    verdict = "document.querySelector('.job .verdict').innerText"
+    tab.wait_for(f"{verdict}.startsWith('GPU 1 of node-2 is slower than its siblings')")
+    assert tab.texts(".job tbody th")[-1] == "node-2 GPU 1 \u00b7 slowest"
+    assert tab.texts(".job tbody td.wasted") == ["1,861 MHz"], "the reason is marked"
+    tab.wait_for("document.querySelector('.job .facts').innerText.includes('last 1h')", "the cost")
+    facts = dict(zip(tab.texts(".job dt"), tab.texts(".job dd"), strict=True))
+    assert facts["Holds"] == "4 GPUs on 2 nodes"
+    assert facts["Cost"] == "$11.20/h"
+    assert float(facts["Cost, last 1h"].removeprefix("$")) == pytest.approx(0.40, abs=0.02)
+    tab.wait_for("document.querySelectorAll('.job .chart-legend li').length >= 4", "a line per GPU")
+
+    tab.evaluate("location.hash = '#view=pods&by=job'")
+    tab.wait_for("document.querySelector('.pods td.is-long.wasted')", "the slowest GPU of the job")
+    assert "PyTorchJob/llm-train" in tab.texts(".pods tbody th")
+    assert "Deployment/chat" not in tab.texts(".pods tbody th"), "its pods have unequal work"
+    tab.evaluate("location.hash = '#pod=research/llm-train-1'")
+    tab.wait_for("document.querySelector('.pod .facts a')?.innerText === 'PyTorchJob/llm-train'")
+    tab.evaluate("document.querySelector('.pod .facts a').click()")
+    tab.wait_for("document.querySelector('.job h2')?.innerText.includes('research/llm-train')")
+    tab.evaluate("location.hash = '#job=PyTorchJob/research/nothing'")
+    none = "document.querySelector('.job .message')?.innerText"
+    tab.wait_for(f"{none} === 'No pod of this job holds a GPU now.'", "a job that does not exist")
+    tab.evaluate("location.hash = '#job=nonsense'")
+    tab.wait_for(
+        "document.querySelector('#wrong').innerText.includes('is not KIND/NAMESPACE/NAME')",
+        "a wrong link",
+    )
 
 
 def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from podgpu.fleet.job_view import make_job, make_jobs
-from podgpu.fleet.jobs import JobKey
+from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
-from podgpu.fleet.stragglers import StragglerDetector
 from podgpu.model import DeviceState, PodName, WorkloadOwner
 from tests.fleet.states import WALL, gpu, holder, node, series
 
@@ -30,14 +29,15 @@ def busy_gpu(number: int, pod: str, clock: float, **more: Any) -> DeviceState:
     )
 
 
-def run(minutes: int, clock: float, heat: float = 0.0) -> ClusterState:
+def run(minutes: int, clock: float, heat: float = 0.0, **first_gpu: str) -> ClusterState:
     """Runs a job of two pods with two GPUs each, and a Deployment, for some minutes."""
-    detector: StragglerDetector[JobKey] = StragglerDetector()
+    detector = JobDetector()
     state: ClusterState | None = None
     for number in range(2 * minutes + 1):
         now = 30.0 * number
         throttled = {"hw_thermal": int(heat * now * 1e9)}
-        first = [busy_gpu(0, "run-0", clock, throttled_ns=throttled), busy_gpu(1, "run-0", 1700.0)]
+        slow = busy_gpu(0, "run-0", clock, throttled_ns=throttled, **first_gpu)
+        first = [slow, busy_gpu(1, "run-0", 1700.0)]
         second = [
             busy_gpu(2, "run-1", 1700.0),
             busy_gpu(3, "run-1", 1700.0),
@@ -56,6 +56,7 @@ def test_the_slowest_gpu_is_an_alert_a_metric_and_in_the_json() -> None:
     state = run(8, 1615.0)
     (alert,) = state.alerts
     assert (alert.severity, alert.node, alert.uuid) == ("warning", "n1", "GPU-0")
+    assert alert.job == "JobSet/ml/run"
     assert alert.text == (
         "JobSet ml/run: GPU 0 of n1 is slower than its siblings: its SM clock is 5 % lower"
     )
@@ -67,6 +68,7 @@ def test_the_slowest_gpu_is_an_alert_a_metric_and_in_the_json() -> None:
 
     (job,) = make_jobs(state).jobs
     assert (job.kind, job.name, job.pods, job.nodes, job.gpus) == ("JobSet", "run", 2, 2, 4)
+    assert (job.utilization_ratio, job.wait_ratio) == (0.98, None)
     assert job.slowest is not None
     assert (job.slowest.uuid, job.slowest.difference_ratio) == ("GPU-0", 0.05)
     assert WALL <= job.slowest.since <= WALL + 180
@@ -78,7 +80,15 @@ def test_the_slowest_gpu_is_an_alert_a_metric_and_in_the_json() -> None:
     assert [each.pods for each in answer.devices] == [["run-0"]] * 2 + [["run-1"]] * 2
     assert answer.devices[0].bytes_per_second == 1e9
     assert answer.devices[0].wait_ratio is None
-    assert make_job(state, "Deployment", "ml", "chat") is None
+    # The GPUs of other owners are not compared.
+    other = make_job(state, "Deployment", "ml", "chat")
+    assert other is not None
+    assert (other.pods, other.slowest) == (1, None)
+    assert make_job(state, "JobSet", "ml", "walk") is None
+
+
+def test_gpus_of_another_model_are_no_siblings() -> None:
+    assert not run(8, 1615.0, model="NVIDIA A100-SXM4-80GB").slow
 
 
 def test_time_of_throttling_is_the_increase_of_its_counter() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 
@@ -10,12 +9,13 @@ import pytest
 
 from podgpu.fleet.stragglers import GpuSample, SlowGpu, StragglerDetector
 from tests.fleet.straggler_simulation import (
+    ALL_KNOWN,
+    LOWER_CAP,
+    LOWER_CLOCK,
     Fault,
-    Job,
-    count_false_alarms,
     detect,
-    lower_cap,
-    lower_clock,
+    find_false_alarms,
+    make_equal_job,
 )
 
 SAME = GpuSample(
@@ -57,15 +57,15 @@ def job_with(first: GpuSample, gpus: int = 4, others: GpuSample = SAME) -> dict[
     [
         ({"clock": 1615.0}, "clock", 0.05),
         ({"power_limit": 665.0, "power": 655.0}, "power_limit", 0.05),
-        ({"power_limit": None, "power": 655.5}, "power", 0.05),
         ({"throttled": 0.3}, "throttled", 0.3),
         ({"waiting": 0.2, "busy": 0.8}, "waiting", 0.2),
-        ({"bytes": 0.8e9}, "bytes", 0.2),
-        ({"tensor": 0.3}, "tensor", 0.25),
         # Causes come before their effects.
         ({"throttled": 0.8, "clock": 1360.0}, "throttled", 0.8),
         # In a job that synchronises, a GPU at half the clock is active for twice the time.
-        ({"clock": 1100.0, "tensor": 0.5, "dram": 0.2}, "clock", 0.3529),
+        ({"clock": 1100.0, "tensor": 0.55, "dram": 0.2}, "clock", 0.3529),
+        # Without a power cap, the work does not decide the clock.
+        ({"clock": 1615.0, "capped": 0.0, "tensor": 0.46}, "clock", 0.05),
+        ({"clock": 1615.0, "capped": None, "power": 600.0, "dram": 0.35}, "clock", 0.05),
     ],
 )
 def test_reasons(changed: dict[str, float | None], reason: str, difference: float) -> None:
@@ -84,29 +84,87 @@ def test_reasons(changed: dict[str, float | None], reason: str, difference: floa
         {"clock": 1500.0, "busy": 0.3},
         {"clock": 1500.0, "busy": None},
         {"clock": 1500.0, "tensor": 0.1, "dram": 0.1},  # does other work
+        {"clock": 1615.0, "tensor": 0.46},  # at the power limit, more work lowers the clock
+        {"clock": 1615.0, "dram": 0.33},
+        {"clock": 1615.0, "capped": None, "tensor": 0.46},
+        {"clock": 1615.0, "tensor": None, "dram": None},  # unknown work, at the power limit
+        {"power": 655.0},  # at the same power limit
         {"clock": None, "power": None, "tensor": None, "bytes": None},
         {"power": 600.0, "power_limit": None, "capped": 0.1},  # a chip that needs less power
         {"power": 600.0, "power_limit": None, "capped": None},
         {"throttled": 0.05},
         {"waiting": 0.02},
-        {"tensor": 0.2, "dram": None, "bytes": None},  # nothing shows that the work is equal
+        # Ranks of good programs differ in these.
+        {"tensor": 0.3},
+        {"bytes": 0.5e9},
     ],
 )
 def test_what_is_not_slower(changed: dict[str, float | None]) -> None:
     assert Rounds().run(1800, job_with(SAME._replace(**changed))) is None
 
 
-def test_one_sibling_is_enough_for_the_clock_but_not_for_the_bytes() -> None:
+def test_power_is_compared_if_the_limit_is_unknown() -> None:
+    unknown = SAME._replace(power_limit=None)
+    slow = Rounds().run(600, job_with(unknown._replace(power=655.5), others=unknown))
+    assert slow is not None
+    assert (slow.device, slow.reason) == ("a", "power")
+    assert slow.difference == pytest.approx(0.05, abs=1e-3)
+    less_capped = unknown._replace(power=655.5, capped=0.5)
+    assert Rounds().run(600, job_with(less_capped, others=unknown)) is None
+
+
+def test_one_sibling_is_enough_for_the_clock() -> None:
     assert Rounds().run(600, job_with(SAME._replace(clock=1615.0), gpus=2))
-    assert Rounds().run(600, job_with(SAME._replace(bytes=0.5e9), gpus=2)) is None
     assert Rounds().run(600, {"a": SAME._replace(clock=1000.0)}) is None
+
+
+def change(
+    changed: GpuSample, gpus: int = 4, before: GpuSample = SAME, last: GpuSample | None = None
+) -> SlowGpu | None:
+    """Runs a job of equal GPUs for an hour, and changes the first one for ten minutes.
+
+    `last`: another GPU that differs from the start.
+    """
+    rounds = Rounds()
+    differing = {} if last is None else {"c": last}
+    assert rounds.run(3600, job_with(before, gpus, before) | differing) is None
+    return rounds.run(600, job_with(changed, gpus, before) | differing)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "difference"),
+    [({"bytes": 0.8e9}, "bytes", 0.2), ({"tensor": 0.3}, "tensor", 0.25)],
+)
+def test_less_tensor_activity_or_bytes_than_siblings_and_than_before(
+    changed: dict[str, float], reason: str, difference: float
+) -> None:
+    slow = change(SAME._replace(**changed))
+    assert slow is not None
+    assert (slow.device, slow.reason, slow.against) == ("a", reason, "siblings")
+    assert slow.difference == pytest.approx(difference, abs=1e-3)
+    assert change(SAME._replace(**changed), gpus=3) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bytes": 0.83e9, "tensor": 0.34, "dram": 0.255},  # less of all
+        {"bytes": 0.9e9},
+        {"tensor": 0.25, "dram": None, "bytes": None},  # nothing shows that the work is equal
+    ],
+)
+def test_work_that_differs_otherwise(changed: dict[str, float | None]) -> None:
+    assert change(SAME._replace(**changed)) is None
+
+
+def test_siblings_that_are_not_alike_are_not_compared_by_their_work() -> None:
+    assert change(SAME._replace(bytes=0.8e9), last=SAME._replace(bytes=1.02e9))
+    assert change(SAME._replace(bytes=0.8e9), last=SAME._replace(bytes=1.1e9)) is None
 
 
 def test_small_amounts_of_work_are_not_compared() -> None:
     quiet = SAME._replace(bytes=30e6, tensor=0.01)
-    assert (
-        Rounds().run(600, job_with(quiet._replace(bytes=1e6, tensor=0.001), others=quiet)) is None
-    )
+    assert change(quiet._replace(bytes=1e6, tensor=0.001), before=quiet) is None
 
 
 def test_siblings_that_differ_among_themselves() -> None:
@@ -167,6 +225,20 @@ def test_other_work_is_not_compared_with_the_past(changed: dict[str, float | Non
     assert rounds.run(1200, {"a": slower}) is None
 
 
+def test_a_sibling_that_became_faster_proves_nothing() -> None:
+    rounds = Rounds()
+    rounds.run(3600, {"a": SAME, "b": SAME._replace(clock=1680.0)})
+    assert rounds.run(600, {"a": SAME, "b": SAME._replace(clock=1750.0)}) is None
+
+
+def test_two_bad_minutes_are_not_worse_than_before() -> None:
+    rounds = Rounds()
+    rounds.run(3600, {"a": SAME})
+    for _ in range(6):
+        assert rounds.run(120, {"a": SAME._replace(throttled=1.0)}) is None
+        assert rounds.run(240, {"a": SAME}) is None
+
+
 def test_a_young_gpu_has_no_past() -> None:
     rounds = Rounds()
     rounds.run(900, {"a": SAME})
@@ -189,23 +261,24 @@ def test_jobs_are_forgotten_and_gpus_leave() -> None:
     assert rounds.run(240, slow) is None
 
 
-# Simulation. `python -m tests.fleet.straggler_simulation` runs 1,000 GPU-days.
+# Simulation. `python -m bench stragglers` runs 1,000 GPU-days.
 
 
 def test_no_false_alarm_in_a_short_simulation() -> None:
-    alarms, gpu_days = count_false_alarms(seed=7, gpu_days=4.0)
-    assert gpu_days >= 4.0
+    days = 0.0
+    alarms = []
+    for job_days, found in find_false_alarms(seed=7, gpu_days=4.0):
+        days += job_days
+        alarms += found
+    assert days >= 4.0
     assert alarms == []
 
 
-@pytest.mark.parametrize("fault", [lower_clock, lower_cap])
+@pytest.mark.parametrize("fault", [LOWER_CLOCK, LOWER_CAP])
 @pytest.mark.parametrize("knows_limit", [True, False])
 def test_five_percent_are_found_within_ten_minutes(fault: Fault, knows_limit: bool) -> None:
-    job = Job("training", 8, random.Random(3))
-    job.capped = job.knows_work = True
-    job.knows_limit = knows_limit
-    job.epoch = math.inf
-    job.pause = 0.0
+    known = ALL_KNOWN._replace(limit=knows_limit)
+    job = make_equal_job(random.Random(3), is_capped=True, known=known, gpus=8)
     seconds = detect(job, fault, healthy=2700.0)
     assert seconds is not None
     assert seconds <= 600

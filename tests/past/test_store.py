@@ -18,7 +18,7 @@ import pytest
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite import MAX_POINTS, read_gpu, read_pod
+from podgpu.past.sqlite import MAX_DEVICES, MAX_POINTS, read_gpu, read_job, read_pod
 from podgpu.past.sqlite_charges import read_range, read_usage_start
 from podgpu.past.store import MAX_NEW_ACCOUNTS, ConditionRecord, GpuSample, HistoryStore
 
@@ -107,6 +107,64 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
     assert [(mark.condition, mark.at, mark.until) for mark in llm.marks] == [
         ("xid", START + 30, START + 45)
     ]
+
+
+def run_job(at: int, *pods: tuple[str, str]) -> tuple[int, list[GpuSample]]:
+    """A round in which each pod of a job holds a GPU. `pods`: name and UUID."""
+    samples = []
+    for number, (pod, uuid) in enumerate(pods):
+        account = UsageAccount("ml", pod, owner_kind="JobSet", owner_name="run")
+        figures = Figures(0.9, 40 << 30, 500.0, 60.0)
+        charge = Charge(account, "main", USAGE)
+        samples.append(GpuSample(uuid, "", "node-1", number, figures, [charge], []))
+    return at, samples
+
+
+def test_a_job_has_the_figures_of_all_its_pods_also_of_earlier_ones(store: HistoryStore) -> None:
+    store.append(*run_job(START, ("run-a", "GPU-1"), ("run-b", "GPU-2")))
+    store.append(*run_job(START + 15))
+    store.append(*run_job(START + 30, ("run-c", "GPU-1")))
+    store.append(*make_round(START + 45, Charge(NOTEBOOK), xid="XID 79"))
+    with store.reader() as db:
+        job = read_job(db, "JobSet", "ml", "run", START, START + 60)
+        for kind, namespace, name in (
+            ("Job", "ml", "run"),
+            ("JobSet", "other", "run"),
+            ("JobSet", "ml", "walk"),
+        ):
+            assert read_job(db, kind, namespace, name, START, START + 60) is None
+    assert job is not None
+    assert (job.kind, job.name, job.left_out, job.marks) == ("JobSet", "run", 0, [])
+    lines = {device.uuid: device.series["utilization_ratio"] for device in job.devices}
+    assert lines == {"GPU-1": [0.9, None, 0.9, None], "GPU-2": [0.9, None, None, None]}
+    held = [[span.pod for span in device.holders] for device in job.devices]
+    assert held == [["run-a", "run-c"], ["run-b"]]
+
+
+def test_pods_of_a_job_that_share_a_gpu_add_up(store: HistoryStore) -> None:
+    parts = []
+    for pod, ratio in (("run-a", 0.7), ("run-b", 0.5)):
+        account = UsageAccount("ml", pod, owner_kind="JobSet", owner_name="run")
+        parts.append(Charge(account, "main", USAGE, Figures(ratio, 8 << 30, 100.0, 61.0)))
+    store.append(*make_round(START, *parts))
+    with store.reader() as db:
+        job = read_job(db, "JobSet", "ml", "run", START, START + 15)
+    assert job is not None
+    [device] = job.devices
+    assert device.series["utilization_ratio"] == [1.0]
+    assert device.series["memory_used_bytes"] == [16 << 30]
+    assert device.series["power_watts"] == [200.0]
+    assert device.series["temperature_celsius"] == [61.0]
+
+
+def test_the_history_of_a_job_has_a_limited_number_of_gpus(store: HistoryStore) -> None:
+    pods = [(f"run-{number}", f"GPU-{number}") for number in range(MAX_DEVICES + 3)]
+    store.append(*run_job(START, *pods))
+    with store.reader() as db:
+        job = read_job(db, "JobSet", "ml", "run", START, START + 15)
+    assert job is not None
+    assert (len(job.devices), job.left_out) == (MAX_DEVICES, 3)
+    assert job.devices[-1].uuid == f"GPU-{MAX_DEVICES - 1}"
 
 
 def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:

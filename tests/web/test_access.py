@@ -115,6 +115,7 @@ PATHS = (
     "/api/v1/history/gpus/GPU-0",
     "/api/v1/history/gpus/GPU-1",
     "/api/v1/history/pods/ml/train",
+    "/api/v1/history/jobs/Job/ml/train",
     "/api/v1/range?range=1h",
     "/api/v1/range?range=1h&by=owner",
     "/api/v1/range?range=1h&by=namespace",
@@ -131,6 +132,7 @@ NAMELESS = (
     "/api/v1/jobs/Job/ml/train",
     "/api/v1/history",
     "/api/v1/history/pods/ml/train",
+    "/api/v1/history/jobs/Job/ml/train",
     "/api/v1/summary/ml/train",
 )
 """Answers that name no other pod to anybody."""
@@ -150,6 +152,7 @@ def test_no_answer_names_what_a_user_may_not_see(user: str) -> None:
         hidden = [
             f"/api/v1/pods/secret-team/{SECRET}",
             f"/api/v1/history/pods/secret-team/{SECRET}",
+            f"/api/v1/history/jobs/Job/secret-team/{SECRET}",
             f"/api/v1/summary/secret-team/{SECRET}",
         ]
         for path in hidden:

@@ -51,6 +51,7 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     node: str = ""
     uuid: str = ""
+    job: str = ""  # KIND/NAMESPACE/NAME, if it is about a GPU of this job
 
 
 def choose_nodes(

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from podgpu.fleet.jobs import JobGpu, JobKey, compared_with, explain_slow
-from podgpu.fleet.parts import device_model, gpu_id
+from podgpu.fleet.jobs import JOB_KINDS, JobGpu, JobKey, compared_with, explain_slow
+from podgpu.fleet.parts import WasteRate, device_memory, device_model, gpu_id, sum_held
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.stragglers import Against, Reason
 from podgpu.fleet.view import API, ApiVersion
@@ -37,6 +37,8 @@ class JobDevice(msgspec.Struct, omit_defaults=True, kw_only=True):
     pods: list[str]
     is_slowest: bool = False
     utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
     sm_clock_mhz: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
@@ -56,6 +58,10 @@ class JobView(msgspec.Struct, omit_defaults=True, kw_only=True):
     pods: int
     nodes: int
     gpus: float  # parts of GPUs that the job has allocated
+    utilization_ratio: float | None = None  # mean of its devices
+    wait_ratio: float | None = None  # mean of its devices
+    cost_per_hour: float | None = None
+    waste: WasteRate | None = None
     slowest: SlowestView | None = None
 
 
@@ -64,6 +70,7 @@ class JobsResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
+    currency: str = ""
     jobs: list[JobView]
 
 
@@ -72,18 +79,20 @@ class JobResponse(JobView, kw_only=True):
 
     api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
+    currency: str = ""
     devices: list[JobDevice]
 
 
 def make_jobs(state: ClusterState) -> JobsResponse:
     jobs = []
     for key in state.jobs:
-        jobs.append(JobView(**_job_fields(state, key)))
-    return JobsResponse(taken_at=state.taken_at, jobs=jobs)
+        if key.kind in JOB_KINDS:
+            jobs.append(JobView(**_job_fields(state, key)))
+    return JobsResponse(taken_at=state.taken_at, currency=state.prices.currency, jobs=jobs)
 
 
 def make_job(state: ClusterState, kind: str, namespace: str, name: str) -> JobResponse | None:
-    """Returns None if the job has no GPU. If several clusters have it, returns the first."""
+    """Returns None if the owner has no GPU. If several clusters have it, returns the first."""
     for key, gpus in state.jobs.items():
         if (key.kind, key.namespace, key.name) != (kind, namespace, name):
             continue
@@ -93,13 +102,15 @@ def make_job(state: ClusterState, kind: str, namespace: str, name: str) -> JobRe
             is_slowest = slow is not None and slow.device == device
             devices.append(_make_device(gpu, is_slowest))
         fields = _job_fields(state, key)
-        return JobResponse(taken_at=state.taken_at, devices=devices, **fields)
+        currency = state.prices.currency
+        return JobResponse(taken_at=state.taken_at, currency=currency, devices=devices, **fields)
     return None
 
 
 def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
     gpus = state.jobs[key].values()
     parts = [part for gpu in gpus for part in gpu.parts]
+    sums = sum_held(parts, state.prices.currency).rounded()
     return {
         "kind": key.kind,
         "namespace": key.namespace,
@@ -108,6 +119,10 @@ def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
         "pods": len({part.holder.pod for part in parts}),
         "nodes": len({gpu.node.name for gpu in gpus}),
         "gpus": round(sum(part.gpu_fraction for part in parts), 6),
+        "utilization_ratio": _mean(gpu.sample.busy for gpu in gpus),
+        "wait_ratio": _mean(gpu.sample.waiting for gpu in gpus),
+        "cost_per_hour": sums.cost_per_hour,
+        "waste": sums.waste,
         "slowest": _make_slowest(state, key),
     }
 
@@ -136,6 +151,8 @@ def _make_device(gpu: JobGpu, is_slowest: bool) -> JobDevice:
         pods=_sort_names(part.holder.pod for part in gpu.parts),
         is_slowest=is_slowest,
         utilization_ratio=_rounded(sample.busy),
+        memory_used_bytes=device_memory(first.device),
+        memory_total_bytes=first.device.memory_total_bytes,
         sm_clock_mhz=sample.clock,
         power_watts=_rounded(sample.power),
         power_limit_watts=_rounded(sample.power_limit),
@@ -161,6 +178,11 @@ def _place(gpu: JobGpu) -> dict[str, Any]:
 
 def _sort_names(names: Iterable[str]) -> list[str]:
     return sorted(set(names))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 4) if known else None
 
 
 def _rounded(value: float | None) -> float | None:

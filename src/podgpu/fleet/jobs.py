@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from podgpu.fleet.choose import Alert
-from podgpu.fleet.parts import HeldPart, device_utilization, gpu_id, is_blind
+from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
 from podgpu.fleet.readings import NodeEntry
-from podgpu.fleet.stragglers import GpuSample, Reason, SlowGpu
+from podgpu.fleet.stragglers import GpuSample, Reason, SlowGpu, StragglerDetector
 from podgpu.metrics.fields import (
     ACTIVITY_FIELDS,
     DRAM_ACTIVE,
@@ -34,7 +34,7 @@ JOB_KINDS = frozenset(
     }
 )
 """Kinds of owners whose pods work together. The pods of others, such as Deployments, have unequal
-work.
+work, so their GPUs are not compared.
 """
 SM_CLOCK = "DCGM_FI_DEV_SM_CLOCK"
 SAMPLE_FIELDS = ACTIVITY_FIELDS | {SM_CLOCK}
@@ -67,6 +67,12 @@ class JobGpu(NamedTuple):
     sample: GpuSample
 
 
+class _SameModel(NamedTuple):
+    job: JobKey
+    model: str
+
+
+JobDetector = StragglerDetector[_SameModel]
 Jobs = Mapping[JobKey, Mapping[str, JobGpu]]
 """The devices of each job, by `HeldPart.device_key`."""
 
@@ -94,16 +100,28 @@ def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jo
 
 def find_job(part: HeldPart) -> JobKey | None:
     owner = part.owner
-    if owner is None or owner.kind not in JOB_KINDS:
+    if owner is None:
         return None
     return JobKey(part.cluster, part.holder.namespace, owner.kind, owner.name)
 
 
-def samples_of(jobs: Jobs) -> dict[JobKey, dict[str, GpuSample]]:
-    samples = {}
+def find_slow(detector: JobDetector, now: float, jobs: Jobs) -> dict[JobKey, SlowGpu]:
+    """Returns the slowest GPU of each job. Compares only devices of the same model."""
+    samples: dict[_SameModel, dict[str, GpuSample]] = {}
     for key, gpus in jobs.items():
-        samples[key] = {device: gpu.sample for device, gpu in gpus.items()}
-    return samples
+        if key.kind not in JOB_KINDS:
+            continue
+        for device, gpu in gpus.items():
+            part = gpu.parts[0]
+            group = _SameModel(key, device_model(part.gpu, part.instance))
+            samples.setdefault(group, {})[device] = gpu.sample
+
+    slow: dict[JobKey, SlowGpu] = {}
+    for group, found in detector.update(now, samples).items():
+        earlier = slow.get(group.job)
+        if earlier is None or found.difference > earlier.difference:
+            slow[group.job] = found
+    return slow
 
 
 def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]:
@@ -115,7 +133,8 @@ def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]
             f"{key.kind} {key.namespace}/{key.name}: {name} of {gpu.node.name} is slower than "
             f"{compared_with(found)}: {explain_slow(found)}"
         )
-        yield Alert("warning", text, gpu.node.name, gpu_id(device))
+        job = f"{key.kind}/{key.namespace}/{key.name}"
+        yield Alert("warning", text, gpu.node.name, gpu_id(device), job)
 
 
 def compared_with(slow: SlowGpu) -> str:

@@ -44,6 +44,8 @@ class ViewSettings:
     window: float = 300.0
     # a holder idle for longer than this is wasteful; None disables the check
     idle_after: float | None = 1800.0
+    # values of a job's GPUs are averaged over this time before they are compared
+    compared_seconds: float = 60.0
     legacy_map_metrics: bool = False
     # fail if Prometheus has several clusters, because an HPA names no cluster
     one_cluster: bool = False

@@ -22,13 +22,12 @@ import msgspec
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError, StartError
 from podgpu.fleet.budgets import BudgetUse
-from podgpu.fleet.jobs import JobKey
+from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.parts import is_lost
 from podgpu.fleet.prices import ReadPrices, no_prices
 from podgpu.fleet.readings import ClusterReading, Collector, ViewSettings
 from podgpu.fleet.series import cluster_families, node_families, self_families
 from podgpu.fleet.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
-from podgpu.fleet.stragglers import StragglerDetector
 from podgpu.fleet.view import View, make_view
 from podgpu.metrics.encode import Body, encode, etag_of
 from podgpu.workers import run_loop
@@ -127,7 +126,7 @@ class Cluster:
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
-        self._detector: StragglerDetector[JobKey] = StragglerDetector()
+        self._detector = JobDetector(settings.compared_seconds)
         # UUIDs of lost GPUs that were removed with `podgpu forget`
         self._removed_gpus: set[str] = set()
         self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _REPEAT_SECONDS)

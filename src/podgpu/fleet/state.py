@@ -24,7 +24,7 @@ from podgpu.fleet.choose import (
     sort_alerts,
 )
 from podgpu.fleet.hold import HolderTimes, IdleTimes, measure_use
-from podgpu.fleet.jobs import JobKey, Jobs, describe_slow, list_jobs, samples_of
+from podgpu.fleet.jobs import JobDetector, JobKey, Jobs, describe_slow, find_slow, list_jobs
 from podgpu.fleet.parts import (
     HeldPart,
     device_model,
@@ -46,7 +46,7 @@ from podgpu.fleet.readings import (
     ViewSettings,
 )
 from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
-from podgpu.fleet.stragglers import SlowGpu, StragglerDetector
+from podgpu.fleet.stragglers import SlowGpu
 from podgpu.fleet.tokens import Charged, charge_tokens
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.values import MAX_RATIO
@@ -147,7 +147,7 @@ def build_cluster_state(
     notes: Sequence[str] = (),
     recorded: Mapping[str, str] | None = None,
     budgets: Sequence[BudgetUse] = (),
-    detector: StragglerDetector[JobKey] | None = None,
+    detector: JobDetector | None = None,
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
 
@@ -182,7 +182,7 @@ def build_cluster_state(
     sorted_outcomes = [outcomes[target] for target in sorted(outcomes)]
     unread = _list_unread(sorted_outcomes, reading.nodes)
     jobs = list_jobs(nodes, before)
-    slow = {} if detector is None else detector.update(now, samples_of(jobs))
+    slow = {} if detector is None else find_slow(detector, now, jobs)
 
     all_notes = [*notes, *reading.notes]
     all_notes += unread

@@ -1,8 +1,10 @@
 """Finds the slowest GPU of each job: an outlier among its siblings, or against its own past.
 
-The values of each minute are averaged. A GPU is slower if its values were worse for most of the
-last WINDOW minutes at equal work, by more than a limit and by more than the spread of its siblings
-(median absolute deviation). A value that is unknown is not judged.
+The values of each minute are averaged, and compared with the median of the siblings. A GPU is
+slower if its values were worse for most of the last WINDOW minutes at equal work, by more than a
+limit and by more than the spread of its siblings (median absolute deviation). A value that is
+unknown is not judged. Tensor activity and bytes differ between the ranks of many programs. So a GPU
+is slower by these only if its siblings are all alike, and if it was like them before.
 """
 
 from __future__ import annotations
@@ -19,13 +21,18 @@ Reason = Literal["power_limit", "throttled", "waiting", "clock", "power", "bytes
 Against = Literal["siblings", "past"]
 MINUTE = 60.0
 WINDOW = 6  # minutes that are judged
-_NEEDED = 5  # minutes of WINDOW in which the work must be equal
+_NEEDED = 5  # minutes of WINDOW in which the GPU must work
 _PAST_WINDOWS = 20  # two hours
 _NEEDED_WINDOWS = 5  # windows of the past without which a GPU has no past
 _BUSY = 0.5  # below, a GPU has too little work
 _SAME_BUSY = 0.1
-_EVEN_WORK = 0.1  # the same between the minutes of a window
+_EVEN_WORK = 0.2  # between the minutes of a window
 _SAME_WORK = 0.2  # relative difference of tensor activity, memory activity and bytes
+_CAPPED = 0.1  # ratio of time from which the power limit decides the clock
+_ALWAYS_CAPPED = 0.8
+_NEAR_LIMIT = 0.93  # power divided by its limit, the same if the ratio of time is unknown
+# At the power limit, this relative change of the clock follows from a relative change of the work.
+_CLOCK_BY_WORK = 0.7
 _SPREADS = 3.0  # a slower GPU differs by this many standard deviations of its siblings
 _MAD_SCALE = 1.4826  # standard deviation of a normal distribution, divided by its MAD
 _STAYS = 0.7  # fraction of the limit down to which a GPU stays slow, so that alerts do not flap
@@ -46,28 +53,32 @@ class GpuSample(NamedTuple):
     waiting: float | None = None  # ratio of time in which the job waited for other containers
 
 
+_Differences = GpuSample
+"""Differences of ratios, and relative differences of the other values. 0 if they are equal."""
+
+
 class _Rule(NamedTuple):
     reason: Reason
     limit: float  # smallest difference
-    relative: bool = True  # lower by a fraction; otherwise a ratio that is higher by a difference
+    is_lower: bool = True  # a slower GPU has a lower value
     same_work: bool = True
     others: int = 1  # number of siblings without which the value is not compared
-    has_past: bool = True
-    floor: float = 0.0  # smaller values of the siblings are noise
+    is_usual: bool = False  # good GPUs of a job often differ in this
 
 
 # Causes before effects: a lower power limit also lowers the clock.
 _RULES = (
     _Rule("power_limit", 0.03, same_work=False),
-    _Rule("throttled", 0.1, relative=False),
-    _Rule("waiting", 0.05, relative=False, same_work=False),
+    _Rule("throttled", 0.1, is_lower=False),
+    _Rule("waiting", 0.05, is_lower=False, same_work=False),
     _Rule("clock", 0.035),
     _Rule("power", 0.035, others=3),
-    _Rule("bytes", 0.15, others=3, has_past=False, floor=50e6),
-    _Rule("tensor", 0.15, others=3, has_past=False, floor=0.02),
+    _Rule("bytes", 0.15, others=3, is_usual=True),
+    _Rule("tensor", 0.15, others=3, is_usual=True),
 )
+_RATIOS = ("busy", "capped", "throttled", "waiting")
 # Values that show how much a GPU works, and below which they are noise
-_WORK = (("tensor", 0.02), ("dram", 0.02), ("bytes", 50e6))
+_WORK = {"tensor": 0.02, "dram": 0.02, "bytes": 50e6}
 
 
 class SlowGpu(NamedTuple):
@@ -78,11 +89,16 @@ class SlowGpu(NamedTuple):
     since: float  # monotonic time
 
 
-class _Difference(NamedTuple):
+class _Finding(NamedTuple):
     device: str
     rule: _Rule
     size: float
     against: Against
+
+
+class _Minute(NamedTuple):
+    samples: Mapping[str, GpuSample]
+    differences: Mapping[str, _Differences]  # of each GPU that works, from its siblings
 
 
 @dataclass
@@ -90,7 +106,7 @@ class _JobHistory:
     minute: int
     rounds: dict[str, list[GpuSample]] = field(default_factory=dict)  # of this minute
     # oldest first
-    minutes: deque[Mapping[str, GpuSample]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    minutes: deque[_Minute] = field(default_factory=lambda: deque(maxlen=WINDOW))
     past: dict[str, deque[GpuSample]] = field(default_factory=dict)  # medians of windows
     since_past: int = 0  # minutes since the last window of the past
     slow: SlowGpu | None = None
@@ -99,7 +115,9 @@ class _JobHistory:
 class StragglerDetector(Generic[K]):
     """Keeps the last minutes of each job. `K` identifies a job."""
 
-    def __init__(self) -> None:
+    def __init__(self, minute: float = MINUTE) -> None:
+        """`minute`: seconds. The demo uses shorter ones."""
+        self._minute = minute
         self._jobs: dict[K, _JobHistory] = {}
 
     def update(self, now: float, jobs: Mapping[K, Mapping[str, GpuSample]]) -> dict[K, SlowGpu]:
@@ -111,11 +129,11 @@ class StragglerDetector(Generic[K]):
             del self._jobs[key]
 
         found = {}
-        minute = int(now // MINUTE)
+        minute = int(now // self._minute)
         for key, samples in jobs.items():
             job = self._jobs.setdefault(key, _JobHistory(minute))
             if minute != job.minute:
-                _close_minute(job, now)
+                _close_minute(job, since=now - WINDOW * self._minute)
                 job.minute = minute
             for device, sample in samples.items():
                 job.rounds.setdefault(device, []).append(sample)
@@ -124,16 +142,17 @@ class StragglerDetector(Generic[K]):
         return found
 
 
-def _close_minute(job: _JobHistory, now: float) -> None:
+def _close_minute(job: _JobHistory, since: float) -> None:
     means = {device: _combine(samples, fmean) for device, samples in job.rounds.items()}
     job.rounds = {}
-    job.minutes.append(means)
+    job.minutes.append(_Minute(means, _compare_with_siblings(means)))
     job.past = {device: past for device, past in job.past.items() if device in means}
     if len(job.minutes) < WINDOW:
         return
 
     before = job.slow
-    job.slow = _find_slowest(job, now)
+    windows = _make_windows(minute.samples for minute in job.minutes)
+    job.slow = _find_slowest(job, windows, since)
     if before is not None and job.slow is not None and before.device == job.slow.device:
         job.slow = job.slow._replace(since=before.since)
 
@@ -141,7 +160,7 @@ def _close_minute(job: _JobHistory, now: float) -> None:
     if job.since_past < WINDOW:
         return
     job.since_past = 0
-    for device, sample in _windows(job.minutes).items():
+    for device, sample in windows.items():
         # The past of a slower GPU stays as it was before.
         if job.slow is None or job.slow.device != device:
             past = job.past.setdefault(device, deque(maxlen=_PAST_WINDOWS))
@@ -156,7 +175,7 @@ def _combine(samples: Sequence[GpuSample], mean: Callable[[Iterable[float]], flo
     return GpuSample(*combined)
 
 
-def _windows(minutes: Iterable[Mapping[str, GpuSample]]) -> dict[str, GpuSample]:
+def _make_windows(minutes: Iterable[Mapping[str, GpuSample]]) -> dict[str, GpuSample]:
     """Returns the medians over the minutes of each GPU that worked evenly in enough of them."""
     working: dict[str, list[GpuSample]] = {}
     for minute in minutes:
@@ -174,7 +193,7 @@ def _windows(minutes: Iterable[Mapping[str, GpuSample]]) -> dict[str, GpuSample]
 
 def _is_even(sample: GpuSample, usual: GpuSample) -> bool:
     """Returns False for a minute in which the program did other work, such as an evaluation."""
-    for name, floor in _WORK:
+    for name, floor in _WORK.items():
         amount = getattr(sample, name)
         expected = getattr(usual, name)
         if amount is not None and expected > floor and abs(amount / expected - 1.0) > _EVEN_WORK:
@@ -186,57 +205,35 @@ def _is_busy(sample: GpuSample) -> bool:
     return sample.busy is not None and sample.busy >= _BUSY
 
 
-def _find_slowest(job: _JobHistory, now: float) -> SlowGpu | None:
-    found = []
-    windows = _windows(job.minutes)
+def _find_slowest(
+    job: _JobHistory, windows: Mapping[str, GpuSample], since: float
+) -> SlowGpu | None:
+    found: list[_Finding | None] = []
+    recent = _Recent.of(job.minutes)
+    compared = {}
+    for device, sample in windows.items():
+        earlier = job.past.get(device, ())
+        compared[device] = _Window(sample, [_compare(sample, window) for window in earlier])
     for rule in _RULES:
-        siblings = _compare_siblings(job, rule)
-        if siblings is not None:
+        siblings = _find_among_siblings(job, rule, recent)
+        past = _find_against_past(job, rule, compared)
+        if not rule.is_usual:
+            found += [siblings, past]
+        elif siblings is not None and past is not None and siblings.device == past.device:
             found.append(siblings)
-        if rule.has_past:
-            past = _compare_past(job, rule, windows)
-            if past is not None:
-                found.append(past)
-    if not found:
+    findings = [finding for finding in found if finding is not None]
+    if not findings:
         return None
 
-    worst = max(found, key=lambda difference: difference.size / difference.rule.limit)
+    worst = max(findings, key=lambda finding: finding.size / finding.rule.limit)
     # The first rule that applies to this GPU is the cause.
-    cause = next(difference for difference in found if difference.device == worst.device)
-    since = now - WINDOW * MINUTE
+    cause = next(finding for finding in findings if finding.device == worst.device)
     return SlowGpu(cause.device, cause.rule.reason, cause.size, cause.against, since)
 
 
 def _limit(job: _JobHistory, device: str, limit: float) -> float:
     stays = job.slow is not None and job.slow.device == device
     return limit * _STAYS if stays else limit
-
-
-# Against siblings
-
-
-def _compare_siblings(job: _JobHistory, rule: _Rule) -> _Difference | None:
-    """Returns the GPU that differs most from its siblings, if it differs enough."""
-    by_device: dict[str, list[float]] = {}
-    for minute in job.minutes:
-        for device, difference in _differences(minute, rule).items():
-            by_device.setdefault(device, []).append(difference)
-
-    sizes = {}
-    for device, differences in by_device.items():
-        if len(differences) >= _NEEDED:
-            sizes[device] = median(differences)
-    if len(sizes) <= rule.others:
-        return None
-
-    worst = max(sizes, key=lambda device: sizes[device])
-    others = [size for device, size in sizes.items() if device != worst]
-    limit = _limit(job, worst, max(rule.limit, _SPREADS * _spread(others)))
-    # A single minute with an extreme value proves nothing.
-    lasting = sorted(by_device[worst])[-_NEEDED]
-    if sizes[worst] < limit or lasting < limit / 2:
-        return None
-    return _Difference(worst, rule, sizes[worst], "siblings")
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -247,165 +244,251 @@ def _spread(values: Sequence[float]) -> float:
     return _MAD_SCALE * median(abs(value - middle) for value in values)
 
 
-def _differences(minute: Mapping[str, GpuSample], rule: _Rule) -> dict[str, float]:
-    """Returns by how much each GPU is slower than its siblings in one minute at equal work."""
-    busy = _Siblings.of(minute, "busy")
-    judged = _Siblings.of(minute, rule.reason, rule.floor if rule.relative else None)
-    work = []
-    for name, floor in _WORK:
-        if name != rule.reason:
-            work.append((name, _Siblings.of(minute, name, floor)))
+# Judging one GPU
 
+
+def _measure(rule: _Rule, sample: GpuSample, differences: _Differences) -> float | None:
+    """Returns by how much a GPU is slower. None if that cannot be said, such as at other work."""
+    difference: float | None = getattr(differences, rule.reason)
+    if difference is None:
+        return None
+    size = -difference if rule.is_lower else difference
+    if not rule.same_work:
+        return size
+    if differences.busy is None or abs(differences.busy) > _SAME_BUSY:
+        return None
+    amounts = _compare_work(rule, differences)
+    # A slower GPU may do less work in the same time, or the same work in more time.
+    tolerance = _SAME_WORK
+    if rule.reason == "clock":
+        tolerance += max(0.0, size)
+    if any(abs(amount) > tolerance for amount in amounts):
+        return None
+
+    if rule.reason == "clock":
+        return _measure_clock(size, sample, differences)
+    if rule.reason == "power":
+        return size if _has_hidden_limit(sample, differences) else None
+    if rule.reason in _WORK:
+        if not amounts:
+            return None
+        less_work = min(0.0, *amounts)
+        return 1.0 - (1.0 + difference) / (1.0 + less_work)
+    return size
+
+
+def _has_hidden_limit(sample: GpuSample, differences: _Differences) -> bool:
+    """A GPU that uses less power is slower only if a power limit slows it down."""
+    if sample.power_limit is not None or sample.capped is None or differences.capped is None:
+        return False
+    return sample.capped >= _ALWAYS_CAPPED and abs(differences.capped) <= 1.0 - _ALWAYS_CAPPED
+
+
+def _compare_work(rule: _Rule, differences: _Differences) -> list[float]:
+    """Returns the differences of the known amounts of work, except the one that is judged."""
+    amounts = []
+    for name in _WORK:
+        amount = getattr(differences, name)
+        if amount is None or name == rule.reason:
+            continue
+        amounts.append(amount)
+    return amounts
+
+
+def _compare_operations(differences: _Differences) -> float | None:
+    """At a lower clock, the same operations keep the tensor cores active for longer."""
+    if differences.tensor is None or differences.clock is None:
+        return differences.tensor
+    return (1.0 + differences.tensor) * (1.0 + differences.clock) - 1.0
+
+
+def _measure_clock(size: float, sample: GpuSample, differences: _Differences) -> float | None:
+    """At the power limit, more work lowers the clock of a good GPU."""
+    if not _is_capped(sample):
+        return size
+    computed = []
+    for amount in (_compare_operations(differences), differences.dram):
+        if amount is not None:
+            computed.append(amount)
+    if not computed:
+        return None
+    explained = _CLOCK_BY_WORK * max(0.0, *computed)
+    return size if size < 0 else max(0.0, size - explained)
+
+
+def _is_capped(sample: GpuSample) -> bool:
+    """Returns True if it is not known."""
+    if sample.capped is not None:
+        return sample.capped >= _CAPPED
+    if sample.power is None or sample.power_limit is None:
+        return True
+    return sample.power >= _NEAR_LIMIT * sample.power_limit
+
+
+def _difference(name: str, value: float | None, expected: float | None) -> float | None:
+    if value is None or expected is None:
+        return None
+    if name in _RATIOS:
+        return value - expected
+    return value / expected - 1.0 if expected > _WORK.get(name, 0.0) else None
+
+
+# Against siblings
+
+
+def _compare_with_siblings(minute: Mapping[str, GpuSample]) -> dict[str, _Differences]:
+    """Returns the differences of each GPU that works from the median of the others."""
+    siblings = [_Siblings.of(values) for values in zip(*minute.values(), strict=True)]
     differences = {}
     for device, sample in minute.items():
-        value = getattr(sample, rule.reason)
-        expected = judged.median_without(value)
-        if (
-            value is None
-            or expected is None
-            or not _is_busy(sample)
-            or not _is_judged(rule, sample)
-        ):
+        if not _is_busy(sample):
             continue
-        difference = _difference(rule, value, expected)
-        if rule.same_work:
-            usual = busy.median_without(sample.busy)
-            if usual is None or sample.busy is None or abs(sample.busy - usual) > _SAME_BUSY:
-                continue
-            pairs = []
-            for name, siblings in work:
-                amount = getattr(sample, name)
-                pairs.append((amount, siblings.median_without(amount)))
-            if not _is_same_work(rule, pairs, difference):
-                continue
-        differences[device] = difference
+        compared = []
+        for name, value, others in zip(GpuSample._fields, sample, siblings, strict=True):
+            expected = None if value is None else others.median_without(value)
+            compared.append(_difference(name, value, expected))
+        differences[device] = _Differences(*compared)
     return differences
 
 
-def _is_judged(rule: _Rule, sample: GpuSample) -> bool:
-    """A GPU that uses less power is slower only if its power limit slows it down."""
-    if rule.reason != "power":
-        return True
-    return sample.capped is not None and sample.capped >= _BUSY
-
-
-def _is_same_work(
-    rule: _Rule, pairs: Iterable[tuple[float | None, float | None]], difference: float
-) -> bool:
-    """`pairs`: an amount of work and the expected amount.
-
-    A slower GPU may do less work in the same time, or the same work in more time. Tensor activity
-    and bytes are amounts of work themselves, so they need another one that is equal.
-    """
-    tolerance = _SAME_WORK
-    if rule.reason == "clock":
-        tolerance += max(0.0, difference)
-    known = 0
-    for amount, expected in pairs:
-        if amount is None or expected is None:
-            continue
-        known += 1
-        if abs(amount / expected - 1.0) > tolerance:
-            return False
-    return known > 0 or rule.reason not in ("tensor", "bytes")
-
-
-def _difference(rule: _Rule, value: float, expected: float) -> float:
-    return 1.0 - value / expected if rule.relative else value - expected
-
-
 class _Siblings(NamedTuple):
-    """The sorted values of all GPUs of a job."""
+    """The sorted known values of all GPUs of a job."""
 
     values: list[float]
-    floor: float | None
 
     @classmethod
-    def of(
-        cls, minute: Mapping[str, GpuSample], name: str, floor: float | None = None
-    ) -> _Siblings:
-        values = []
-        for sample in minute.values():
-            value = getattr(sample, name)
-            if value is not None:
-                values.append(value)
-        values.sort()
-        return cls(values, floor)
+    def of(cls, values: Iterable[float | None]) -> _Siblings:
+        return cls(sorted(value for value in values if value is not None))
 
-    def median_without(self, value: float | None) -> float | None:
-        """Returns the median of the other GPUs. None if it is unknown or too small."""
+    def median_without(self, value: float) -> float | None:
+        """Returns the median of the other GPUs. None if there are none."""
         count = len(self.values) - 1
-        if value is None or count < 1:
+        if count < 1:
             return None
         place = bisect_left(self.values, value)
+        lower = (count - 1) // 2
+        upper = count // 2
+        return (self.values[lower + (lower >= place)] + self.values[upper + (upper >= place)]) / 2
 
-        def other(index: int) -> float:
-            return self.values[index + (index >= place)]
 
-        middle = (other((count - 1) // 2) + other(count // 2)) / 2
-        return None if self.floor is not None and middle <= self.floor else middle
+class _Recent(NamedTuple):
+    """A GPU that worked in enough of the last minutes."""
+
+    sample: GpuSample  # median
+    differences: _Differences  # median
+    minutes: Sequence[_Differences]
+
+    @classmethod
+    def of(cls, minutes: Iterable[_Minute]) -> dict[str, _Recent]:
+        samples: dict[str, list[GpuSample]] = {}
+        differences: dict[str, list[_Differences]] = {}
+        for minute in minutes:
+            for device, compared in minute.differences.items():
+                samples.setdefault(device, []).append(minute.samples[device])
+                differences.setdefault(device, []).append(compared)
+
+        recent = {}
+        for device, compared_minutes in differences.items():
+            if len(compared_minutes) >= _NEEDED:
+                sample = _combine(samples[device], median)
+                middle = _combine(compared_minutes, median)
+                recent[device] = cls(sample, middle, compared_minutes)
+        return recent
+
+
+def _find_among_siblings(
+    job: _JobHistory, rule: _Rule, recent: Mapping[str, _Recent]
+) -> _Finding | None:
+    """Returns the GPU that differs most from its siblings, if it differs enough."""
+    sizes = {}
+    for device, gpu in recent.items():
+        size = _measure(rule, gpu.sample, gpu.differences)
+        if size is not None:
+            sizes[device] = size
+    if len(sizes) <= rule.others:
+        return None
+
+    worst = max(sizes, key=lambda device: sizes[device])
+    others = [size for device, size in sizes.items() if device != worst]
+    spread = max(map(abs, others)) if rule.is_usual else _spread(others)
+    limit = _limit(job, worst, max(rule.limit, _SPREADS * spread))
+    if sizes[worst] < limit or not _is_lasting(recent[worst].minutes, rule, limit):
+        return None
+    return _Finding(worst, rule, sizes[worst], "siblings")
+
+
+def _is_lasting(minutes: Iterable[_Differences], rule: _Rule, limit: float) -> bool:
+    """Returns False if only few minutes have extreme values."""
+    sizes: list[float] = []
+    for minute in minutes:
+        difference = getattr(minute, rule.reason)
+        if difference is not None:
+            sizes.append(-difference if rule.is_lower else difference)
+    return sum(size >= limit / 2 for size in sizes) >= _NEEDED
 
 
 # Against the past
 
 
-def _compare_past(
-    job: _JobHistory, rule: _Rule, windows: Mapping[str, GpuSample]
-) -> _Difference | None:
+def _find_against_past(
+    job: _JobHistory, rule: _Rule, windows: Mapping[str, _Window]
+) -> _Finding | None:
     """Returns the GPU that became slower than before, compared with how its siblings changed."""
     changes = {}
-    for device, sample in windows.items():
-        found = _find_change(rule, sample, job.past.get(device, ()))
-        if found is not None:
-            changes[device] = found
+    for device, window in windows.items():
+        change = _find_change(rule, window)
+        if change is not None:
+            changes[device] = change
     if not changes:
         return None
 
-    worst = max(changes, key=lambda device: changes[device][0])
-    change, spread = changes[worst]
-    others = [size for device, (size, _) in changes.items() if device != worst]
+    worst = max(changes, key=lambda device: changes[device].size)
+    size, spread = changes[worst]
+    others = [change.size for device, change in changes.items() if device != worst]
+    if rule.others > 1 and len(others) < rule.others:
+        return None
     if others:
-        change -= median(others)
+        # A sibling that is faster than before proves nothing about this GPU.
+        size -= max(0.0, median(others))
         spread = max(spread, _spread(others))
     limit = _limit(job, worst, max(rule.limit, _SPREADS * spread))
-    return _Difference(worst, rule, change, "past") if change >= limit else None
-
-
-def _find_change(
-    rule: _Rule, sample: GpuSample, past: Iterable[GpuSample]
-) -> tuple[float, float] | None:
-    """Returns by how much the GPU is slower than before, and the spread of this in the past."""
-    value = getattr(sample, rule.reason)
-    if value is None or not _is_judged(rule, sample):
+    if size < limit:
         return None
-    earlier = []
-    for window in past:
-        before = getattr(window, rule.reason)
-        if before is None or (rule.relative and before <= 0) or not _is_judged(rule, window):
+    usual = _combine(job.past[worst], median)
+    minutes = []
+    for minute in job.minutes:
+        if worst in minute.samples:
+            minutes.append(_compare(minute.samples[worst], usual))
+    return _Finding(worst, rule, size, "past") if _is_lasting(minutes, rule, limit) else None
+
+
+class _Change(NamedTuple):
+    size: float
+    spread: float  # in the past
+
+
+def _find_change(rule: _Rule, window: _Window) -> _Change | None:
+    """Returns by how much a GPU is slower than before, and the spread of this in the past."""
+    sizes = []
+    for differences in window.differences:
+        # Without a known amount of work, other work of the program looks like a slower GPU.
+        if rule.same_work and not _compare_work(rule, differences):
             continue
-        if not rule.same_work or _did_same_work(rule, sample, window, value, before):
-            earlier.append(before)
-    if len(earlier) < _NEEDED_WINDOWS:
+        size = _measure(rule, window.sample, differences)
+        if size is not None:
+            sizes.append(size)
+    if len(sizes) < _NEEDED_WINDOWS:
         return None
-
-    expected = median(earlier)
-    spread = _spread([_difference(rule, before, expected) for before in earlier])
-    return _difference(rule, value, expected), spread
+    return _Change(median(sizes), _spread(sizes))
 
 
-def _did_same_work(
-    rule: _Rule, sample: GpuSample, window: GpuSample, value: float, before: float
-) -> bool:
-    """Compares with one window of the past.
+class _Window(NamedTuple):
+    sample: GpuSample
+    differences: Sequence[_Differences]  # from each window of the past
 
-    Without a known amount of work, other work of the same program looks like a slower GPU.
-    """
-    if sample.busy is None or window.busy is None or abs(sample.busy - window.busy) > _SAME_BUSY:
-        return False
-    pairs = []
-    for name, floor in _WORK:
-        usual = getattr(window, name)
-        is_known = usual is not None and usual > floor
-        pairs.append((getattr(sample, name), usual if is_known else None))
-    is_known = any(None not in pair for pair in pairs)
-    return is_known and _is_same_work(rule, pairs, _difference(rule, value, before))
+
+def _compare(sample: GpuSample, expected: GpuSample) -> _Differences:
+    compared = []
+    for name, value, usual in zip(GpuSample._fields, sample, expected, strict=True):
+        compared.append(_difference(name, value, usual))
+    return _Differences(*compared)

@@ -37,7 +37,12 @@ OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX409
 """GPUs of all nodes but the first."""
 _PLAIN = 3  # index of the node without Kubernetes
 CLUSTER = ViewSettings(
-    interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0
+    interval=2.0,
+    stale_after=6.0,
+    drop_after=120.0,
+    window=60.0,
+    idle_after=30.0,
+    compared_seconds=5.0,
 )
 _PODS_PER_NODE = 8
 CYCLE_SECONDS = 150.0
@@ -57,6 +62,10 @@ _OWNERS = {
     "jupyter": "StatefulSet",
 }
 """Prefix of a pod's name -> kind of its owner."""
+_WORKERS = {f"{JOB}-0", f"{JOB}-1"}
+"""Pods of one job, on the first two nodes. One of its GPUs is slower than the others."""
+_SLOW_GPU = 1
+_SLOW_CLOCK = 0.94
 _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
 """Namespace -> value of the label team of its pods. Other pods belong to the team data-science."""
 
@@ -64,7 +73,10 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
 def make_node(number: int, gpus: str, clock: Clock) -> DemoNode:
     """`number`: position of the node, from 0."""
     name = "workstation-1" if number == _PLAIN else f"node-{number + 1}"
-    return DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
+    node = DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
+    if number == 1:
+        node.driver.gpus[_SLOW_GPU].relative_clock = _SLOW_CLOCK
+    return node
 
 
 class Act(NamedTuple):
@@ -185,6 +197,8 @@ def find_owners(nodes: Sequence[DemoNode]) -> dict[PodName, WorkloadOwner]:
 
 
 def owner_of(pod: str) -> WorkloadOwner | None:
+    if pod in _WORKERS:
+        return WorkloadOwner("PyTorchJob", JOB)
     for prefix, kind in _OWNERS.items():
         if pod.startswith(f"{prefix}-"):
             return WorkloadOwner(kind, pod if kind == "Job" else prefix)

@@ -12,13 +12,13 @@ from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.job import JobSummary
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite import JSON, GpuHistory, PodHistory
+from podgpu.past.sqlite import JSON, GpuHistory, JobHistory, PodHistory
 
 
 class Past:
     """The methods raise SourceError if the past cannot be read."""
 
-    has_summaries = False
+    has_summaries = False  # also of the history of jobs
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         raise NotImplementedError
@@ -47,6 +47,10 @@ class Past:
         self, namespace: str, pod: str, seconds: int, cluster: str | None = None
     ) -> PodHistory | None:
         """Returns None if the pod held no GPU in the last `seconds`. SQLite ignores `cluster`."""
+        raise NotImplementedError
+
+    async def job(self, kind: str, namespace: str, name: str, seconds: int) -> JobHistory | None:
+        """Returns None if no pod of the job held a GPU in the last `seconds`."""
         raise NotImplementedError
 
     async def events(self, query: EventQuery) -> EventsAnswer:

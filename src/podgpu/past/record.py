@@ -39,9 +39,11 @@ from podgpu.past.schema import COARSE, FINE, IDLE, floor_time
 from podgpu.past.sqlite import (
     JSON,
     GpuHistory,
+    JobHistory,
     PodHistory,
     make_pod_history,
     read_gpu,
+    read_job,
     read_pod,
     read_utilization,
     sparkline_times,
@@ -310,6 +312,11 @@ class SqlitePast(Past):
             return make_pod_history(namespace, pod, gpus)
 
         return await self._recorder.ask(read)
+
+    async def job(self, kind: str, namespace: str, name: str, seconds: int) -> JobHistory | None:
+        return await self._recorder.ask(
+            lambda db, now: read_job(db, kind, namespace, name, now - seconds, now)
+        )
 
     async def events(self, query: EventQuery) -> EventsAnswer:
         return await self._recorder.ask(lambda db, now: read_events(db, query, now))

@@ -9,7 +9,7 @@ import math
 import re
 import sqlite3
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,10 +17,11 @@ import msgspec
 from podgpu.charge import Figures
 from podgpu.errors import UsageError
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import Workload
+from podgpu.model import Workload, group_by_key
 from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
 
 MAX_POINTS = 500
+MAX_DEVICES = 64  # of a job; 64 devices with 500 points are about 1 MB of JSON
 _SPARKLINE_STEP = 60  # seconds
 _SPARKLINE_POINTS = 60
 # A point of a sparkline is one byte: FULL means 100 %, and NO_DATA means that there is no data.
@@ -88,6 +89,21 @@ class PodHistory(msgspec.Struct, kw_only=True):
     step_seconds: int
     namespace: str
     pod: str
+    devices: list[DeviceHistory]
+    marks: list[Mark]
+
+
+class JobHistory(msgspec.Struct, kw_only=True):
+    """History of the devices that the pods of a job held."""
+
+    api: str = "podgpu/v1"
+    from_: float = msgspec.field(name="from")
+    to: float
+    step_seconds: int
+    kind: str
+    namespace: str
+    name: str
+    left_out: int = 0  # devices above MAX_DEVICES
     devices: list[DeviceHistory]
     marks: list[Mark]
 
@@ -168,22 +184,8 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
     marks: list[Mark] = []
     for gpu in gpus:
         own = [span for span in gpu.holders if span.pod_name == (namespace, pod)]
-        devices.append(
-            DeviceHistory(
-                uuid=gpu.uuid,
-                instance=gpu.instance,
-                node=gpu.node,
-                index=gpu.index,
-                series=gpu.series,
-                holders=own,
-            )
-        )
-        for mark in gpu.marks:
-            end = math.inf if mark.until is None else mark.until
-            # If the node is gone, the holder's span ends when this condition begins.
-            began = mark.at - 1 if mark.condition == NODE_GONE else mark.at
-            if any(span.from_ < end and began < (span.to or math.inf) for span in own):
-                marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
+        devices.append(_select_device(gpu, own))
+        marks += _select_marks(gpu, own)
     if not devices:
         return None
     marks.sort(key=lambda mark: mark.at)
@@ -196,6 +198,27 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
         devices=devices,
         marks=marks,
     )
+
+
+def _select_device(gpu: GpuHistory, own: list[HolderSpan]) -> DeviceHistory:
+    return DeviceHistory(
+        uuid=gpu.uuid,
+        instance=gpu.instance,
+        node=gpu.node,
+        index=gpu.index,
+        series=gpu.series,
+        holders=own,
+    )
+
+
+def _select_marks(gpu: GpuHistory, own: Iterable[HolderSpan]) -> Iterator[Mark]:
+    """Yields the conditions at the time of the spans."""
+    for mark in gpu.marks:
+        end = math.inf if mark.until is None else mark.until
+        # If the node is gone, the holder's span ends when this condition begins.
+        began = mark.at - 1 if mark.condition == NODE_GONE else mark.at
+        if any(span.from_ < end and began < (span.to or math.inf) for span in own):
+            yield msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance)
 
 
 # Reading from SQLite
@@ -240,6 +263,12 @@ FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gp
 WHERE namespace = ? AND pod = ? AND kind = '{HOLDER}'
     AND started < ? AND (ended IS NULL OR ended > ?)
 ORDER BY gpu.node, gpu_index, instance"""
+_ACCOUNTS_OF_JOB = f"""
+SELECT DISTINCT gpu.node, gpu_index, uuid, instance, gpu.id, account.id, namespace, pod
+FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
+WHERE namespace = ? AND owner_kind = ? AND owner_name = ? AND kind = '{HOLDER}'
+    AND started < ? AND (ended IS NULL OR ended > ?)
+ORDER BY gpu.node, gpu_index, uuid, instance, account.id"""
 _OLDEST = """
 SELECT resolution FROM round WHERE time + resolution > ? AND time < ?
 ORDER BY time + resolution LIMIT 1"""
@@ -270,6 +299,61 @@ def read_pod(
     window = _choose_window(db, start, end)
     gpus = db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()
     return [_read_history(db, row, window) for row in gpus]
+
+
+def read_job(
+    db: sqlite3.Connection, kind: str, namespace: str, name: str, start: float, end: float
+) -> JobHistory | None:
+    """Returns the history of the devices that pods of this owner held. None if there are none."""
+    window = _choose_window(db, start, end)
+    rows = db.execute(_ACCOUNTS_OF_JOB, (namespace, kind, name, end, start)).fetchall()
+    by_device = group_by_key((row[:5], row) for row in rows)
+    devices = []
+    marks: list[Mark] = []
+    for (node, index, uuid, instance, gpu_id), accounts in list(by_device.items())[:MAX_DEVICES]:
+        pods = {(row[6], row[7]) for row in accounts}
+        histories = []
+        for row in accounts:
+            gpu_row = uuid, instance, node, index, gpu_id, row[5]
+            histories.append(_read_history(db, gpu_row, window))
+        gpu = histories[0]
+        gpu.series = _add_series([history.series for history in histories])
+        own = [span for span in gpu.holders if span.pod_name in pods]
+        devices.append(_select_device(gpu, own))
+        marks += _select_marks(gpu, own)
+    if not devices:
+        return None
+    marks.sort(key=lambda mark: mark.at)
+    return JobHistory(
+        from_=gpu.from_,
+        to=gpu.to,
+        step_seconds=gpu.step_seconds,
+        kind=kind,
+        namespace=namespace,
+        name=name,
+        left_out=len(by_device) - len(devices),
+        devices=devices,
+        marks=marks,
+    )
+
+
+def _add_series(histories: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
+    """Adds up what several pods of a job did on one device, such as before and after a restart."""
+    added: dict[str, Values] = {}
+    for name in Figures._fields:
+        values: list[float | None] = []
+        for step in zip(*(history[name] for history in histories), strict=True):
+            known = [value for value in step if value is not None]
+            values.append(_add_values(name, known) if known else None)
+        added[name] = values
+    return added
+
+
+def _add_values(name: str, values: Sequence[float]) -> float:
+    if name == "temperature_celsius":
+        return max(values)
+    total = sum(values)
+    return min(total, 1.0) if name == "utilization_ratio" else total
 
 
 def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:

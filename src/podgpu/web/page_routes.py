@@ -36,6 +36,7 @@ from podgpu.web.redaction import (
     hide_in_events,
     hide_in_gpu,
     hide_in_history,
+    hide_in_marks,
     hide_in_pod,
     hide_in_pod_history,
     hide_in_view,
@@ -142,7 +143,7 @@ def page_routes(
         return await _json_response(request, answer)
 
     async def job(request: web.Request) -> web.Response:
-        kind, namespace, name = (request.match_info[part] for part in ("kind", "namespace", "name"))
+        kind, namespace, name = _parse_job(request)
         missing = f"{kind} {namespace}/{name} holds no GPU"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
@@ -208,6 +209,11 @@ async def _check_selection(viewer: Viewer, query: GpuQuery | None) -> None:
 
 def _parse_pod(request: web.Request) -> PodName:
     return request.match_info["namespace"], request.match_info["pod"]
+
+
+def _parse_job(request: web.Request) -> tuple[str, str, str]:
+    info = request.match_info
+    return info["kind"], info["namespace"], info["name"]
 
 
 async def _json_response(
@@ -282,11 +288,26 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
             answer = hide_in_pod_history(answer, visible)
         return await _json_response(request, answer, missing)
 
-    return [
+    async def job(request: web.Request) -> web.StreamResponse:
+        kind, namespace, name = _parse_job(request)
+        seconds = parse_range(request.query.get("range", "1h"))
+        missing = f"there is no record that {kind} {namespace}/{name} held a GPU in this time range"
+        viewer = viewer_of(request)
+        if not await viewer.visible([namespace]):
+            return json_error(404, missing)
+        answer = await past.job(kind, namespace, name, seconds)
+        if answer is not None and not await viewer.sees_all():
+            answer.marks = hide_in_marks(answer.marks)
+        return await _json_response(request, answer, missing)
+
+    routes = [
         _api_route("/api/v1/history", sparklines),
         _api_route("/api/v1/history/gpus/{uuid}", gpu),
         _api_route("/api/v1/history/pods/{namespace}/{pod}", pod),
     ]
+    if past.has_summaries:
+        routes.append(_api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", job))
+    return routes
 
 
 def _range_routes(past: Past) -> list[web.RouteDef]:
@@ -374,4 +395,6 @@ def _summary_route(past: Past) -> web.RouteDef:
 async def _unknown_path(request: web.Request) -> web.Response:
     if request.path.startswith("/api/v1/summary/"):
         return json_error(404, "podgpu has no summaries of pods with --prometheus")
+    if request.path.startswith("/api/v1/history/jobs/"):
+        return json_error(404, "podgpu has no history of jobs with --prometheus: see their pods")
     return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")

@@ -168,13 +168,13 @@ def hide_in_history(history: _History, visible: Visible) -> _History:
     holders = [_hide_span(span, visible) for span in history.holders]
     hidden = replace(history, holders=holders)
     if isinstance(hidden, GpuHistory):
-        hidden.marks = _hide_marks(hidden.marks)
+        hidden.marks = hide_in_marks(hidden.marks)
     return hidden
 
 
 def hide_in_pod_history(history: PodHistory, visible: Visible) -> PodHistory:
     devices = [hide_in_history(device, visible) for device in history.devices]
-    return replace(history, devices=devices, marks=_hide_marks(history.marks))
+    return replace(history, devices=devices, marks=hide_in_marks(history.marks))
 
 
 def _hide_span(span: HolderSpan, visible: Visible) -> HolderSpan:
@@ -183,7 +183,7 @@ def _hide_span(span: HolderSpan, visible: Visible) -> HolderSpan:
     return HolderSpan(from_=span.from_, to=span.to, hidden=True)
 
 
-def _hide_marks(marks: Iterable[Mark]) -> list[Mark]:
+def hide_in_marks(marks: Iterable[Mark]) -> list[Mark]:
     """Leaves out marks whose text names a pod."""
     return [mark for mark in marks if mark.condition != IDLE and breaks_gpu(mark.condition)]
 

@@ -104,13 +104,19 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
     )
 
 
-def _clock(model: GpuModel, kind: int, is_busy: bool) -> int:
+def _clock(gpu: SimulatedGpu, kind: int) -> int:
     """Returns a clock by its NVML constant: graphics, SM, memory or video.
 
     The graphics clock equals the SM clock.
     """
-    clocks = (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)
-    return clocks[kind][is_busy]
+    is_busy = gpu.activity.device.busy > 0
+    clock = _clocks(gpu.model, kind)[is_busy]
+    is_slower = is_busy and kind in (pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM)
+    return round(clock * gpu.relative_clock) if is_slower else clock
+
+
+def _clocks(model: GpuModel, kind: int) -> tuple[int, int]:
+    return (model.sm_clock, model.sm_clock, model.memory_clock, model.video_clock)[kind]
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
@@ -213,10 +219,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         _LIMIT(gpu),
     ],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(
-        gpu.model, kind, gpu.activity.device.busy > 0
-    ),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu.model, kind, True),
+    "nvmlDeviceGetClockInfo": _clock,
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clocks(gpu.model, kind)[True],
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),

@@ -136,6 +136,7 @@ class SimulatedGpu:
     lost: bool = False
     recovery: int = 0  # NVML_GPU_RECOVERY_ACTION_…
     fabric_state: int = 0  # NVML_GPU_FABRIC_STATE_…
+    relative_clock: float = 1.0  # SM clock under load, relative to that of other GPUs
     # Includes loads that ended less than `SAMPLE_BUFFER` ago.
     loads: list[PlacedLoad] = field(default_factory=list)
     energy: float = 0.0  # joules

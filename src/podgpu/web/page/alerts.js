@@ -1,7 +1,7 @@
 // Shows alerts: problems in colour, and notes below them in a section that is folded at first.
 
 import { conditionTitle, goneText } from "./conditions.js";
-import { gpuHash, nodeHash } from "./criteria.js";
+import { gpuHash, nodeHash, writeHash } from "./criteria.js";
 import { byId, coded, h, place, setAttribute, setClass, setText } from "./dom.js";
 import { count, duration, localTimes, plural } from "./format.js";
 
@@ -69,10 +69,17 @@ class Line {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
     if (alert.text !== this.shown) this.text.replaceChildren(...coded(withoutDouble((this.shown = alert.text))));
-    this.link.hidden = !alert.uuid && !alert.node;
-    setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : nodeHash(alert.node));
-    setText(this.link, alert.uuid ? "Show the GPU" : "Show the node");
+    const [text, href] = targetOf(alert);
+    this.link.hidden = !href;
+    setAttribute(this.link, "href", href);
+    setText(this.link, text);
   }
+}
+
+function targetOf({ job, uuid, node }) {
+  if (job) return ["Show the job", writeHash({ job })];
+  if (uuid) return ["Show the GPU", gpuHash(uuid)];
+  return node ? ["Show the node", nodeHash(node)] : ["", undefined];
 }
 
 // Returns the server's alerts. Older servers send none; for these, collects the conditions of the GPUs.

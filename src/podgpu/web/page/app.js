@@ -4,7 +4,7 @@ import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
 import { SmallCosts } from "./costs.js";
-import { isFiltered, isList, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, VIEWS, without, writeHash, wrongText } from "./criteria.js";
+import { isFiltered, isList, jobOf, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, VIEWS, without, writeHash, wrongText } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import { Events } from "./events.js";
@@ -14,6 +14,7 @@ import { count, moment, parts, percent, perHour, plural } from "./format.js";
 import { GpuView } from "./gpu.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
+import { JobView } from "./job.js";
 import { Keys } from "./keys.js";
 import { hasPods, Nodes, NodeView } from "./nodes.js";
 import { NO_FIGURES, Overview, unpricedText } from "./overview.js";
@@ -36,7 +37,7 @@ class Page {
     this.history = new History();
     this.criteria = readHash(location.hash);
     this.feed = new Feed(viewPath(), (picture) => this.take(picture), () => this.turned());
-    this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // criteria of the last list of GPUs, for the way back
+    this.list = { ...this.criteria, pod: "", job: "", gpu: "", view: "" }; // criteria of the last list of GPUs, for the way back
     this.listTop = 0;
     this.trail = []; // addresses of the previous views, to which Escape returns
     this.devices = [];
@@ -57,9 +58,10 @@ class Page {
     this.card = new Card(context);
     this.map = new HeatMap(context, this.card);
     this.pod = new PodView(context, again);
+    this.job = new JobView(context, order, again);
     this.gpu = new GpuView(context, again);
     this.node = new NodeView(context, order, again);
-    this.pods = new Pods(context, order);
+    this.pods = new Pods(context, order, again);
     this.nodes = new Nodes(context, order);
     this.cost = new Cost(order, again);
     this.smallCosts = new SmallCosts(byId("small-costs"), again);
@@ -193,17 +195,18 @@ class Page {
   viewOf(criteria) {
     if (criteria.gpu) return "gpu";
     if (criteria.pod) return "pod";
+    if (jobOf(criteria.job).name) return "job";
     if (criteria.view === "nodes" && criteria.node) return "node";
     return VIEWS.includes(criteria.view) ? criteria.view : "";
   }
 
   // Returns the title of a view; empty for the list of GPUs.
   titleOf(view) {
-    const { gpu, pod, node } = this.criteria;
+    const { gpu, pod, job, node } = this.criteria;
     if (VIEWS.includes(view)) return byId(`tab-${view}`).textContent;
     const device = view === "gpu" && this.devices.find((each) => each.uuid === gpu.split("/")[0]);
     if (device) return `${device.name} of ${plain(device.node)}`;
-    return view ? plain({ gpu, pod, node }[view]) : "";
+    return view ? plain({ gpu, pod, job, node }[view]) : "";
   }
 
   render(anew) {
@@ -282,6 +285,7 @@ class Page {
     const back = writeHash(this.list);
     if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture, devices.find((device) => criteria.gpu.startsWith(device.uuid))?.node));
     else if (view === "pod") this.pod.show(devices, criteria, back);
+    else if (view === "job") this.job.show(devices, criteria);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);

@@ -22,7 +22,8 @@ export class Chart {
     this.element = h("figure", { class: "chart" }, head, h("div", { class: "chart-body" }, scale, this.svg));
   }
 
-  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on.
+  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on. Among
+  // many lines, the one with `isMarked` has its own colour.
   // `top`: the maximum, if it is known.
   show(axis, lines, marks, ticks, top) {
     this.lines = lines;
@@ -36,10 +37,12 @@ export class Chart {
     const many = lines.length > MOST_TINTED;
     const paths = lines.map(({ values }, i) => path(values, axis, x, most, many ? "line is-many" : `line line-${i + 1}`));
     if (lines.length === 1) paths.unshift(path(lines[0].values, axis, x, most, "area", true));
+    const marked = many ? lines.find((line) => line.isMarked) : undefined;
     if (many) paths.push(path(meanOf(lines), axis, x, most, "line line-1"));
+    if (marked) paths.push(path(marked.values, axis, x, most, "line line-2"));
     const grid = ticks.map((at) => svg("path", { class: "grid", d: `M${x(at).toFixed(1)},0V${HEIGHT}` }));
     place(this.svg, [...grid, ...marks.map((mark) => markShape(mark, axis, x)), ...paths]);
-    place(this.legend, many ? [legendEntry(1, `mean of ${lines.length}`), legendEntry("many", "each of them")] : lines.map(({ name }, i) => legendEntry(i + 1, name)));
+    place(this.legend, many ? [legendEntry(1, `mean of ${lines.length}`), legendEntry("many", "each of them"), ...(marked ? [legendEntry(2, `slowest: ${marked.name}`)] : [])] : lines.map(({ name }, i) => legendEntry(i + 1, name)));
     this.legend.hidden = lines.length < 2;
     this.rest = restText(known, this.write);
     setText(this.value, this.rest);

@@ -31,7 +31,7 @@ export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 const RANGE_HOURS = [1, 6, 24, 168, 720];
 export const NAMES = /** @type {const} */ (["q", "cluster", "ns", "node", "model", "state", "sort", "show"]);
 const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
-const OTHERS = /** @type {const} */ (["view", "pod", "gpu", "by", "order", "range", "from", "to", "cost", "page"]);
+const OTHERS = /** @type {const} */ (["view", "pod", "job", "gpu", "by", "order", "range", "from", "to", "cost", "page"]);
 const PAGE_SIZE = 20; // nodes per page, if the server does not list all nodes
 const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
 
@@ -44,7 +44,7 @@ const CHOICES = {
   state: () => STATES.map(([name]) => name),
   sort: () => SORTS.map(([name]) => name),
   show: () => SHOWS.map(([name]) => name),
-  by: ({ view }) => (view === "events" ? ["problems", "pods", "idle"] : ["pod", "owner", "namespace"]),
+  by: ({ view }) => (view === "events" ? ["problems", "pods", "idle"] : ["pod", ...(view === "pods" ? ["job"] : []), "owner", "namespace"]),
   range: ({ view, pod }) => [...RANGES, ...(view === "cost" ? ["month"] : []), ...(pod ? ["whole run"] : [])],
 };
 
@@ -79,6 +79,7 @@ export function wrongText(criteria) {
     const isLabel = name === "by" && value.startsWith("label:");
     if (value && !isLabel && !choices.includes(value)) wrong.push(`${name}=${plain(value)} is not one of ${choices.join(", ")}`);
   }
+  if (criteria.job && jobOf(criteria.job).name === "") wrong.push(`job=${plain(criteria.job)} is not KIND/NAMESPACE/NAME`);
   return wrong.length ? `A part of this link is ignored: ${wrong.join("; ")}.` : "";
 }
 
@@ -110,10 +111,15 @@ export function pagePath(criteria) {
   if (view === "cost" || view === "events") return viewPath();
   const given = { at: time, gpu };
   if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");
-  if (criteria.pod) given.cluster = cluster;
+  if (criteria.job) {
+    const { kind, namespace, name } = jobOf(criteria.job);
+    given.ns = namespace;
+    given.owner = `${kind}/${name}`;
+  }
+  if (criteria.pod || criteria.job) given.cluster = cluster;
   else if (!gpu) for (const name of [...FILTERS, "sort"]) given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
   const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
-  query.set("page", gpu || criteria.pod ? "1" : String(pageOf(criteria)));
+  query.set("page", gpu || criteria.pod || criteria.job ? "1" : String(pageOf(criteria)));
   return `api/v1/view?${query}`;
 }
 
@@ -130,6 +136,18 @@ export function neighbours(criteria, found) {
 
 export function podHash(namespace, pod, cluster, range) {
   return writeHash({ pod: `${namespace}/${pod}`, cluster, range });
+}
+
+// Returns the link to the page of a holder's owner.
+export function jobHash({ namespace, owner, cluster }, range) {
+  const at = owner.indexOf("/");
+  return writeHash({ job: `${owner.slice(0, at)}/${namespace}/${owner.slice(at + 1)}`, cluster, range });
+}
+
+// Splits KIND/NAMESPACE/NAME. The name is empty if the text is something else.
+export function jobOf(text) {
+  const [kind, namespace = "", ...name] = text.split("/");
+  return { kind, namespace, name: name.join("/") };
 }
 
 // Returns the link of a holder: the page of a pod, or the GPUs of a user or job.
@@ -156,13 +174,13 @@ export function pastRange(now) {
 }
 
 // Returns a text that identifies the current view, without its filters.
-export function placeOf({ view, pod, gpu, node, cluster }) {
-  return writeHash({ view, pod, gpu, node: view === "nodes" ? node : "", cluster: pod ? cluster : "" });
+export function placeOf({ view, pod, job, gpu, node, cluster }) {
+  return writeHash({ view, pod, job, gpu, node: view === "nodes" ? node : "", cluster: pod || job ? cluster : "" });
 }
 
 // True for the list of GPUs, false for the other views.
 export function isList(criteria) {
-  return !criteria.pod && !criteria.gpu && !criteria.view;
+  return !criteria.pod && !jobOf(criteria.job).name && !criteria.gpu && !criteria.view;
 }
 
 export function isFiltered(criteria) {

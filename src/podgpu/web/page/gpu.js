@@ -3,7 +3,7 @@
 import { commandsFor, Commands, copyButton, ForgetButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { conditionTitle } from "./conditions.js";
-import { gpuHash, nodeHash, pastRange, pastTime, RANGES } from "./criteria.js";
+import { gpuHash, jobHash, nodeHash, pastRange, pastTime, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { fieldSections, groupFacts, HEALTH, IDENTITY, isProblem, MEMORY, NOW, sourceRows, xidRows } from "./fields.js";
@@ -41,7 +41,8 @@ export class GpuView {
     this.rows = new Rows();
     this.parts = h("nav", { class: "tabs", "aria-label": "Instances" });
     this.running = h("ul", { class: "marks" });
-    this.holding = h("section", {}, h("h3", {}, "Holders"), this.rows.element);
+    this.jobs = h("p", { class: "about" });
+    this.holding = h("section", {}, h("h3", {}, "Holders"), this.rows.element, this.jobs);
     this.waits = new WaitMatrix();
     this.runningSection = h("section", {}, h("h3", {}, "Processes"), this.running);
     this.timeline = new Timeline((criteria) => ({ gpu: criteria.gpu }));
@@ -104,6 +105,8 @@ export class GpuView {
     if (!device) return;
     this.troubles.show(device, now);
     this.rows.show(device, { now, cost: this.context.prices(), isFull: true });
+    place(this.jobs, jobLinks(device));
+    this.jobs.hidden = !this.jobs.children.length;
   }
 
   showGroups(device, known) {
@@ -162,6 +165,15 @@ export class GpuView {
     this.sourceSection.hidden = !list("sources").length;
     showText(this.method, methodText(data ?? {}));
   }
+}
+
+// Links to the pages of the owners of its pods.
+function jobLinks(device) {
+  const owners = new Map();
+  for (const holder of device.holders) {
+    if (holder.owner && holder.namespace) owners.set(jobHash(holder), `${plain(holder.owner)} of ${plain(holder.namespace)}`);
+  }
+  return [...owners].map(([href, text]) => h("a", { href }, `All GPUs of ${text}`));
 }
 
 // Splits UUID/INSTANCE. A UUID contains no slash.

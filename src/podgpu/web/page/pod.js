@@ -1,11 +1,12 @@
 // The view of one pod: all GPUs that it holds, with their values and history.
 
 import { noneText, Question } from "./ask.js";
-import { pastRange, pastTime, podDevices, RANGES, writeHash } from "./criteria.js";
+import { jobHash, pastRange, pastTime, podDevices, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
 import { ownMemory, ownPower, ownUtilization } from "./history.js";
+import { lineName } from "./job.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
@@ -103,12 +104,6 @@ function kindOf(held) {
   return held.every((device) => device.parts.length) ? "MIG instance" : "GPU";
 }
 
-function lineName({ node, index, uuid, instance }, withNode) {
-  const gpu = index === undefined ? plain(uuid ?? "GPU").slice(0, 12) : `GPU ${index}`;
-  const part = instance ? ` (${plain(instance)})` : "";
-  return `${withNode ? `${plain(node ?? "")} ` : ""}${gpu}${part}`;
-}
-
 // Splits NAMESPACE/POD at the first slash, because an invalid pod name may contain a slash.
 function splitPath(path) {
   const at = path.indexOf("/");
@@ -150,9 +145,9 @@ function gpuText(amount) {
   return `${parts(amount)} ${amount === 1 ? "GPU" : "GPUs"}`;
 }
 
-// Links to all GPUs held by pods of the same owner.
-function ownerLink({ cluster, namespace, owner }) {
-  return h("a", { href: writeHash({ cluster, ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
+// Links to the page of all pods of the same owner.
+function ownerLink(holder) {
+  return h("a", { href: jobHash(holder) }, h("bdi", {}, plain(holder.owner)));
 }
 
 function known(own, name, title, write) {

@@ -1,7 +1,8 @@
 // Shows the current holders of GPUs, as a table by pod, owner or namespace.
 
 import { copyButton } from "./actions.js";
-import { holderHash, nodeHash, ofCluster, wordsOf, writeHash } from "./criteria.js";
+import { Question } from "./ask.js";
+import { holderHash, jobHash, nodeHash, ofCluster, pastTime, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
 import { ownMemory, ownUtilization } from "./history.js";
@@ -10,6 +11,8 @@ import { Table } from "./table.js";
 import { Mean, Sum, Waste } from "./totals.js";
 
 const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
+const JOB = "job"; // owners whose pods work together, with their slowest GPU
+const JOBS_SECONDS = 10;
 const PLAIN_GROUPS = { pod: "Users and jobs" };
 const GPU_USE = "Current use of the whole GPU or MIG instance, even if it is shared. For several GPUs, the mean, weighted by the share held. The tab Cost shows the use of what a pod holds.";
 
@@ -20,8 +23,9 @@ export function groupsFor(isKube) {
 
 export class Pods {
   // `context` has now() and prices(). `onOrder` is called with the new order of the table.
-  constructor(context, onOrder) {
+  constructor(context, onOrder, onAnswer) {
     this.context = context;
+    this.jobs = new Question(onAnswer);
     this.ways = h("nav", { class: "tabs", "aria-label": "Holders by" });
     this.about = h("p", { class: "about" });
     this.message = h("p", { class: "message" });
@@ -30,8 +34,13 @@ export class Pods {
     this.element = h("div", { class: "pods" }, h("div", { class: "table-head" }, this.ways, this.about, this.copy), this.message, this.table.element);
   }
 
+  leave() {
+    this.jobs.forget();
+  }
+
   show(devices, criteria, isKube, picture) {
-    const groups = groupsFor(isKube);
+    const hasJobs = isKube && picture.scope === "cluster" && !picture.paged;
+    const groups = hasJobs ? { pod: KUBE_GROUPS.pod, [JOB]: "Jobs", ...KUBE_GROUPS } : groupsFor(isKube);
     const by = criteria.by in groups ? criteria.by : "pod";
     if (this.ways.children.length !== Object.keys(groups).length) {
       place(this.ways, Object.values(groups).map((title) => h("a", {}, title)));
@@ -43,7 +52,9 @@ export class Pods {
     });
     const words = wordsOf(criteria.q);
     const isFromServer = picture.paged && by === "namespace"; // then not all GPUs are listed
-    const all = isFromServer ? ofCluster(picture.namespaces ?? [], criteria.cluster).map(namespaceRow) : holderRows(ofCluster(devices, criteria.cluster), by);
+    let all = isFromServer ? ofCluster(picture.namespaces ?? [], criteria.cluster).map(namespaceRow) : holderRows(ofCluster(devices, criteria.cluster), by);
+    const jobs = by === JOB && !pastTime() ? this.jobs.want("api/v1/jobs", JOBS_SECONDS).data?.jobs : undefined;
+    if (by === JOB) all = jobRows(all, jobs);
     const rows = all.filter(
       (row) => (!criteria.ns || row.namespace === criteria.ns) && words.every((word) => row.text.includes(word)),
     );
@@ -51,9 +62,9 @@ export class Pods {
     this.copy.hidden = this.table.element.hidden = !rows.length;
     const isFiltered = criteria.q || criteria.cluster || criteria.ns;
     const busy = devices.filter((device) => device.mayWork && !device.gone).length;
-    const none = busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU." : "Nobody uses a GPU.";
+    const none = by === JOB ? "No Job, JobSet, training job, RayCluster or StatefulSet holds a GPU." : busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU." : "Nobody uses a GPU.";
     setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : none);
-    setText(this.about, rows.length ? aboutText(rows, isKube ? by : "holder", this.context.prices(), isFiltered ? 0 : busy) : "");
+    setText(this.about, rows.length ? aboutText(rows, isKube ? (by === JOB ? "job" : by) : "holder", this.context.prices(), isFiltered ? 0 : busy) : "");
     if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);
   }
 }
@@ -73,6 +84,16 @@ export function holderRows(devices, by) {
   return [...rows.values()];
 }
 
+// Returns the rows of jobs: the owners that the server lists, with their slowest GPU. Without the list, all owners.
+function jobRows(rows, jobs) {
+  if (!jobs) return rows.filter((row) => row.isOwner);
+  const keyOf = (cluster, namespace, name) => `${cluster}/${namespace}/${name}`;
+  const known = new Map(jobs.map((job) => [keyOf(job.cluster ?? "", job.namespace, `${job.kind}/${job.name}`), job]));
+  const found = rows.filter((row) => known.has(keyOf(row.cluster, row.namespace, row.name)));
+  for (const row of found) row.slowest = known.get(keyOf(row.cluster, row.namespace, row.name)).slowest;
+  return found;
+}
+
 function namespaceRow({ namespace, hidden = false, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, waste }) {
   const row = new HolderRow(`${cluster}/${namespace}`, hidden ? "other namespaces" : namespace, { namespace, cluster }, "namespace");
   row.cost.add(cost);
@@ -82,7 +103,7 @@ function namespaceRow({ namespace, hidden = false, cluster = "", allocated_gpus:
 
 function nameOf(holder, by) {
   if (by === "namespace") return holder.namespace || holder.name;
-  return (by === "owner" && holder.owner) || holder.pod || holder.name;
+  return (by !== "pod" && holder.owner) || holder.pod || holder.name;
 }
 
 class HolderRow {
@@ -92,6 +113,7 @@ class HolderRow {
     this.namespace = holder.namespace;
     this.cluster = holder.cluster;
     this.owner = by === "pod" ? holder.owner : "";
+    this.isOwner = Boolean(holder.owner);
     this.link = linkOf(holder, by);
     this.text = [name, holder.cluster, holder.namespace, holder.owner, holder.pod].join("\n").toLowerCase();
     this.nodes = new Set();
@@ -126,8 +148,15 @@ class HolderRow {
 function linkOf(holder, by) {
   const { cluster, namespace: ns } = holder;
   if (by === "namespace") return ns ? writeHash({ cluster, ns }) : undefined;
-  if (by === "owner" && holder.owner) return writeHash({ cluster, ns, q: holder.owner });
+  if (by !== "pod" && holder.owner && ns) return jobHash(holder);
   return holderHash(holder);
+}
+
+// Formats the slowest GPU of a job. Unknown if no GPU is slower.
+function slowText(slowest) {
+  if (!slowest) return undefined;
+  const gpu = slowest.index === undefined ? "a GPU" : `GPU ${slowest.index}`;
+  return `${gpu} of ${slowest.node}: ${slowest.says.replace(/^Slower than (its siblings|before): /, "")}`;
 }
 
 // Says why GPUs are busy without a known holder: the problem of a source, or no process.
@@ -157,10 +186,11 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
   const hourly = (price) => money(price, prices());
   const idleFor = (row) => (Number.isFinite(row.idleSince) && row.idleSince ? now() - row.idleSince : undefined);
   const columns = [
-    { name: "name", title: isKube ? KUBE_GROUPS[by].slice(0, -1) : "User or job", value: (row) => row.name, link: (row) => row.link },
+    { name: "name", title: isKube ? (by === JOB ? "Job" : KUBE_GROUPS[by].slice(0, -1)) : "User or job", value: (row) => row.name, link: (row) => row.link },
     { name: "cluster", title: "Cluster", value: (row) => row.cluster },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
     { name: "owner", title: "Owner", value: (row) => row.owner },
+    { name: "slowest", title: "Slowest GPU", isLong: true, value: (row) => slowText(row.slowest), isWarm: Boolean },
     { name: "node", title: "Node", value: (row) => (row.nodes.size > 1 ? plural(row.nodes.size, "node") : [...row.nodes][0]), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
     { name: "pods", title: "Pods", value: (row) => row.pods.size || undefined, write: parts },
     { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
@@ -174,7 +204,7 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste.parts.underused, write: hourly },
     { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
   ];
-  const unused = { pod: ["pods"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];
+  const unused = { pod: ["pods"], job: ["owner"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];
   return columns.filter(({ name, value }, i) => {
     if (i === 0) return true;
     return !unused.includes(name) && rows.some((row) => value(row) !== undefined && value(row) !== "");

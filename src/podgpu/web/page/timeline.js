@@ -79,7 +79,7 @@ export class Timeline {
     if (past > drawn.from && past < drawn.to) marks.push({ at: past, severity: "past" });
     const ticks = ticksOf(drawn);
     for (const [name, chart] of Object.entries(this.charts)) {
-      const lines = devices.map((device) => ({ name: device.name, values: device.series?.[name] ?? [] }));
+      const lines = devices.map((device) => ({ name: device.name, values: device.series?.[name] ?? [], isMarked: device.isMarked }));
       const top = name === "memory_used_bytes" ? memoryTotal : undefined;
       chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks, top);
     }
