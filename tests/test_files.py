@@ -11,6 +11,7 @@ import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import AtomicFile, OutputError, ReadOnChange, identify_file, read_bounded
+from tests.privilege import without_privilege
 
 HOUR_NS = 3_600 * 10**9
 
@@ -39,6 +40,15 @@ def test_refused_paths(tmp_path: Path) -> None:
         f"--in-place {tmp_path}/missing/gpu.prom: "
         f"the directory {tmp_path}/missing does not exist; create or mount it"
     )
+
+
+def test_a_directory_that_cannot_be_searched(folder: Path) -> None:
+    """Methods of pathlib would end the program with a traceback."""
+    folder.chmod(0o700)
+    with without_privilege():
+        file = AtomicFile(str(folder / "gpu.prom"))
+        with pytest.raises(OutputError, match=r"gpu.prom was not written \(Permission denied\)"):
+            file.write(b"a 1\n")
 
 
 def test_later_symbolic_link_is_replaced(tmp_path: Path) -> None:

@@ -154,14 +154,15 @@ class AtomicFile:
         self.path = Path(path)
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
-        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+        # Methods of Path raise PermissionError in a directory that cannot be searched.
+        if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
             raise UsageError(
                 f"{option} {path}: is a symbolic link or not a regular file; set the path of a file"
             )
-        if not self.path.parent.is_dir():
+        directory = self.path.parent
+        if not os.path.isdir(directory):
             raise UsageError(
-                f"{option} {path}: the directory {self.path.parent} does not exist; "
-                "create or mount it"
+                f"{option} {path}: the directory {directory} does not exist; create or mount it"
             )
 
     def write(self, content: bytes) -> None:

@@ -21,6 +21,7 @@ from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_DEVICES, MAX_POINTS, read_gpu, read_job, read_pod
 from podgpu.past.sqlite_charges import read_range, read_usage_start
 from podgpu.past.store import MAX_NEW_ACCOUNTS, ConditionRecord, GpuSample, HistoryStore
+from tests.privilege import without_privilege
 
 COARSE, HOUR, DAY = 300, 3600, 86_400
 START = 1_800_000_000 // DAY * DAY
@@ -595,6 +596,16 @@ def test_the_limit_of_new_accounts_is_that_of_an_hour(store: HistoryStore) -> No
     pods = hours_at(store, START)
     assert len(pods) == MAX_NEW_ACCOUNTS + 1
     assert pods[""] == 500 * 15.0, "the common account"
+
+
+def test_a_directory_that_cannot_be_searched(folder: Path) -> None:
+    folder.chmod(0o700)
+    with without_privilege():
+        recorder = HistoryRecorder(lambda: None, directory=str(folder / "history"))
+        [note] = recorder.warnings()
+        recorder.stop()
+    assert "Permission denied" in note
+    assert "history is kept in memory only" in note
 
 
 def test_files_of_the_previous_release_are_named_and_kept(

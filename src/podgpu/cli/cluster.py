@@ -107,9 +107,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         else:
             recorder = cluster_recorder(cluster, options["history_dir"])
             past = SqlitePast(recorder, lambda: cluster.published.state)
-            where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
-            text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
-            _log.info(text, MAX_GPUS, where)
+            # Otherwise, a warning says that the directory cannot be used.
+            if not recorder.warnings():
+                where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
+                text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
+                _log.info(text, MAX_GPUS, where)
             services.append(recorder)
         if budgets is not None:
             watch = BudgetWatch(past, budgets)

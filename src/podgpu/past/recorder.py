@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,7 +44,8 @@ class HistoryRecorder:
 
         Without `read_gpus`, the state of every round is given to `add`.
         """
-        if directory and Path(directory).exists() and not Path(directory).is_dir():
+        # Methods of Path raise PermissionError in a directory that cannot be searched.
+        if os.path.exists(directory) and not os.path.isdir(directory):
             raise UsageError(
                 f"--history-dir {directory}: not a directory; give a directory that podgpu may"
                 " write to"
