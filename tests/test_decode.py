@@ -76,6 +76,11 @@ def nest(depth: int) -> str:
             "name: !!secret x",
             "limits.yaml: line 1: not YAML: could not determine a constructor for the tag …",
         ),
+        ("name: a\nnumber: 1\nname: b", "limits.yaml: line 3: not YAML: the key name is repeated"),
+        (
+            "more:\n  number: 1\n  number: 2",
+            "limits.yaml: line 3: not YAML: the key number is repeated",
+        ),
         ("enabled: !!bool x", "limits.yaml: not YAML that podgpu can read (KeyError)"),
         ("number: !!int x", "limits.yaml: not YAML that podgpu can read (ValueError)"),
         ("name: a\0b", "limits.yaml: not YAML that podgpu can read (ReaderError)"),

@@ -96,6 +96,18 @@ class _TextLoader(yaml.CSafeLoader):
 
     yaml_implicit_resolvers = _select_resolvers()
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuses keys that are repeated. PyYAML would use only the last one."""
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+                continue
+            if key.value in seen:
+                problem = f"the key {key.value[:60]} is repeated"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
 
 def _require_shallow(text: str, file: str) -> None:
     """Raises UsageError if the nesting is so deep that it would overflow PyYAML's stack."""

@@ -81,11 +81,11 @@ def parse_budgets(content: bytes, file: str) -> BudgetFile:
     from podgpu.decode import decode_yaml  # so that a server without budgets does not load YAML
 
     parsed = decode_yaml(content, file, BudgetFile)
-    for budget in parsed.budgets:
+    for number, budget in enumerate(parsed.budgets):
         is_label = bool(budget.label and budget.value)
         if bool(budget.namespace) == is_label or bool(budget.label) != bool(budget.value):
             text = "a budget needs either a namespace, or a label and its value"
-            raise UsageError(f"{file}: {text}: {budget.name}")
+            raise UsageError(f"{file}: budgets[{number}]: {text}")
     names = Counter(budget.name for budget in parsed.budgets)
     twice = [name for name, number in names.items() if number > 1]
     if twice:
