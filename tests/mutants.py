@@ -335,13 +335,18 @@ def preload(modules: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def choose_tests(mutant: Mutant, recording: Recording, seconds: float) -> list[str]:
-    """Returns the tests that execute the changed lines, the fastest first, within this time."""
+def find_tests(mutant: Mutant, recording: Recording) -> list[str]:
+    """Returns the tests that execute the changed lines, the fastest first."""
     places = {(str(mutant.path), line) for line in mutant.lines}
-    tests = [test for test, lines in recording.lines.items() if lines & places]
+    tests = {test for test, lines in recording.lines.items() if lines & places}
+    return sorted(tests - recording.failed, key=recording.seconds.__getitem__)
+
+
+def choose_tests(tests: list[str], recording: Recording, seconds: float) -> list[str]:
+    """Returns the first tests that take this time together."""
     chosen: list[str] = []
     total = 0.0
-    for test in sorted(set(tests) - recording.failed, key=recording.seconds.__getitem__):
+    for test in tests:
         total += recording.seconds[test]
         if chosen and total > seconds:
             break
@@ -431,7 +436,8 @@ def main() -> None:
             if time.monotonic() > end:
                 break
             tested += 1
-            tests = choose_tests(mutant, recording, options.seconds)
+            every = find_tests(mutant, recording)
+            tests = choose_tests(every, recording, options.seconds)
             expected = sum(recording.seconds[test] for test in tests)
             if not tests:
                 result = "not executed"
@@ -440,7 +446,7 @@ def main() -> None:
                 result = "noticed" if noticed else "not noticed"
             results[mutant.path][result] += 1
             if result != "noticed":
-                print(f"{result} ({len(tests)} tests): {mutant}", flush=True)
+                print(f"{result} ({len(tests)} of {len(every)} tests): {mutant}", flush=True)
     print_results(dict(sorted(results.items())))
     print(f"{tested} of {len(found)} mutants tested")
 
