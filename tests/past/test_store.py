@@ -168,6 +168,22 @@ def test_the_history_of_a_job_has_a_limited_number_of_gpus(store: HistoryStore) 
     assert job.devices[-1].uuid == f"GPU-{MAX_DEVICES - 1}"
 
 
+def test_holders_of_a_gpu_that_cannot_be_read_stay_and_nothing_else_does(
+    store: HistoryStore,
+) -> None:
+    at, [first] = make_round(START, Charge(LLM), xid="XID 79")
+    second = first._replace(uuid="GPU-2", charges=[Charge(NOTEBOOK)], conditions=[])
+    store.append(at, [first, second])
+    unread = first._replace(charges=[], conditions=[], holders_known=False)
+    store.append(at + 15, [unread, second._replace(charges=[])])
+    with store.reader() as db:
+        gpus = [read_gpu(db, uuid, START, START + 60) for uuid in ("GPU-1", "GPU-2")]
+    ends = [[span.to for span in gpu.holders] for gpu in gpus if gpu is not None]
+    assert ends == [[None], [START + 15]]
+    assert gpus[0] is not None
+    assert [mark.until for mark in gpus[0].marks] == [START + 15]
+
+
 def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
     for at in range(START, START + 3 * COARSE, 15):
         held = at < START + COARSE // 2
@@ -596,6 +612,9 @@ def test_the_limit_of_new_accounts_is_that_of_an_hour(store: HistoryStore) -> No
     pods = hours_at(store, START)
     assert len(pods) == MAX_NEW_ACCOUNTS + 1
     assert pods[""] == 500 * 15.0, "the common account"
+    later = Charge(UsageAccount("ml", "later"), amounts=USAGE)
+    store.append(*make_round(START + HOUR, later))
+    assert hours_at(store, START + HOUR) == {"later": 15.0}
 
 
 def test_a_directory_that_cannot_be_searched(folder: Path) -> None:
