@@ -593,6 +593,19 @@ def test_only_charges_of_a_time_that_was_not_settled_move_with_the_clock(path: P
     store.close()
 
 
+def test_a_holder_ends_with_the_round_that_misses_it_after_the_clock_was_corrected(
+    store: HistoryStore,
+) -> None:
+    later = START + 2 * HOUR
+    store.write(*make_round(START, Charge(LLM)), is_settled=False)
+    store.settle(2 * HOUR, later)
+    store.write(*make_round(later + 15))
+    with store.reader() as db:
+        gpu = read_gpu(db, "GPU-1", START, later + HOUR)
+    assert gpu is not None
+    assert [(span.from_, span.to) for span in gpu.holders] == [(later, later + 15)]
+
+
 def test_accounts_that_are_known_are_not_new_in_the_next_hour(store: HistoryStore) -> None:
     charges = [
         Charge(UsageAccount("ml", f"pod-{number}"), amounts=USAGE)
