@@ -316,6 +316,15 @@ class Condition(Document, frozen=True):
     text: Text = ""  # set only for a condition of the history
 
 
+class FailureCount(Document, frozen=True):
+    """How often a GPU began to have a condition within 24 hours."""
+
+    condition: Name
+    count: Count
+    first: UnixTime
+    last: UnixTime
+
+
 class XidCulprit(Workload, frozen=True, kw_only=True):
     """A workload whose processes caused an XID. If all names are empty, the process is outside pods
     and jobs.
@@ -411,6 +420,7 @@ class DeviceState(GpuOrInstance, frozen=True, kw_only=True):
     conditions: UpTo64[Condition] = ()  # a GPU that is `lost` has no values
     # conditions that were checked and are absent
     healthy: UpTo256[Name] = ()
+    failures: UpTo64[FailureCount] = ()  # of the last 24 hours
     last_holders: UpTo4096[Workload] = ()  # set only for a lost GPU
     instances: UpTo64[MigInstance] = ()
 
@@ -505,6 +515,7 @@ def optional_numbers() -> Mapping[str, Any]:
         Holder,
         NamespaceUsage,
         Condition,
+        FailureCount,
         XidCulprit,
         XidCount,
         DeviceTotals,

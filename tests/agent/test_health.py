@@ -15,8 +15,9 @@ from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from podgpu.metrics.conditions import breaks_gpu, conditions
 from podgpu.metrics.labels import Policy
 from podgpu.node.agent.agent import Settings
-from podgpu.node.agent.health import XID_SECONDS
+from podgpu.node.agent.health import RECURRING_SECONDS, XID_SECONDS
 from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.web.exporter_app import node_recorder
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
@@ -581,3 +582,113 @@ def test_a_gpu_without_nvlinks_needs_no_fabric(tmp_path: Path) -> None:
         bench.turn()
         assert broken(bench, 0) == []
         assert not known(bench, 0, "fabric")
+
+
+def lose_and_recover(bench: GpuBench, number: int) -> None:
+    bench.faults.lose(number)
+    bench.turn()
+    assert "lost" in broken(bench, number)
+    bench.faults.recover(number)
+    bench.turns(30)
+
+
+@pytest.mark.fault(
+    "A GPU fails again and again, and works in between",
+    "After the third time within a day (the second for memory errors and XIDs) it has the "
+    "condition recurring, until it is quiet for a day or an operator has podgpu forget it",
+)
+def test_a_gpu_that_keeps_failing_is_not_well_in_between(
+    bench: GpuBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = bench.wall() + 1.0
+    lose_and_recover(bench, 1)
+    bench.turn(seconds=300.0)
+    lose_and_recover(bench, 1)
+    assert broken(bench, 1) == []
+    assert bench.value("podgpu_device_recent_failures", 1, 'condition="lost"') == 2
+    bench.turn(seconds=300.0)
+    last = bench.wall() + 1.0
+    lose_and_recover(bench, 1)
+    assert broken(bench, 1) == ["recurring"]
+    assert bench.value("podgpu_device_recent_failures", 1, 'condition="lost"') == 3
+    name = "podgpu_device_last_failure_timestamp_seconds"
+    assert bench.value(name, 1, 'condition="lost"') == pytest.approx(last, abs=1.0)
+    (condition,) = gpu(bench, 1)["conditions"]
+    assert condition["since"] == pytest.approx(first, abs=1.0)
+    assert condition["says"].startswith(
+        "it failed lost 3 times within 24 hours; last at 2023-11-14T"
+    )
+    assert broken(bench, 2) == []
+
+    assert run(["forget", bench.uuid(1), "--url", bench.client.address.url]) == 0
+    bench.turn()
+    assert broken(bench, 1) == []
+    assert bench.value("podgpu_device_recent_failures", 1, 'condition="lost"') is None
+
+
+def test_failures_are_forgotten_after_a_quiet_day(bench: GpuBench) -> None:
+    for _ in range(3):
+        lose_and_recover(bench, 1)
+        bench.turn(seconds=80_000.0)
+    assert bench.value("podgpu_device_recent_failures", 1, 'condition="lost"') == 2, "in one day"
+    assert broken(bench, 1) == []
+    lose_and_recover(bench, 1)
+    assert broken(bench, 1) == []
+    bench.turn(seconds=60.0)
+    last = bench.time + 1.0
+    lose_and_recover(bench, 1)
+    assert broken(bench, 1) == ["recurring"]
+    bench.turn(seconds=last + RECURRING_SECONDS - bench.time - 1.0)
+    assert broken(bench, 1) == ["recurring"]
+    bench.turn(seconds=2.0)
+    assert broken(bench, 1) == []
+
+
+def test_two_memory_errors_in_five_minutes(bench: GpuBench) -> None:
+    for expected in ([], ["recurring"]):
+        for _ in range(10):
+            bench.driver.raise_xid(1, 48)
+        count = (gpu_xids(bench, 1) or 0) + 10
+        wait_until(lambda n=count: bench.turn() and gpu_xids(bench, 1) == n, "the XIDs are there")
+        assert broken(bench, 1) == ["xid", *expected]
+        bench.turn(seconds=300.0)
+    bench.driver.raise_xid(2, 13)
+    wait_until(lambda: bench.turn() and gpu_xids(bench, 2) == 1, "the XID is there")
+    failures = bench.value("podgpu_device_recent_failures", 2, 'condition="xid"')
+    assert failures is None, "an application caused it"
+
+
+def gpu_xids(bench: GpuBench, number: int) -> float | None:
+    return bench.value("podgpu_xid_errors_total", number)
+
+
+@pytest.mark.parametrize("is_present", [False, True])
+def test_failures_before_a_restart_are_in_the_history(tmp_path: Path, is_present: bool) -> None:
+    settings = Settings(interval=2.0, policy=Policy(hostname="h"))
+    before = SimulatedNode("2xH100", settings)
+    recorder = node_recorder(before.agent, str(tmp_path))
+
+    def record(action: int) -> None:
+        before.driver.advise(1, action)
+        for _ in range(6):
+            before.turn(20.0)
+            assert recorder.record()
+
+    reset = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
+    record(0)
+    record(reset)
+    record(0)
+    if is_present:
+        record(reset)
+    recorder.stop()
+
+    after = SimulatedNode("2xH100", settings)
+    after.time = before.time + 60.0
+    after.driver.advise(1, reset)
+    restarted = node_recorder(after.agent, str(tmp_path))
+    after.turn()
+    gpu = after.agent.published.state.devices[1]
+    assert [(one.condition, one.count) for one in gpu.failures] == [("recovery_action", 2)]
+    assert {condition.name for condition in gpu.conditions} == {"recovery_action", "recurring"}
+    assert not after.agent.published.state.devices[0].failures
+    restarted.stop()

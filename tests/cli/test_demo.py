@@ -143,6 +143,10 @@ def gpus(view: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     return {(node["name"], gpu["index"]): gpu for node in view["nodes"] for gpu in node["gpus"]}
 
 
+def by_name(gpu: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {condition["condition"]: condition for condition in gpu.get("conditions", ())}
+
+
 def conditions(gpu: dict[str, Any]) -> set[str]:
     return {one["condition"] for one in gpu.get("conditions", ())}
 
@@ -198,7 +202,9 @@ def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
 
     again = demo.go_to(CYCLE_SECONDS + 28.0)
     assert again["totals"]["broken"] == 2
-    advice = [gpus(view)["node-1", 6]["conditions"][0]["do"] for view in (ill, again)]
+    first, second = (gpus(view)["node-1", 6] for view in (ill, again))
+    assert conditions(second) - conditions(first) == {"recurring"}
+    advice = [by_name(gpu)["xid"]["do"] for gpu in (first, second)]
     assert advice[0] != advice[1], "the XID came back"
     assert not {"llm-train-2", "llm-train-3"} & pods(again)
     ended = {row["pod"] for row in demo.ask("/api/v1/waste")["rows"] if row["gpus"] == 0}

@@ -19,8 +19,10 @@ from podgpu.metrics.conditions import (
     NO_RECOVERY,
     NODE_GONE,
     RECOVERY,
+    RECURRING,
     UNREADABLE,
     conditions,
+    describe_failures,
     words_for,
 )
 from podgpu.model import (
@@ -556,6 +558,10 @@ def describe_condition(condition: Condition, gpu: DeviceState = _UNKNOWN_GPU) ->
         return condition.text, ""
     if condition.name not in conditions():
         return condition.name, ""
+    if condition.name == RECURRING and gpu.failures:
+        failures = [(one.condition, one.count) for one in gpu.failures if one.count > 1]
+        last = max(one.last for one in gpu.failures)
+        return words_for(RECURRING, describe_failures(failures, last))
     repeated = tuple((count.xid, count.total) for count in gpu.xids if count.total > 1)
     return words_for(condition.name, condition.detail, repeated, _find_recovery(gpu))
 

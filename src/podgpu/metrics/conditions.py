@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ NODE_GONE = "node_gone"
 UNALLOCATED = "unallocated_use"
 APPLICATION_XID = "application_xid"
 RECOVERY = "recovery_action"
+RECURRING = "recurring"
 FABRIC = "fabric"
 RECOVERY_FIELD = 1523  # DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION
 FABRIC_FIELD = 170  # DCGM_FI_DEV_FABRIC_MANAGER_STATUS
@@ -64,6 +66,7 @@ class ConditionSpec:
     name: str
     severity: str  # `broken` or `warning`
     of: str  # `gpu`, or `workload` if the GPU itself is healthy
+    recurs: str  # how many failures within a day make the GPU unreliable; empty: it is no failure
     dcgm_watch: str  # DCGM's health check for the same problem; empty if there is none
     dcgm_code: str  # number of DCGM's error in health_codes.csv
     was: str  # after the condition has ended
@@ -82,6 +85,15 @@ def breaks_gpu(condition: str) -> bool:
     """Returns False for a problem of a workload, which does not mean that the GPU is broken."""
     spec = conditions().get(condition)
     return spec is None or spec.of == "gpu"
+
+
+@cache
+def failure_conditions() -> Mapping[str, int]:
+    """Returns the conditions that are failures of a GPU, and how often a GPU may have them within a
+    day before it is unreliable.
+    """
+    specs = [spec for spec in conditions().values() if spec.recurs]
+    return {spec.name: int(spec.recurs) for spec in specs}
 
 
 @cache
@@ -114,6 +126,8 @@ def words_for(
         do = _recovery_action(detail).do
     elif condition in _RECOVERABLE and recovery not in ("", NO_RECOVERY):
         do = f"{_recovery_action(recovery).do}, as the driver advises"
+        if repeated_xids:
+            do += "; the error came back: replace the GPU if this was already done"
     elif condition == XID and recovery == NO_RECOVERY:
         do = f"the driver advises no recovery, so new processes can use the GPU; otherwise {do}"
     return says, do
@@ -130,6 +144,8 @@ def _describe_detail(condition: str, detail: str) -> str:
         return detail or "13, 31, 43 or 45"
     if condition == RECOVERY:
         return _recovery_action(detail).says
+    if condition == RECURRING:
+        return detail or "repeatedly"
     if condition == FABRIC:
         return _FABRIC_TEXTS.get(detail, "the GPU is not registered with the NVLink fabric")
     return f" ({detail})" if detail else ""
@@ -251,6 +267,22 @@ def _xid_action(detail: str, times: Mapping[int, int]) -> str:
     if any(actions[xid] == worst for xid in actions.keys() & times.keys()):
         return f"the error came back: {do}, or replace the GPU if this was already done"
     return f"{do}; replace the GPU if the error comes back"
+
+
+# Failures
+
+
+def describe_failures(failures: Iterable[tuple[str, int]], last: float) -> str:
+    """Returns text such as `lost 3 times; last at 2026-11-19T06:10:00Z`.
+
+    `failures`: conditions and how often they began.
+    """
+    texts = []
+    for name, count in failures:
+        words = name.replace("_", " ").replace("xid", "XID").replace("ecc", "ECC")
+        texts.append(f"{words} {count} times")
+    when = datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{', '.join(texts)} within 24 hours; last at {when}"
 
 
 # Health codes

@@ -213,6 +213,11 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
                 yield "podgpu_device_condition_since_timestamp_seconds", labels, since
         for condition_name in gpu.healthy:
             yield "podgpu_device_health", {**names, "condition": condition_name}, 0
+        for failure in gpu.failures:
+            labels = {**names, "condition": failure.condition}
+            yield "podgpu_device_recent_failures", labels, failure.count
+            last = round(failure.last, 3)
+            yield "podgpu_device_last_failure_timestamp_seconds", labels, last
         for holder in gpu.last_holders:
             yield "podgpu_device_last_holder_info", {**names, **holder_names(holder)}, 1
 

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from sqlite3 import Connection
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
 from podgpu.past.history_file import HistoryError
-from podgpu.past.schema import FINE
+from podgpu.past.schema import CONDITION, FINE
 from podgpu.past.store import GpuSample, HistoryStore
 
 FILE_NAME = "history.db"
@@ -25,6 +25,18 @@ _EMPTY_RETRY_SECONDS = 2.0  # interval of attempts until the first values are av
 _STOP_SECONDS = 2.0
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+
+class ConditionSpan(NamedTuple):
+    uuid: str
+    condition: str
+    started: float
+    ended: float | None
+
+
+_FAILURES = """
+SELECT DISTINCT uuid, name, started, ended FROM span JOIN gpu ON gpu.id = span.gpu
+WHERE kind = ? AND started > ?"""
 
 
 class HistoryRecorder:
@@ -124,6 +136,17 @@ class HistoryRecorder:
                 return dict(db.execute("SELECT uuid, node FROM gpu").fetchall())
         except HistoryError:
             return {}
+
+    def list_failures(self, since: float) -> list[ConditionSpan]:
+        """Returns the conditions of GPUs that began after `since`. Empty if the history cannot be
+        read.
+        """
+        try:
+            with self._store.reader() as db:
+                rows = db.execute(_FAILURES, (CONDITION, since)).fetchall()
+        except HistoryError:
+            return []
+        return [ConditionSpan(*row) for row in rows]
 
     @property
     def is_in_memory(self) -> bool:

@@ -16,6 +16,7 @@ from podgpu.fleet.state import ClusterState, build_single_node_state
 from podgpu.fleet.view import GpuResponse, add_details, make_details
 from podgpu.model import has_readings
 from podgpu.node.agent.agent import Agent
+from podgpu.node.agent.health import RECURRING_SECONDS, PastFailure
 from podgpu.node.agent.publish import Published
 from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
@@ -180,5 +181,10 @@ def node_recorder(
         return make_records(previous)
 
     recorder = HistoryRecorder(read_gpus, agent.clock, directory)
+    since = agent.clock.wall() - RECURRING_SECONDS
+    agent.restore_failures(
+        PastFailure(span.uuid, span.condition, span.started, span.ended is None)
+        for span in recorder.list_failures(since)
+    )
     agent.other_warnings = recorder.warnings
     return recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -23,7 +23,7 @@ from podgpu.model import (
 )
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
-from podgpu.node.agent.health import HealthWatch
+from podgpu.node.agent.health import HealthWatch, PastFailure
 from podgpu.node.agent.publish import (
     COUNTERS,
     ChangeLog,
@@ -430,6 +430,10 @@ class Agent:
                 forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
         self._publish()
         return forgotten
+
+    def restore_failures(self, failures: Iterable[PastFailure]) -> None:
+        """Adds failures of GPUs before the start. Call it before `start`."""
+        self._health.restore_failures(failures)
 
     def reload(self) -> None:
         """Starts a reading of the allocation and the counters at once. SIGHUP calls this method."""

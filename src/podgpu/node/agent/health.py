@@ -24,12 +24,14 @@ from podgpu.metrics.conditions import (
     LOST,
     NVLINK,
     POWER_BRAKE,
+    RECURRING,
     THERMAL,
     UNREADABLE,
     XID,
     conditions,
     conditions_from_fields,
     fabric_detail,
+    failure_conditions,
     xid_detail,
     xid_spec,
 )
@@ -40,6 +42,7 @@ from podgpu.model import (
     Condition,
     Device,
     ErrorEvent,
+    FailureCount,
     FieldValues,
     GpuReading,
     Workload,
@@ -54,6 +57,9 @@ from podgpu.node.agent.xid_blame import Verdict
 
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
 _CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
+RECURRING_SECONDS = 86_400.0  # failures are forgotten after a quiet time of this length
+_SAME_FAILURE_SECONDS = 60.0
+_MAX_FAILURES = 1000  # per GPU and condition
 _MAX_CULPRITS = 64  # of one XID of a device
 _MAX_DETAIL = 256
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -128,6 +134,15 @@ class _Seen(NamedTuple):
     last: float
 
 
+class PastFailure(NamedTuple):
+    """A condition that began before the exporter started."""
+
+    uuid: str
+    condition: str
+    at: float  # Unix time
+    is_present: bool  # the condition had not ended when the exporter stopped
+
+
 class _Caused(NamedTuple):
     first: float
     last: float
@@ -163,6 +178,10 @@ class HealthWatch:
         # Unix time of the last XID, by device key and XID
         self._xid_seen: dict[tuple[str, int], float] = {}
         self._last_xids: dict[str, int] = {}
+        # Unix times at which a GPU began to have a condition, by UUID and condition
+        self._failures: dict[tuple[str, str], deque[float]] = {}
+        # UUIDs and conditions that were present when the exporter stopped
+        self._continued: set[tuple[str, str]] = set()
         # by device key and XID, then by workload
         self._culprits: dict[tuple[str, int], dict[WorkloadKey, XidCulprit]] = {}
         self._clock_events = EventLog(clock_window)
@@ -185,7 +204,52 @@ class HealthWatch:
             if device.uuid in shown:
                 values = values_of.get(device.uuid)
                 links = usual_links.get(device.model, 0)
+                before = set(gpu.since)
                 gpu.details = _check_gpu(gpu, device, result, values, links, now)
+                for condition, detail in gpu.details.items():
+                    if detail is None:
+                        self._continued.discard((device.uuid, condition))
+                    elif condition not in before:
+                        self._count_failure(device.uuid, condition, self._to_unix(now))
+
+    def restore_failures(self, failures: Iterable[PastFailure]) -> None:
+        """Adds the failures before the exporter's start."""
+        for failure in sorted(failures, key=lambda failure: failure.at):
+            key = failure.uuid, failure.condition
+            if failure.is_present:
+                self._continued.add(key)
+            self._add_failure(key, failure.at)
+
+    def _count_failure(self, uuid: str, condition: str, at: float) -> None:
+        key = uuid, condition
+        if key in self._continued:
+            # It began before the exporter started.
+            self._continued.discard(key)
+        else:
+            self._add_failure(key, at)
+
+    def _add_failure(self, key: tuple[str, str], at: float) -> None:
+        if key[1] not in failure_conditions():
+            return
+        times = self._failures.setdefault(key, deque(maxlen=_MAX_FAILURES))
+        # Many XIDs in a row are one failure.
+        if not times or at - times[-1] >= _SAME_FAILURE_SECONDS:
+            times.append(at)
+
+    def _list_failures(self, uuid: str, now: float) -> list[FailureCount]:
+        """Returns the failures of a GPU. Removes those that ended a quiet day ago."""
+        counts = []
+        for condition in failure_conditions():
+            times = self._failures.get((uuid, condition))
+            if times is None:
+                continue
+            last = times[-1]
+            if self._to_unix(now) - last >= RECURRING_SECONDS:
+                del self._failures[uuid, condition]
+                continue
+            recent = [at for at in times if last - at < RECURRING_SECONDS]
+            counts.append(FailureCount(condition, len(recent), recent[0], last))
+        return counts
 
     def _count_clock_events(self, values_of: Mapping[str, FieldValues], now: float) -> None:
         for key, values in values_of.items():
@@ -209,6 +273,8 @@ class HealthWatch:
 
             uuid, _ = split_key(event.device)
             gpu = self._gpus.get(uuid)
+            if spec.needs_action:
+                self._add_failure((uuid, XID), event.at)
             if gpu is not None and spec.needs_action:
                 seen = gpu.xids.get(event.code)
                 first = event.at - self._to_unix(0.0) if seen is None else seen.first
@@ -254,13 +320,20 @@ class HealthWatch:
         had_xids = bool(gpu.xids or gpu.caused)
         gpu.xids.clear()
         gpu.caused.clear()
-        return had_xids
+        return self._forget_failures(uuid) or had_xids
+
+    def _forget_failures(self, uuid: str) -> bool:
+        keys = [key for key in self._failures if key[0] == uuid]
+        for key in keys:
+            del self._failures[key]
+        return bool(keys)
 
     def is_lost(self, uuid: str) -> bool:
         return uuid in self._gpus and LOST in self._gpus[uuid].since
 
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
+        self._forget_failures(uuid)
 
     def report(
         self, assignments: Sequence[Assignment], absent: Collection[str]
@@ -293,11 +366,17 @@ class HealthWatch:
 
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
-                devices[uuid] |= self._report_gpu(gpu, gpu.details, uuid in held, now)
+                failures = self._list_failures(uuid, now)
+                devices[uuid] |= self._report_gpu(gpu, gpu.details, failures, uuid in held, now)
         return devices
 
     def _report_gpu(
-        self, gpu: _Gpu, checked: Mapping[str, str | None], is_held: bool, now: float
+        self,
+        gpu: _Gpu,
+        checked: Mapping[str, str | None],
+        failures: Sequence[FailureCount],
+        is_held: bool,
+        now: float,
     ) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen.last < XID_SECONDS}
         details = dict(checked)
@@ -315,7 +394,13 @@ class HealthWatch:
 
         present = []
         healthy = []
+        recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
         for name in conditions():
+            if name == RECURRING:
+                if recurring:
+                    present.append(Condition(name, min(one.first for one in recurring)))
+                else:
+                    healthy.append(name)
             if name not in details:
                 continue
             detail = details[name]
@@ -327,6 +412,7 @@ class HealthWatch:
         return {
             "conditions": tuple(present),
             "healthy": tuple(healthy),
+            "failures": tuple(failures),
             "last_holders": gpu.holders if was_lost_in_use else (),
         }
 

@@ -15,6 +15,7 @@ const TITLES = {
   power_brake: "Power brake",
   nvlink: "NVLink down",
   fabric: "No NVLink fabric",
+  recurring: "Keeps failing",
   driver_away: "Driver away",
   node_gone: "Node gone",
   unallocated_use: "Used without an allocation",
@@ -31,6 +32,7 @@ const GRAVE = new Set([
   "ecc",
   "nvlink",
   "fabric",
+  "recurring",
   "driver_away",
   "node_gone",
 ]);
