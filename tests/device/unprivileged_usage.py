@@ -374,6 +374,8 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], path: Path) -> dic
         time.sleep(1.2)  # the loads write twice a second
         truth = [100 * one.worked(began, ended) / (ended - began) for one in tenants]
     bench.check(f"{name}: recorded", recorder.returncode == 0)
+    if recorder.returncode:
+        return {"scenario": name}
     facts = json.loads(path.with_suffix(".json").read_text())
     recording = Recording(facts, gzip.decompress(path.with_suffix(".bin.gz").read_bytes()))
     counted = recording.to_gpu(0, began), recording.to_gpu(0, ended)
