@@ -18,6 +18,7 @@ import click
 import pynvml
 import pytest
 
+from podgpu import __version__
 from podgpu.cli.exporter import command
 from podgpu.cli.main import COMMANDS, cli, run
 from podgpu.cli.options import EXPORTER_OPTIONS, Option, normalize_arguments
@@ -308,6 +309,13 @@ def test_no_driver_is_not_a_usage_error() -> None:
     assert ran.code == 1
     assert "no GPU could be read" in ran.complaint
     assert "podgpu_exporter_source_up" in ran.out
+
+
+@pytest.mark.parametrize("name", ["-v", "--version", "-version"])
+def test_the_version_as_in_dcgm_exporter(name: str) -> None:
+    ran = execute(["exporter", "-k", name])
+    assert (ran.code, ran.out) == (0, execute(["--version"]).out)
+    assert ran.out.startswith(f"podgpu {__version__} (")
 
 
 def test_help_shows_common_options_and_help_all_every_option() -> None:

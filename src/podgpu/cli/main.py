@@ -9,12 +9,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib import import_module, resources
+from importlib import import_module
 
 import click
 
 from podgpu import INSTALL_EXTRA, __version__
-from podgpu.cli.options import describe_origin, normalize_arguments, write_examples
+from podgpu.cli.options import (
+    describe_origin,
+    describe_version,
+    normalize_arguments,
+    write_examples,
+)
 from podgpu.errors import PodgpuError, UsageError, one_line
 
 MAIN_COMMANDS = {
@@ -77,19 +82,8 @@ class _Commands(click.Group):
         write_examples(formatter, _EXAMPLES)
 
 
-def _read_commit() -> str:
-    """Returns the commit for --version. Only packages from `make release` contain it."""
-    file = resources.files("podgpu") / "commit.txt"
-    try:
-        return f"commit {file.read_text(encoding='utf-8').strip()}"
-    except FileNotFoundError:
-        return "built from a source tree"
-
-
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(
-    __version__, prog_name="podgpu", message=f"podgpu {__version__} ({_read_commit()})"
-)
+@click.version_option(__version__, message=describe_version())
 def cli() -> None:
     """podgpu shows which pod uses which GPU, how much of it, and what that costs."""
 

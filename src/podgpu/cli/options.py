@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from podgpu import __version__
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
@@ -193,7 +195,18 @@ def naming_option(option: str) -> Iterator[None]:
 
 Example = tuple[str, str]  # command line, description
 _HELP_ALL = "podgpu.help_all"
+_VERSION_NAMES = ("-v", "--version")
 _NAMES_WIDTH = 30
+
+
+def describe_version() -> str:
+    """Returns the version and the commit. Only packages from `make release` contain the commit."""
+    file = resources.files("podgpu") / "commit.txt"
+    try:
+        built = f"commit {file.read_text(encoding='utf-8').strip()}"
+    except FileNotFoundError:
+        built = "built from a source tree"
+    return f"podgpu {__version__} ({built})"
 
 
 def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]], click.Command]:
@@ -213,7 +226,7 @@ def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]]
             callback=_show_all,
         )
         params.append(all_options)
-    return click.command(
+    command = click.command(
         name,
         cls=GroupedCommand,
         rows=rows,
@@ -221,6 +234,11 @@ def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]]
         params=params,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
+    if name != "exporter":
+        return command
+    # The image runs `podgpu exporter`, and dcgm-exporter has this option.
+    version = click.version_option(__version__, *_VERSION_NAMES, message=describe_version())
+    return lambda function: version(command(function))
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -271,7 +289,7 @@ class GroupedCommand(click.Command):
             raise UsageError(f"{error}{describe_origin(param, ctx)}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        group_of = {"--help-all": "common", "--help": "common"}
+        group_of = {"--help-all": "common", "--help": "common", "--version": "common"}
         for row in self.rows:
             if row.common or ctx.meta.get(_HELP_ALL):
                 group_of[f"--{row.flag}"] = row.group
@@ -305,7 +323,7 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
 
     `-c=1000` and `--c=1000` become `-c 1000`, and `-collectors file` becomes `--collectors file`.
     """
-    names: list[str] = []
+    names = list(_VERSION_NAMES)
     for option in EXPORTER_OPTIONS:
         names += option.names
     normal: list[str] = []
