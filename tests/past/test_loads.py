@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from podgpu.cli.main import run
 from podgpu.past.slowdown import predict_waits
 from tests.past.savings_world import record, serving
 from tests.web.server import Client
@@ -141,3 +142,45 @@ def test_a_range_shorter_than_a_day_is_refused_in_words(client: Client) -> None:
     found = get(client, "?range=6h")
     assert found["advice"] == []
     assert "shorter than a day" in found["notes"][0]
+
+
+def test_the_command_the_report_and_the_csv_show_the_figures_of_the_json(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{client.address.port}"
+    found = get(client, "?range=7d")
+    assert run(["savings", "--url", url]) == 0
+    table = capsys.readouterr().out
+    assert run(["report", "--url", url]) == 0
+    report = capsys.readouterr().out.replace("\\", "")
+    assert run(["savings", "--url", url, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert run(["savings", "--url", url, "-o", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+    saved = found["totals"]["saved"]
+    total = (
+        f"{saved['gpus']:.0f} of 14 GPUs that pods hold could be given back:"
+        f" {saved['gpu_hours']:,.1f} GPU-hours and {saved['cost']:,.2f} EUR per month."
+    )
+    for text in (table, report):
+        assert total in text
+        for line in found["advice"]:
+            assert line["says"] in text
+            assert line["assumes"] in text
+            assert line["falsified_by"] in text
+        for row in found["left_out"]:
+            assert row["says"] in text
+    assert sum(float(row["SavedGpus"] or 0) for row in rows) == saved["gpus"]
+    for line in found["advice"]:
+        for pod in line["pods"]:
+            [shown] = [row for row in table.splitlines() if f"/{pod['pod']} " in row][-1:]
+            if "slowdown" in pod:
+                assert f"{pod['slowdown']:.2f}" in shown
+                assert f"{100 * pod['wait']:.1f} %" in shown
+
+
+def test_wrong_options_end_with_2(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["savings", "--url", "localhost:1", "--slowdown", "3"]) == 2
+    assert "--slowdown='3'" in capsys.readouterr().err
+    assert run(["savings", "--url", "localhost:1"]) == 1

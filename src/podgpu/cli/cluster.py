@@ -93,6 +93,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         legacy_map_metrics=options["legacy_map_metrics"],
         max_gpus=_MAX_GPUS,
         hints=tuple(_list_hints(options)),
+        savings_skip_namespaces=frozenset(
+            name.strip() for name in options["savings_skip_namespaces"].split(",")
+        ),
     )
     with ExitStack() as stack:
         protection = load_protection(options["web_config_file"])

@@ -15,6 +15,14 @@ import msgspec
 
 from podgpu.charge import Waste
 from podgpu.cli.options import make_command
+from podgpu.cli.savings import (
+    LINES,
+    decode_savings,
+    describe_shared,
+    describe_totals,
+    list_notes,
+    make_lines,
+)
 from podgpu.cli.terminal import print_out
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, UsageError, utc_text
@@ -22,6 +30,7 @@ from podgpu.fleet.readings import duration_text
 from podgpu.fleet.view import decode_view
 from podgpu.http_client import HttpClient
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
+from podgpu.past.savings import SavingsAnswer
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
@@ -113,6 +122,10 @@ def command(url: str, range: str, by: str, format: str) -> int:
 
     broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
     tables = _make_tables(answer, owners, broken)
+    # Savings need a day, and are computed for up to eight.
+    savings = _read_savings(client, "24h" if range == "24h" else "7d")
+    if savings is not None:
+        tables += _make_savings_tables(savings)
     write = _write_html if format == "html" else _write_markdown
     print_out(write(title, notes, tables))
     return 0
@@ -127,6 +140,28 @@ def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
             f"is it the address of podgpu cluster? ({error})"
         )
         raise SourceError("malformed", text) from error
+
+
+def _read_savings(client: HttpClient, range: str) -> SavingsAnswer | None:
+    """Returns None if the server is too old, or has no history of single pods."""
+    try:
+        body = client.get_blocking("api/v1/savings", {"range": range})
+    except SourceError:
+        return None
+    return decode_savings(body, client.shown)
+
+
+def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
+    title = f"Savings, {utc_text(savings.from_)} to {utc_text(savings.to)}"
+    texts = [describe_totals(savings), describe_shared(savings), *list_notes(savings)]
+    tables = [_Table(title, ["In short"], [[text] for text in texts if text], is_prose=True)]
+    if not savings.advice:
+        return tables
+    says = [[line.kind, line.says, line.assumes, line.falsified_by] for line in savings.advice]
+    header = ["Do", "Why", "Assumes", "Falsified by"]
+    tables.append(_Table("What could be given back", LINES, make_lines(savings)))
+    tables.append(_Table("Why", header, says))
+    return tables
 
 
 def _explain_length(seconds: float, asked: float) -> list[str]:

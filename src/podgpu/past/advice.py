@@ -53,18 +53,18 @@ LEAST_KNOWN = 0.95
 COMPUTE_HEADROOM = 0.2
 MEMORY_HEADROOM = 0.1
 REASONS = {
-    "annotation": 'have the annotation podgpu.io/savings: "false"',
-    "namespace": "are in a namespace of --savings-skip-namespaces",
-    "training": "belong to a job that uses several GPUs",
-    "model": "have GPUs of several models, or changed the model in this time",
-    "devices": "changed their number of GPUs in this time",
-    "unknown": "have figures for less than 95 % of this time",
-    "part": "hold a MIG instance or a part of a GPU already",
-    "memory": "have no known memory",
-    "many": "were not examined, because there are too many: choose a shorter range",
-    "needed": "use what they hold",
+    "annotation": 'annotation podgpu.io/savings: "false"',
+    "namespace": "namespace of --savings-skip-namespaces",
+    "training": "job that uses several GPUs",
+    "model": "GPUs of several models, or of another model before",
+    "devices": "another number of GPUs before",
+    "unknown": "use known for less than 95 % of this time",
+    "part": "a MIG instance or a part of a GPU already",
+    "memory": "memory not known",
+    "many": "not examined, because there are too many pods",
+    "needed": "needs what it holds",
 }
-"""Reasons why pods are in no line, as the end of a sentence."""
+"""Why pods are in no line."""
 # Their pods work together, so none of them can be shrunk or slowed down alone. The pods of a
 # StatefulSet are often single services.
 _TRAINING_KINDS = JOB_KINDS - {"StatefulSet"}
@@ -264,7 +264,7 @@ class _Rules:
         if after < load.devices:
             target = plural(int(after), "GPU")
         elif load.devices == 1:
-            after, target = _find_mig_size(load.model, compute, memory)
+            after, target = _find_mig_size(load.model, compute, memory, load.gpu_bytes)
         if not target:
             return None
 
@@ -327,9 +327,9 @@ class _Rules:
             model=model,
             target="1 GPU",
             says=(
-                f"{len(pods)} pods would need one GPU: at no time they were busier than"
-                f" {MAX_BUSY:.0%} together while two of them ran, their memory peaks add up to"
-                f" {mix.memory / _GIB:.1f} GiB, and the slowest would take {slowest:.2f} times as"
+                f"{len(pods)} pods would need one GPU: while two of them ran, they were busy for"
+                f" less than {_percent(MAX_BUSY)} of any 5 minutes together. Their memory peaks add"
+                f" up to {mix.memory / _GIB:.1f} GiB. The slowest would take {slowest:.2f} times as"
                 " long."
             ),
             assumes=(
@@ -337,8 +337,8 @@ class _Rules:
                 " by time slices. A pod that synchronises with the GPU very often waits longer."
             ),
             falsified_by=(
-                f"A waiting time of more than {self._query.slowdown - 1:.0%} of a pod's busy time"
-                " after they share, or memory above the sum of the peaks."
+                f"After they share: a waiting time above {_percent(self._query.slowdown - 1)} of a"
+                " pod's busy time, or memory above the sum of the peaks."
             ),
             pods=described,
             gpus_before=float(len(pods)),
@@ -368,19 +368,22 @@ def _count_idle(values: Sequence[int]) -> int:
     return idle if idle >= LEAST_KNOWN * (idle + unknown) else 0
 
 
-def _find_mig_size(model: str, compute: float, memory: float) -> tuple[float, str]:
+def _find_mig_size(
+    model: str, compute: float, memory: float, gpu_bytes: float
+) -> tuple[float, str]:
     """Returns the part of a GPU and the name of the smallest instance. The name may be empty."""
     for size in list_mig_sizes(model):
         if compute <= size.compute and memory <= size.memory:
             # Two halves of the memory leave no room for another instance.
             part = max(size.compute, size.memory)
-            return part, f"a MIG instance {size.name} with {size.memory:.3g} of the memory"
+            gib = size.memory * gpu_bytes / _GIB
+            return part, f"a MIG instance {size.name} ({gib:.0f} GiB)"
     return 1.0, ""
 
 
 def _describe_peaks(pod: _Pod) -> str:
     load = pod.load
-    busy = f"{pod.peak:.0%} busy"
+    busy = f"{_percent(pod.peak)} busy"
     has = "Its GPU was"
     if load.devices > 1:
         busy = f"{pod.peak:.2f} busy GPUs"
@@ -389,6 +392,10 @@ def _describe_peaks(pod: _Pod) -> str:
         f"{has} at most {busy} in a mean of 5 minutes, and its memory at most"
         f" {(load.peak_bytes or 0) / _GIB:.1f} GiB."
     )
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
 
 
 def _days(seconds: float) -> str:

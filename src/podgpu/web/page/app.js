@@ -22,6 +22,7 @@ import { Past, rejection } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
 import { showText } from "./rows.js";
+import { Savings } from "./savings.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { totalsOf, totalsOfServer } from "./totals.js";
@@ -64,6 +65,7 @@ class Page {
     this.pods = new Pods(context, order, again);
     this.nodes = new Nodes(context, order);
     this.cost = new Cost(order, again);
+    this.savings = new Savings(again);
     this.smallCosts = new SmallCosts(byId("small-costs"), again);
     this.events = new Events(again);
     this.past = new Past(() => this.feed.now(), (at) => (location.hash = writeHash(this.criteria, at)), again);
@@ -290,6 +292,7 @@ class Page {
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
+    else if (view === "savings") this.savings.show(criteria);
     else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);

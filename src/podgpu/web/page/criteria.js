@@ -37,14 +37,15 @@ const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // ch
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 
-export const VIEWS = ["pods", "nodes", "cost", "events"];
+export const VIEWS = ["pods", "nodes", "cost", "savings", "events"];
+const WAYS = { events: ["problems", "pods", "idle"], savings: ["stop", "shrink", "share", "pack"] };
 // Values of the address that are one of a list. The values of `by` and `range` depend on the view.
 const CHOICES = {
   view: () => VIEWS,
   state: () => STATES.map(([name]) => name),
   sort: () => SORTS.map(([name]) => name),
   show: () => SHOWS.map(([name]) => name),
-  by: ({ view }) => (view === "events" ? ["problems", "pods", "idle"] : ["pod", ...(view === "pods" ? ["job"] : []), "owner", "namespace"]),
+  by: ({ view }) => WAYS[view] ?? ["pod", ...(view === "pods" ? ["job"] : []), "owner", "namespace"],
   range: ({ view, pod }) => [...RANGES, ...(view === "cost" ? ["month"] : []), ...(pod ? ["whole run"] : [])],
 };
 
@@ -108,7 +109,7 @@ export function viewPath() {
 export function pagePath(criteria) {
   const { view, cluster } = criteria;
   const [gpu] = criteria.gpu.split("/"); // without the MIG instance
-  if (view === "cost" || view === "events") return viewPath();
+  if (["cost", "savings", "events"].includes(view)) return viewPath();
   const given = { at: time, gpu };
   if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");
   if (criteria.job) {

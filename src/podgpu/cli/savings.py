@@ -1,0 +1,194 @@
+"""`podgpu savings`: prints which GPUs could be given back, and what the pods would notice.
+
+Reads the API of `podgpu cluster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from podgpu.cli.options import make_command
+from podgpu.cli.terminal import print_out
+from podgpu.decode import find_decoder
+from podgpu.errors import SourceError, UsageError, one_line, plural, utc_text
+from podgpu.http_client import HttpClient
+from podgpu.past.savings import (
+    Advice,
+    Monthly,
+    PodAdvice,
+    SavingsAnswer,
+    name_pod,
+    parse_savings_query,
+)
+
+TIMEOUT = 90.0  # longer than a query to Prometheus
+_GIB = 1024**3
+_UNKNOWN = "–"
+_GAP = "  "
+_TEXT_COLUMNS = 3  # the first columns of a table; the others are numbers
+LINES = ("Do", "Pods", "Then", "GPUs", "Saves GPUs", "GPU-hours per month", "Saved per month")
+PODS = (
+    "Do",
+    "Pod",
+    "Node",
+    "GPUs",
+    "Busy GPUs",
+    "Peak",
+    "Wait",
+    "Slowdown",
+    "Memory, GiB",
+    "Idle, h",
+)
+
+
+@make_command(
+    "savings",
+    ("podgpu savings", "what could be given back, from the last 7 days"),
+    ("podgpu savings --range 2d --slowdown 1.1", "let pods share only if they notice little"),
+    ("podgpu savings -o csv > savings.csv", "one row per pod, for a spreadsheet"),
+)
+def command(url: str, range: str, slowdown: str, idle: str, output: str) -> int:
+    """Print which GPUs could be given back, and what the pods would notice: pods to stop, to
+    shrink, or to put on a shared GPU, and free GPUs to bring together.
+
+    Reads the API of `podgpu cluster`. Nothing is changed.
+    """
+    query = {"range": range, "slowdown": slowdown, "idle": idle}
+    try:
+        parse_savings_query(query)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from error
+    client = HttpClient(url.rstrip("/"), timeout=TIMEOUT)
+    if output == "csv":
+        print_out(client.get_blocking("api/v1/savings", query | {"format": "csv"}))
+        return 0
+    body = client.get_blocking("api/v1/savings", query)
+    if output == "json":
+        print_out(body)
+        return 0
+    print_out("\n".join(_write(decode_savings(body, client.shown))) + "\n")
+    return 0
+
+
+def decode_savings(body: bytes, shown: str) -> SavingsAnswer:
+    """`shown`: the server, for the error message."""
+    try:
+        return find_decoder(SavingsAnswer).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = (
+            f"{shown} returned no valid /api/v1/savings: "
+            f"is it the address of podgpu cluster? ({error})"
+        )
+        raise SourceError("malformed", text) from error
+
+
+def describe_totals(answer: SavingsAnswer) -> str:
+    """Returns the result in one sentence."""
+    totals = answer.totals
+    text = (
+        f"{_number(totals.saved.gpus)} of {_number(totals.before.gpus)} GPUs that pods hold could"
+        f" be given back: {_amounts(totals.saved, answer)} per month."
+    )
+    if totals.packed_gpus:
+        text += f" Moves would bring {plural(totals.packed_gpus, 'free GPU')} together."
+    return text
+
+
+def describe_shared(answer: SavingsAnswer) -> str:
+    """Compares predictions with pods that share already. Empty if there are none."""
+    if answer.prediction_error_ratio is None:
+        return ""
+    return (
+        f"{plural(len(answer.shared), 'pod')} share GPUs already. Their waiting time was predicted"
+        f" with a mean error of {100 * answer.prediction_error_ratio:.1f} points."
+    )
+
+
+def make_lines(answer: SavingsAnswer) -> list[list[str]]:
+    """Returns the cells of `LINES`."""
+    rows = []
+    for line in answer.advice:
+        saved = line.saved
+        names = ", ".join(name_pod(pod) for pod in line.pods)
+        then = line.target or ("no GPU" if line.kind == "stop" else "")
+        cost = _UNKNOWN if saved.cost is None else f"{saved.cost:,.2f}"
+        gpus = [_number(line.gpus_before), _number(saved.gpus), f"{saved.gpu_hours:,.1f}"]
+        rows.append([line.kind, names, then, *gpus, cost])
+    return rows
+
+
+def make_pods(answer: SavingsAnswer) -> list[list[str]]:
+    """Returns the cells of `PODS`."""
+    return [_make_pod(line, pod) for line in answer.advice for pod in line.pods]
+
+
+def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
+    node = f"{pod.node} → {pod.to_node}" if pod.to_node else pod.node
+    memory = pod.peak_memory_bytes
+    return [
+        line.kind,
+        name_pod(pod),
+        node,
+        _number(pod.gpus),
+        _UNKNOWN if pod.busy is None else f"{pod.busy:.3f}",
+        _UNKNOWN if pod.peak_busy is None else f"{pod.peak_busy:.3f}",
+        _UNKNOWN if pod.wait is None else f"{100 * pod.wait:.1f} %",
+        _UNKNOWN if pod.slowdown is None else f"{pod.slowdown:.2f}",
+        _UNKNOWN if memory is None else f"{memory / _GIB:.1f}",
+        _UNKNOWN if pod.idle_seconds is None else f"{pod.idle_seconds / 3600:.0f}",
+    ]
+
+
+def list_notes(answer: SavingsAnswer) -> list[str]:
+    """Returns what the answer does not include, as sentences."""
+    notes = list(answer.notes)
+    for row in answer.left_out:
+        gpus = "1 GPU" if row.gpus == 1 else f"{_number(row.gpus)} GPUs"
+        notes.append(f"in no line: {plural(row.pods, 'pod')}, {gpus}: {row.says}")
+    return notes
+
+
+def _write(answer: SavingsAnswer) -> Iterator[str]:
+    title = f"Savings, {utc_text(answer.from_)} to {utc_text(answer.to)}"
+    yield title + (" (SIMULATED GPUs)" if answer.simulated else "")
+    yield describe_totals(answer)
+    shared = describe_shared(answer)
+    if shared:
+        yield shared
+    for note in list_notes(answer):
+        yield f"- {one_line(note)}"
+    if not answer.advice:
+        return
+    yield ""
+    yield from _write_table(LINES, make_lines(answer))
+    yield ""
+    yield from _write_table(PODS, make_pods(answer))
+    yield ""
+    for number, line in enumerate(answer.advice, 1):
+        yield f"{number}. {line.kind}: {one_line(line.says)}"
+        yield f"   Assumes: {one_line(line.assumes)}"
+        yield f"   Falsified by: {one_line(line.falsified_by)}"
+
+
+def _write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = []
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            is_text = place < _TEXT_COLUMNS
+            cells.append(cell.ljust(width) if is_text else cell.rjust(width))
+        yield _GAP.join(cells).rstrip()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def _amounts(monthly: Monthly, answer: SavingsAnswer) -> str:
+    text = f"{monthly.gpu_hours:,.1f} GPU-hours"
+    if monthly.cost is not None and answer.currency:
+        text += f" and {monthly.cost:,.2f} {answer.currency}"
+    return text
