@@ -19,7 +19,8 @@ class Certificates:
     """Certificates in a folder.
 
     `ca` signed those of the servers `server`, `renewed`, `elsewhere` and `expired`, and of the
-    clients `client` and `scraper`. `stranger` signed that of the client `outsider`.
+    clients `client` and `scraper`. `stranger` signed that of the client `outsider`. `ca` signed the
+    authority `intermediate`, which signed that of the client `department`.
     """
 
     folder: Path
@@ -67,6 +68,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     _sign(folder, "client", "extendedKeyUsage=clientAuth")
     _sign(folder, "scraper", f"subjectAltName={_SCRAPER}")
     _sign(folder, "outsider", "subjectAltName=DNS:prometheus.test", authority="stranger")
+    _sign(folder, "intermediate", "basicConstraints=critical,CA:TRUE")
+    _sign(folder, "department", "extendedKeyUsage=clientAuth", authority="intermediate")
     return Certificates(folder)
 
 

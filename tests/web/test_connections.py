@@ -7,6 +7,7 @@ import http.client
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -74,6 +75,16 @@ def is_closed(opened: socket.socket) -> bool:
 def test_unfinished_connections_are_closed(node: Node, first: bytes) -> None:
     with running(node.agent, limits=SOON) as client, connections(client, 1, first) as (opened,):
         assert is_closed(opened)
+
+
+def test_connections_that_are_not_overdue_stay_open(node: Node) -> None:
+    """The server looks for overdue connections every second."""
+    limits = ConnectionLimits(header_seconds=4.0)
+    app = small_application
+    with running(node.agent, app=app, limits=limits) as client, connect(client) as opened:
+        for _ in range(2):
+            time.sleep(1.3)
+            assert get_status(opened) == 200
 
 
 @pytest.mark.fault(

@@ -186,6 +186,35 @@ def test_allowed_names(node: Node, write: Callable[..., Path], certificates: Cer
     assert allowed == [True, True, False, False]
 
 
+def test_a_client_without_a_certificate_has_no_allowed_name(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    names = {"client_allowed_sans": ["prometheus.test"], "client_ca_file": "ca.crt"}
+    optional = {"client_auth_type": "VerifyClientCertIfGiven"}
+    with secured(node, write(PAIR | names | optional)) as client:
+        asked = [client(certificates.client(shows)).ask("/livez") for shows in ("", "scraper")]
+    assert [answer.status for answer in asked] == [403, 200]
+
+
+def test_an_intermediate_authority_is_sufficient(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    authority = {"client_ca_file": certificates.path("intermediate.crt")}
+    with secured(node, write(MUTUAL | authority)) as client:
+        allowed = [
+            is_allowed(client(certificates.client(shows))) for shows in ("department", "scraper")
+        ]
+    assert allowed == [True, False]
+
+
+def test_certificate_and_key_in_the_file(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    pair = {"cert": certificates.text("server.crt"), "key": certificates.text("server.key")}
+    with secured(node, write(pair)) as client:
+        assert is_allowed(client(certificates.client()))
+
+
 def negotiated(client: Client) -> tuple[str, str]:
     with connected(client) as sock:
         return str(sock.version()), str((sock.cipher() or ("",))[0])
