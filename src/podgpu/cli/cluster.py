@@ -336,6 +336,7 @@ def _prometheus_server(options: Options) -> PrometheusServer:
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
         cluster_label=options["cluster_label"],
+        reads_tokens=options.get("token_metrics") != "none",
     )
 
 

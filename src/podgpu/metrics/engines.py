@@ -23,7 +23,17 @@ _MAX_LINES = 20_000  # of known families; an engine with 64 ranks and ten models
 _MAX_MODELS = 16
 _MAX_MODEL_NAME = 200
 _MAX_BUCKETS = 64
-_MOST_TOKENS = 2.0**53  # larger floats do not count single tokens
+MOST_TOKENS = 2.0**53  # larger floats do not count single tokens
+# Labels that tell apart the series of one engine, whose counters are added up.
+RANK_LABELS = (
+    "engine",
+    "is_streaming",
+    "engine_type",
+    "dp_rank",
+    "tp_rank",
+    "pp_rank",
+    "version",
+)
 _MATCHER = re.compile(r'([^{]+)(?:\{(\w+)="([^"]+)"\})?')
 _NAME = re.compile(rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)")
 
@@ -204,7 +214,7 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str,
         for family in engine.counters:
             if not family.selects(sample):
                 continue
-            if not 0 <= sample.value <= _MOST_TOKENS:
+            if not 0 <= sample.value <= MOST_TOKENS:
                 message = f"{sample.name} is {sample.value:g}: this is no number of tokens"
                 raise SourceError("bad_value", message)
             own = counted.setdefault(_read_model(engine, sample), defaultdict(float))
@@ -241,7 +251,7 @@ def _read_gauge(
     combine: Callable[[Sequence[float]], float],
 ) -> float | None:
     values = [sample.value for sample in samples if sample.name in names]
-    are_usable = bool(values) and all(0 <= value <= _MOST_TOKENS for value in values)
+    are_usable = bool(values) and all(0 <= value <= MOST_TOKENS for value in values)
     return combine(values) if are_usable else None
 
 
@@ -260,7 +270,7 @@ def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float
             bound = float(sample.labels.get("le", ""))
         except ValueError:
             return {}
-        if not 0 <= sample.value <= _MOST_TOKENS or bound < 0:
+        if not 0 <= sample.value <= MOST_TOKENS or bound < 0:
             return {}
         buckets[bound] += sample.value
     return dict(sorted(buckets.items())) if len(buckets) <= _MAX_BUCKETS else {}

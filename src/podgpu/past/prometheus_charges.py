@@ -21,6 +21,7 @@ from podgpu.charge import (
     UNALLOCATED,
     Charge,
     HeldTime,
+    Tokens,
     UsageAccount,
     charge,
     charge_rest,
@@ -70,6 +71,7 @@ from podgpu.past.costs import (
     first_forecast_day,
     make_costs,
 )
+from podgpu.past.prometheus_tokens import read_tokens, token_queries
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _TIMEOUT = 60.0
@@ -366,6 +368,8 @@ class _RangeReader:
         if self.prices.label_names:
             keys += UUID_LABELS
         queries["gpu_seconds"] = f"{step} * sum {by(*keys)} ({counts})"
+        if self.server.reads_tokens:
+            queries |= token_queries(cluster, match, window, length, step)
 
         asked = [self._ask(kind, query, end) for kind, query in queries.items()]
         results = await asyncio.gather(*asked)
@@ -505,6 +509,8 @@ class _RangeReader:
         seconds = self._add_by_model(vectors.get("gpu_seconds", ()), prices, gpu_prices)
         joules = self._add_by_model(vectors.get("unattributed_energy", ()), prices, gpu_prices)
         kinds = (*_COUNTERS, "shares")
+        tokens = read_tokens(vectors, self.server.cluster_label)
+        uncharged = set(tokens)
         amounts_of = {kind: self._add_by_key(vectors.get(kind, ())) for kind in kinds}
 
         usage = []
@@ -515,11 +521,19 @@ class _RangeReader:
             own = gpu_prices.get((key.cluster, key.gpu), prices)
             price = own.of(name).gpu_hour
             time = _make_time({kind: sums[key] for kind, sums in amounts_of.items() if key in sums})
+            account = accounts[key]
+            pod = key.cluster, key.workload.pod_name
+            served = tokens.get(pod)
+            if served is not None:
+                # The first GPU of the pod is charged for all of them.
+                time = time._replace(tokens=served.tokens if pod in uncharged else Tokens())
+                account = account._replace(model=served.model)
+                uncharged.discard(pod)
             amounts = charge(time, parent_and_fraction(name)[1] or 0.0, price)
+            if served is not None:
+                amounts = served.cover(amounts, time.held)
             currency = "" if price is None else prices.currency
-            usage.append(
-                Charge(accounts[key], amounts=amounts, currency=currency, cluster=key.cluster)
-            )
+            usage.append(Charge(account, amounts=amounts, currency=currency, cluster=key.cluster))
             if (key.cluster, model, own) in seconds:
                 seconds[key.cluster, model, own] -= amounts.allocated_seconds
 

@@ -97,6 +97,7 @@ class PrometheusServer:
     node_labels: tuple[str, ...] = NODE_LABELS
     cluster_label: str = "cluster"
     timeout: float = 10.0  # seconds for one query
+    reads_tokens: bool = True  # the counters of LLM engines
 
     def __post_init__(self) -> None:
         _check_labels("--node-label", self.node_labels or ("",))
