@@ -168,6 +168,27 @@ def test_a_model_and_an_owner_are_summed_over_their_pods() -> None:
     assert space.tokens.cost.total == 20.0
 
 
+def test_other_containers_of_a_pod_belong_to_its_cost_per_token() -> None:
+    cluster = Cluster()
+    for number in range(241):
+        seconds = number * 15.0
+        second = at(seconds, "a", 0.1, container="reranker")
+        failed = engine(1.0, 1.0, reason="no_tokens")
+        cluster.round(
+            gpu(0, at(seconds, "a", 0.5), busy=0.5, usage=MEASURED),
+            gpu(1, second, busy=0.1, usage=MEASURED),
+            engines={
+                ("ml", "a", "main"): engine(100.0 * seconds, 0.0),
+                ("ml", "a", "reranker"): msgspec.structs.replace(failed, engine=""),
+            },
+        )
+    tokens = cluster.rows(seconds=HOUR)["ml/a"].tokens
+    assert tokens is not None
+    assert tokens.cost_per_million is not None
+    assert tokens.cost_per_million.total == pytest.approx(20 / 0.36, abs=1e-3)
+    assert tokens.per_used_gpu_second == pytest.approx(100 / 0.6, rel=1e-3)
+
+
 def test_tokens_per_second_of_a_history_that_is_shorter_than_the_range() -> None:
     cluster = Cluster()
     an_hour(cluster)

@@ -18,6 +18,7 @@ from podgpu.cli.options import make_command
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.fleet.prices import read_prices
+from podgpu.fleet.read.engine_reader import EngineReader
 from podgpu.fleet.read.scrape import ScrapeCollector
 from podgpu.fleet.round import Cluster
 from podgpu.labs.demo import (
@@ -31,6 +32,7 @@ from podgpu.labs.demo import (
     make_script,
     schedule,
 )
+from podgpu.labs.demo_engines import DemoEngines
 from podgpu.labs.demo_past import write_past
 from podgpu.labs.simulate.simulated_node import DemoNode
 from podgpu.past.record import SqlitePast, cluster_recorder
@@ -74,8 +76,13 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
 
         targets: list[str] = []
+        engines = DemoEngines(nodes)
         make_collector = partial(
-            ScrapeCollector, lambda: targets, CLUSTER, read_owners=partial(find_owners, nodes)
+            ScrapeCollector,
+            lambda: targets,
+            CLUSTER,
+            read_owners=partial(find_owners, nodes),
+            make_engines=partial(EngineReader, engines.endpoints),
         )
         cluster = Cluster(make_collector, CLUSTER, read)
         recorder = cluster_recorder(cluster)
@@ -95,6 +102,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
                 where = Address(address.host, address.port and address.port + 1 + number)
             listeners.append(Listener(exporter.application, where))
         services += [cluster, recorder]
+        listeners.append(Listener(engines.application, Address(_LOOPBACK, 0)))
         listeners.append(Listener(app, cluster_address, "--cluster-address"))
 
         script = [] if calm else make_script(nodes)
@@ -102,9 +110,11 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         stack.callback(stopping.set)
 
         def on_listening(bound: Sequence[Address]) -> None:
-            for where in bound[:-1]:
+            *addresses, of_engines, of_cluster = bound
+            engines.port = of_engines.port
+            for where in addresses:
                 targets.append(f"http://{where.host or _LOOPBACK}:{where.port}/metrics")
-            _print_overview(nodes, bound, script)
+            _print_overview(nodes, [*addresses, of_cluster], script)
             log.setLevel(logging.NOTSET)
             arguments = (script, stopping)
             threading.Thread(target=perform, args=arguments, name="demo", daemon=True).start()

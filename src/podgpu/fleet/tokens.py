@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
 from podgpu.charge import Tokens
 from podgpu.fleet.parts import ContainerName, EngineState, HeldPart, container_name
 from podgpu.fleet.readings import NodeEntry
+from podgpu.model import PodName
 
 Charged = Mapping[ContainerName, Tokens]
 """The tokens of each container that are charged already, since podgpu first read its engine."""
@@ -30,6 +31,9 @@ def charge_tokens(
             if part.spent is not None:
                 gpus[container_name(part.holder)] += 1
 
+    # Other containers of the pod that hold GPUs belong to its cost per token, too.
+    pods = {name[:2] for name, engine in engines.items() if engine.engine and not engine.reason}
+    pods -= {name[:2] for name, engine in engines.items() if engine.engine and engine.reason}
     charged: dict[ContainerName, Tokens] = {}
     shares: dict[ContainerName, list[Tokens]] = {}
     for name, engine in engines.items():
@@ -41,7 +45,7 @@ def charge_tokens(
 
     complete = []
     for node in nodes:
-        held = tuple(_add_engine(part, engines, shares) for part in node.held)
+        held = tuple(_add_engine(part, engines, shares, pods) for part in node.held)
         complete.append(replace(node, held=held))
     return complete, charged
 
@@ -59,13 +63,13 @@ def _add_engine(
     part: HeldPart,
     engines: Mapping[ContainerName, EngineState],
     shares: Mapping[ContainerName, list[Tokens]],
+    pods: Set[PodName],
 ) -> HeldPart:
     name = container_name(part.holder)
-    engine = engines.get(name)
-    if engine is None:
-        return part
     spent = part.spent
     left = shares.get(name)
     if spent is not None and left:
         spent = spent._replace(tokens=left.pop())
-    return replace(part, engine=engine, spent=spent)
+    elif spent is not None and name[:2] in pods:
+        spent = spent._replace(tokens=Tokens())
+    return replace(part, engine=engines.get(name), spent=spent)

@@ -10,10 +10,20 @@ from functools import cache
 from statistics import fmean
 from typing import NamedTuple
 
-from podgpu.charge import UNALLOCATED, Charge, Figures, HeldTime, UsageAccount, charge, charge_rest
+from podgpu.charge import (
+    UNALLOCATED,
+    Charge,
+    Figures,
+    HeldTime,
+    Tokens,
+    UsageAccount,
+    charge,
+    charge_rest,
+)
 from podgpu.fleet.hold import describe_idle
 from podgpu.fleet.prices import Prices
 from podgpu.labs.demo import JOB, DemoExporter, owner_of, team_of
+from podgpu.labs.demo_engines import count_tokens, find_model
 from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
@@ -278,6 +288,9 @@ class _PastDevice(NamedTuple):
         if is_blind:
             return HeldTime(seconds, share, joules=joules)
         busy = load * seconds
+        tokens = count_tokens(tenant, busy)
+        if tokens is None and tenant.pod.startswith("chat-"):
+            tokens = Tokens()  # its reranker belongs to the cost of its tokens
         return HeldTime(
             held=seconds,
             share=share,
@@ -288,6 +301,7 @@ class _PastDevice(NamedTuple):
             waited=load * (activity.busy - load) * seconds,
             joules=joules,
             underused=max(0.0, share - load) * seconds if load else 0.0,
+            tokens=tokens,
         )
 
 
@@ -303,4 +317,5 @@ def _account_of(tenant: Tenant) -> UsageAccount:
         return UsageAccount(job=f"user {tenant.user}", user=tenant.user)
     owner = owner_of(tenant.pod) or WorkloadOwner("", "")
     labels = json.dumps({"team": team_of(tenant.namespace)})
-    return UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)
+    account = UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)
+    return account._replace(model=find_model(tenant))

@@ -16,7 +16,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
-from podgpu.past.bill import RangeFigures, add_up
+from podgpu.past.bill import RangeFigures, add_tokens, add_up
 from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import (
     HolderSpan,
@@ -119,6 +119,7 @@ def read_summary(
         currency=state.prices.currency,
     )
     add_up(summary, own, summary.currency)
+    add_tokens(summary, own, summary.currency, duration)
 
     start = max(started, end - _LONGEST)
     gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)

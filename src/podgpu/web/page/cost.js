@@ -9,6 +9,7 @@ import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, localTimes, moment, money, percent, plural, span, totalMoney } from "./format.js";
 import { groupsFor } from "./pods.js";
 import { Table } from "./table.js";
+import { hasTokens, tokenColumns } from "./tokens.js";
 import { Waste, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 60;
@@ -81,7 +82,8 @@ export class Cost {
 
   // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page of a single node.
   show(criteria, isKube, now, isCluster) {
-    const groups = groupsFor(isKube);
+    const groups = { ...groupsFor(isKube) };
+    if (this.knowsTokens || criteria.by === "model") groups.model = "Models";
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
     const isChosen = isLabel || criteria.by in groups;
     const by = isChosen ? criteria.by : isKube ? (this.team ?? "namespace") : "pod";
@@ -103,6 +105,10 @@ export class Cost {
       const team = TEAM_LABELS.find((name) => data.labels.includes(name));
       this.team = `${team ? "label:" : ""}${team ?? by}`;
       if (team) return this.show(criteria, isKube, now, isCluster);
+    }
+    if (hasTokens(data) && !this.knowsTokens) {
+      this.knowsTokens = true;
+      return this.show(criteria, isKube, now, isCluster);
     }
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
@@ -285,7 +291,8 @@ function nameOf(row, by) {
   if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
   if (row.hidden) return [row.cluster, "other namespaces"].filter(Boolean).join("/");
   const group = by === "namespace" ? "(no namespace)" : "(without this label)";
-  const name = [row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/");
+  const model = by === "model" ? row.model || "(no model)" : undefined;
+  const name = [row.namespace, podText(row) ?? ownerText(row), row.label, model].filter(Boolean).join("/");
   return [row.cluster, name || group].filter(Boolean).join("/");
 }
 
@@ -329,6 +336,7 @@ function columnsOf(by, title, rows, { currency, source }, here) {
     number("waited_hours", "Waited, h", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
+    ...tokenColumns((value) => money(value, currency)),
   ];
   return columns.filter((column) => rows.some((row) => column.value(row) !== undefined));
 }

@@ -118,6 +118,7 @@ function holdersOf(of, part) {
     idleSince: holder.idle_since,
     waited: holder.wait_ratio,
     waitsFor: (holder.waits_for ?? []).map(runnerOf),
+    engine: holder.engine,
     cost: holder.cost_per_hour,
     waste: holder.waste?.cost_per_hour,
     amount: holder.part ?? 0, // fraction of the physical GPU

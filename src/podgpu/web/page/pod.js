@@ -10,6 +10,7 @@ import { lineName } from "./job.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
+import { Engines } from "./tokens.js";
 import { Mean, Sum, Waste } from "./totals.js";
 
 const EVERY_SECONDS = 10;
@@ -22,6 +23,7 @@ export class PodView {
     this.past = new Question(onAnswer);
     this.summary = new Summary(onAnswer);
     this.events = new OwnEvents(onAnswer);
+    this.engines = new Engines();
     this.tiles = new Map();
     this.namespace = h("bdi", { class: "row-namespace" });
     this.name = h("bdi");
@@ -31,7 +33,7 @@ export class PodView {
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.timeline = new Timeline(({ pod, cluster }) => ({ pod, cluster }), [...RANGES, LIFE]);
     const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
-    this.element = h("div", { class: "pod" }, this.back, title, this.summary.head, this.facts, this.none, this.grid, this.summary.element, this.timeline.element, this.events.element);
+    this.element = h("div", { class: "pod" }, this.back, title, this.summary.head, this.facts, this.none, this.grid, this.engines.element, this.summary.element, this.timeline.element, this.events.element);
   }
 
   leave() {
@@ -55,6 +57,7 @@ export class PodView {
     setText(this.none, pastTime() ? "This pod held no GPU at this time." : "This pod holds no GPU now.");
     this.facts.hidden = !held.length;
     this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
+    this.engines.show(held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder])));
     place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
     const clusters = new Set(held.map((device) => device.cluster));
     const isOne = clusters.size === 1 && devices.some((device) => device.cluster);

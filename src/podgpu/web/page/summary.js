@@ -4,6 +4,7 @@
 import { Question } from "./ask.js";
 import { fact, h, place, plain, setText } from "./dom.js";
 import { amount, count, duration, memory, money, moment, percent, watts } from "./format.js";
+import { tokenFacts } from "./tokens.js";
 import { wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 30;
@@ -146,6 +147,7 @@ function factsOf(data, whole) {
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
     known("Cost", data.cost, (cost) => money(cost, data.currency)),
     known("Wasted", wasteOf(data.waste?.cost).total || undefined, (cost) => wastedText(cost, data)),
+    ...tokenFacts(data),
     known("Waited", data.wait_seconds || undefined, duration),
     known("Throttled", data.throttled_seconds || undefined, duration),
     fact("Errors", data.errors ? count(data.errors) : "none"),

@@ -1,0 +1,129 @@
+"""The LLM engines of `podgpu demo`: one alone on a GPU, and two that share a GPU.
+
+They serve vLLM's metrics, whose counters follow the simulated load of their container.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from aiohttp import web
+
+from podgpu.charge import Tokens
+from podgpu.kube.objects import PodEndpoint
+from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
+from podgpu.model import PodName
+
+_BOUNDS = (0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)  # seconds, as in vLLM
+
+
+class _Model(NamedTuple):
+    """What an engine serves. Tokens are those of a second of GPU use."""
+
+    name: str
+    prompt: float
+    generated: float
+    first_token: float  # seconds, on an idle GPU
+    prompt_size: float = 800.0  # tokens of a request
+
+
+_MODELS = {
+    ("chat", "engine"): _Model("Llama-3.1-8B-Instruct", 6400.0, 1900.0, 0.05),
+    ("embed", "worker"): _Model("Qwen3-0.6B", 30_000.0, 2500.0, 0.02),
+    ("ocr", "worker"): _Model("Qwen3-VL-4B-Instruct", 9000.0, 700.0, 0.09),
+}
+"""Prefix of the pod's name and container -> model."""
+
+
+def find_model(tenant: Tenant) -> str:
+    """Returns the name of the model that the container serves. Empty if it is no engine."""
+    model = _find(tenant)
+    return "" if model is None else model.name
+
+
+def count_tokens(tenant: Tenant, busy_seconds: float) -> Tokens | None:
+    model = _find(tenant)
+    if model is None:
+        return None
+    return Tokens(round(model.prompt * busy_seconds), round(model.generated * busy_seconds))
+
+
+def _find(tenant: Tenant) -> _Model | None:
+    return _MODELS.get((tenant.pod.rpartition("-")[0], tenant.container))
+
+
+@dataclass
+class _Engine:
+    tenant: Tenant
+    model: _Model
+    read_at: float
+    busy_seconds: float = 0.0
+    buckets: dict[float, float] = field(default_factory=dict)  # upper bound -> requests
+
+
+class DemoEngines:
+    """Serves the metrics of all engines at paths of one port."""
+
+    def __init__(self, nodes: Sequence[DemoNode]) -> None:
+        self.port = 0  # set when the port is known
+        self.application = web.Application()
+        self.application.router.add_get("/{namespace}/{pod}", self._answer)
+        self._nodes = nodes
+        self._engines: dict[Tenant, _Engine] = {}
+
+    def endpoints(self) -> dict[PodName, PodEndpoint]:
+        """Returns what the API server would say about the pods."""
+        found = {}
+        for node in self._nodes:
+            for tenant in node.tenants:
+                if find_model(tenant):
+                    path = f"/{tenant.namespace}/{tenant.pod}"
+                    endpoint = PodEndpoint("127.0.0.1", (), self.port, path)
+                    found[tenant.namespace, tenant.pod] = endpoint
+        return found
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.match_info["namespace"], request.match_info["pod"]
+        for node in self._nodes:
+            for tenant in node.tenants:
+                model = _find(tenant)
+                if (tenant.namespace, tenant.pod) == name and model is not None:
+                    return web.Response(text=self._write(node, tenant, model))
+        return web.Response(status=404)
+
+    def _write(self, node: DemoNode, tenant: Tenant, model: _Model) -> str:
+        now = time.monotonic()
+        engine = self._engines.setdefault(tenant, _Engine(tenant, model, now))
+        gpu = node.driver.gpus[tenant.gpu]
+        load = node.load_of(tenant).demand(node.clock.monotonic() - gpu.epoch)
+        seconds = now - engine.read_at
+        engine.read_at = now
+        engine.busy_seconds += load * seconds
+
+        waits = model.first_token / max(0.1, 1.0 - load)
+        requests = model.prompt * load * seconds / model.prompt_size
+        for bound in (*_BOUNDS, float("inf")):
+            if waits <= bound:
+                engine.buckets[bound] = engine.buckets.get(bound, 0.0) + requests
+        return _write_metrics(engine, load)
+
+
+def _write_metrics(engine: _Engine, load: float) -> str:
+    labels = f'engine="0",model_name="{engine.model.name}"'
+    tokens = count_tokens(engine.tenant, engine.busy_seconds) or Tokens()
+    lines = [
+        f"vllm:prompt_tokens_total{{{labels}}} {tokens.prompt}",
+        f"vllm:generation_tokens_total{{{labels}}} {tokens.generated}",
+        f"vllm:num_requests_running{{{labels}}} {round(24 * load)}",
+        f"vllm:num_requests_waiting{{{labels}}} {max(0, round(30 * (load - 0.5)))}",
+        f"vllm:kv_cache_usage_perc{{{labels}}} {min(1.0, 0.1 + 0.8 * load):.4f}",
+    ]
+    for bound in (*_BOUNDS, float("inf")):
+        le = "+Inf" if bound == float("inf") else f"{bound}"
+        count = round(engine.buckets.get(bound, 0.0), 3)
+        name = "vllm:time_to_first_token_seconds_bucket"
+        lines.append(f'{name}{{{labels},le="{le}"}} {count}')
+    return "\n".join(lines) + "\n"
