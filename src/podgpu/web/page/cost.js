@@ -321,9 +321,11 @@ function columnsOf(by, title, rows, { currency, source }, here) {
   const price = (name, title, isWarm) => number(name, title, (value, row) => costText(value, row, currency), isWarm);
   const waste = (name, title, read, isWarm) => ({ ...price(name, title, isWarm), value: (row) => read(row.waste?.cost) });
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
+  const tokens = tokenColumns((value) => money(value, currency));
   const columns = [
     { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) ?? toPods(row) },
     price("cost", "Cost"),
+    ...(by === "model" ? tokens : []),
     waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isSome),
     waste("idle_cost", "Idle cost", (cost) => cost?.idle),
     waste("underused_cost", "Under-used cost", (cost) => cost?.underused),
@@ -336,7 +338,7 @@ function columnsOf(by, title, rows, { currency, source }, here) {
     number("waited_hours", "Waited, h", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
-    ...tokenColumns((value) => money(value, currency)),
+    ...(by === "model" ? [] : tokens),
   ];
   return columns.filter((column) => rows.some((row) => column.value(row) !== undefined));
 }

@@ -45,7 +45,7 @@ const CHOICES = {
   state: () => STATES.map(([name]) => name),
   sort: () => SORTS.map(([name]) => name),
   show: () => SHOWS.map(([name]) => name),
-  by: ({ view }) => WAYS[view] ?? ["pod", ...(view === "pods" ? ["job"] : []), "owner", "namespace"],
+  by: ({ view }) => WAYS[view] ?? ["pod", ...(view === "pods" ? ["job"] : []), "owner", "namespace", ...(view === "cost" ? ["model"] : [])],
   range: ({ view, pod }) => [...RANGES, ...(view === "cost" ? ["month"] : []), ...(pod ? ["whole run"] : [])],
 };
 
