@@ -222,6 +222,20 @@ def test_a_file_that_is_deleted_while_podgpu_runs_is_written_again(
     store.close()
 
 
+def test_a_directory_that_is_deleted_while_podgpu_runs_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "history" / "history.db"
+    store = HistoryStore(path)
+    record(store, START, held(HOUR))
+    shutil.rmtree(path.parent)
+    record(store, START + 15, held(HOUR))
+    with pytest.raises(HistoryError, match="in use by another podgpu"):
+        HistoryStore(path)
+    store.close()
+    store = HistoryStore(path)
+    assert sum_hours(store) == 2
+    store.close()
+
+
 def test_a_file_that_is_replaced_while_podgpu_runs_is_kept_beside_it(path: Path) -> None:
     store = HistoryStore(path)
     record(store, START, held(HOUR))

@@ -164,6 +164,9 @@ class HistoryFile(ABC):
                 return
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        if not _lock_path(self._path).exists():
+            # The whole directory may be gone.
+            self._lock.enter_context(_lock_file(self._path))
         if self._path.exists():
             aside = _find_free_name(f"{self._path}.other")
             os.replace(self._path, aside)
@@ -188,13 +191,17 @@ def _find_free_name(name: str) -> str:
     return next(free for free in names if not os.path.exists(free))
 
 
+def _lock_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
 def _lock_file(path: Path) -> IO[bytes]:
-    """Locks the file `PATH.lock` until the returned file is closed.
+    """Locks the file `PATH.lock` until the returned file is closed. Creates its directory.
 
     After a crash, the kernel releases the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = open(f"{path}.lock", "ab")  # noqa: SIM115 - the store closes it
+    lock = open(_lock_path(path), "ab")  # noqa: SIM115 - the store closes it
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
