@@ -11,6 +11,7 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
+    GpuOrInstance,
     GpuReading,
     Holder,
     HolderUsage,
@@ -21,7 +22,6 @@ from podgpu.model import (
 from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.publish import build_node_state
 from podgpu.node.agent.usage_collector import UsageResult
-from podgpu.node.usage.ledger import DeviceUse
 
 
 def make_state(
@@ -34,7 +34,7 @@ def make_state(
     """Returns the document of node `h`, which has one device."""
     readings = {device.uuid: GpuReading({device: values})}
     uses = {
-        key: DeviceUse(holders={w.key: Holder(**asdict(w), usage=u) for w, u in those})
+        key: GpuOrInstance(holders=tuple(Holder(**asdict(w), usage=u) for w, u in those))
         for key, those in (usage or {}).items()
     }
     return build_node_state(

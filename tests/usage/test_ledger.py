@@ -61,8 +61,8 @@ class Turn:
             1000.0,
         )
         uses = ledger.list_devices()
-        holders = {key: use.holders for key, use in uses.items()}
-        totals = {key: use.totals for key, use in uses.items() if use.totals is not None}
+        holders = {key: {user.key: user for user in use.holders} for key, use in uses.items()}
+        totals = {key: use.usage for key, use in uses.items() if use.usage is not None}
         return Snapshot(holders, totals, ledger.list_namespaces())
 
 

@@ -408,7 +408,7 @@ class Agent:
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage reading, by device key."""
-        return {key: use.processes for key, use in self._usage_result.devices.items()}
+        return self._usage_result.processes
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared. If the GPU is present, removes its XIDs instead.

@@ -36,6 +36,7 @@ from podgpu.model import (
     DeviceState,
     EntityState,
     FieldValues,
+    GpuOrInstance,
     Holder,
     MigInstance,
     NodeState,
@@ -51,7 +52,6 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
 from podgpu.node.holders.reader import describe, explain
-from podgpu.node.usage.ledger import DeviceUse
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal[
@@ -69,6 +69,7 @@ COUNTERS = "counters"  # name of the source that reads the counter file
 _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
+_UNUSED = GpuOrInstance()
 _POWER_LIMIT = 164  # DCGM_FI_DEV_ENFORCED_POWER_LIMIT
 _FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
 _SAME_FAULT = {"hung": "deadline"}  # a call that hangs is first reported as `deadline`
@@ -120,16 +121,16 @@ def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[
     """Returns the holders of each device, by device key. Those with an allocation come first."""
     assigned = group_by_key((each.device, each) for each in allocation.assignments)
     holders: dict[str, list[Holder]] = {}
-    for key in [*assigned, *usage.devices]:
-        use = usage.devices.get(key, DeviceUse())
-        users = dict(use.holders)
+    for key in dict.fromkeys([*assigned, *usage.devices]):
+        users = {user.key: user for user in usage.devices.get(key, _UNUSED).holders}
         own = []
         for assignment in assigned.get(key, ()):
             user = users.pop(assignment.holder.key, None)
             own.append(_make_holder(assignment, user))
         own += users.values()
         if own:
-            running = [_add_running(holder, use.processes) for holder in own]
+            processes = usage.processes.get(key, ())
+            running = [_add_running(holder, processes) for holder in own]
             holders[key] = [allocation.with_api_uid(holder) for holder in running]
 
     for key in find_reserved(allocation):
@@ -232,7 +233,7 @@ class _DeviceBuilder:
         """Returns the members of `GpuOrInstance`."""
         key = device.key
         values = self._values.get(key)
-        totals = self._usage.devices.get(key, DeviceUse()).totals
+        totals = self._usage.devices.get(key, _UNUSED).usage
         figures = device_figures(_read_figures(values or {}))
         if figures["memory_used_bytes"] is None and totals is not None:
             figures["memory_used_bytes"] = totals.memory_used_bytes

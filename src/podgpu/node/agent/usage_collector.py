@@ -18,6 +18,7 @@ from podgpu.model import (
     Assignment,
     Device,
     DeviceUsage,
+    GpuOrInstance,
     NamespaceUsage,
     RunningProcess,
     SourceStatus,
@@ -33,7 +34,6 @@ from podgpu.node.holders import KUBELET
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
 from podgpu.node.usage.ledger import (
-    DeviceUse,
     Ledger,
     OwnedProcess,
     OwnedUsage,
@@ -49,7 +49,9 @@ SWITCHES = "switches"
 
 @dataclass(frozen=True, slots=True)
 class UsageResult:
-    devices: Mapping[str, DeviceUse] = field(default_factory=dict)  # by device key
+    # by device key: documents that have only `usage` and the users as `holders`
+    devices: Mapping[str, GpuOrInstance] = field(default_factory=dict)
+    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)
     namespaces: tuple[NamespaceUsage, ...] = ()  # includes containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
@@ -107,12 +109,14 @@ class UsageCollector:
         failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
         sources = (status, *_switches_status(reading.answers.values()))
-        devices = self._ledger.list_devices()
-        for usage in reading.usages:
-            devices[usage.device.key].processes = _list_processes(usage, owners)
-        verdicts = tuple(self.blame.decide(reading.usages, owners))
-        namespaces = self._ledger.list_namespaces()
-        return UsageResult(devices, namespaces, began_at, sources, verdicts)
+        return UsageResult(
+            self._ledger.list_devices(),
+            {usage.device.key: _list_processes(usage, owners) for usage in reading.usages},
+            self._ledger.list_namespaces(),
+            began_at,
+            sources,
+            tuple(self.blame.decide(reading.usages, owners)),
+        )
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
         gpus = []

@@ -23,10 +23,10 @@ from podgpu.model import (
     DeviceTotals,
     DeviceUsage,
     Document,
+    GpuOrInstance,
     Holder,
     HolderUsage,
     NamespaceUsage,
-    RunningProcess,
     WaitPart,
     Workload,
     WorkloadKey,
@@ -103,13 +103,6 @@ class Bounds(NamedTuple):
     most: int | None = None
 
 
-class Waste(NamedTuple):
-    """The wasted time of a holder in nanoseconds of its share. Uncertain values are None."""
-
-    idle: int | None = None
-    underused: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Waits:
     """The waiting times of the workloads on one device. The defaults are for unknown times."""
@@ -173,11 +166,13 @@ class OwnedUsage:
         for workload in workloads:
             share = self.holders.get(workload)
             busy_ns = busy.part(workload)
-            allocated_ns = None if share is None else round(share * elapsed_ns)
             idle_ns = self.compute_idle(workload, busy, elapsed_ns)
-            waste = Waste()
-            if allocated_ns is not None and idle_ns is not None:
-                waste = self.measure_waste(workload, busy, allocated_ns, idle_ns, elapsed_ns)
+            allocated_ns = wasted_idle_ns = underused_ns = None
+            if share is not None:
+                allocated_ns = round(share * elapsed_ns)
+                wasted_idle_ns, underused_ns = self.measure_waste(
+                    workload, busy, allocated_ns, idle_ns, elapsed_ns
+                )
             least, most = bounds.get(workload, Bounds())
             usages[workload] = structs.replace(
                 waits.usages.get(workload, waits.of_others),
@@ -189,8 +184,8 @@ class OwnedUsage:
                 busy_min_ns=least,
                 busy_max_ns=most,
                 idle_ns=idle_ns,
-                wasted_idle_ns=waste.idle,
-                wasted_underused_ns=waste.underused,
+                wasted_idle_ns=wasted_idle_ns,
+                wasted_underused_ns=underused_ns,
             )
 
         method, method_limit = self._name_method(busy)
@@ -307,25 +302,30 @@ class OwnedUsage:
         return None if is_by_samples else elapsed_ns
 
     def measure_waste(
-        self, workload: Workload, busy: Division, allocated_ns: int, idle_ns: int, elapsed_ns: int
-    ) -> Waste:
-        """Returns the parts of a holder's allocated time that it did not use.
+        self,
+        workload: Workload,
+        busy: Division,
+        allocated_ns: int,
+        idle_ns: int | None,
+        elapsed_ns: int,
+    ) -> tuple[int | None, int | None]:
+        """Returns the idle and the under-used part of a holder's allocated time. None if uncertain.
 
         The under-used time is only as long as is certain. In one reading, the driver's samples are
         too few to split the busy time of the device, so all of it counts as used by the holder.
         The time of context switches counts as used, too.
         """
         window_ns = self.usage.window_ns
-        if not window_ns:
-            return Waste()
+        if not window_ns or idle_ns is None:
+            return None, None
         if idle_ns:
-            return Waste(allocated_ns, 0)
+            return allocated_ns, 0
 
         used_ns = busy.total or 0
         if self.usage.method != "samples" and workload not in self.by_samples:
             used_ns = (busy.part(workload) or 0) + self.usage.switching_ns
         # The driver's window is not exactly as long as the time since the last reading.
-        return Waste(0, max(0, allocated_ns - used_ns * elapsed_ns // window_ns))
+        return 0, max(0, allocated_ns - used_ns * elapsed_ns // window_ns)
 
     def bound_busy(self, busy: Division) -> dict[Workload, Bounds]:
         """Returns the minimum and maximum busy time of each workload.
@@ -548,18 +548,6 @@ class Account:
         return Holder(**structs.asdict(self.workload), usage=usage)
 
 
-@dataclass(slots=True)
-class DeviceUse:
-    """The usage of one device.
-
-    In MIG mode, the GPU itself has only energy, and its instances have all other usage.
-    """
-
-    totals: DeviceTotals | None = None  # None for a GPU in MIG mode until its energy is known
-    holders: dict[WorkloadKey, Holder] = field(default_factory=dict)
-    processes: Sequence[RunningProcess] = ()
-
-
 class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
@@ -631,20 +619,23 @@ class Ledger:
                 if account.idle_streak_ns and account.is_holder:
                     account.idle_streak_ns += round(seconds * NS)
 
-    def list_devices(self) -> dict[str, DeviceUse]:
-        """Returns the usage by device key.
+    def list_devices(self) -> dict[str, GpuOrInstance]:
+        """Returns the usage and the users of each device.
 
+        In MIG mode, the GPU itself has only energy, and its instances have all other usage.
         Unattributed busy time and energy are None until the device's processes have been visible.
         """
         devices = {}
         for key in sorted(self._listed):
-            use = devices[key] = DeviceUse(self._devices.get(key))
-            if use.totals is not None and key not in self._have_processes:
-                use.totals = structs.replace(
-                    use.totals, unattributed_busy_ns=None, unattributed_energy_mj=None
+            totals = self._devices.get(key)  # None for a GPU in MIG mode until its energy is known
+            if totals is not None and key not in self._have_processes:
+                totals = structs.replace(
+                    totals, unattributed_busy_ns=None, unattributed_energy_mj=None
                 )
-            for name, account in sorted(self._accounts.get(key, {}).items()):
-                use.holders[name] = account.to_holder(self._read_at, self._unallocated_after_ns)
+            holders = []
+            for _, account in sorted(self._accounts.get(key, {}).items()):
+                holders.append(account.to_holder(self._read_at, self._unallocated_after_ns))
+            devices[key] = GpuOrInstance(usage=totals, holders=tuple(holders))
         return devices
 
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
