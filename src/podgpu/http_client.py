@@ -10,7 +10,7 @@ import asyncio
 import base64
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -373,6 +373,14 @@ def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[No
         raise make_error(*_explain(error)) from error
 
 
+_EXPLANATIONS: Sequence[tuple[type[Exception], str, str]] = (
+    (TimeoutError, "timeout", "no complete response in time"),
+    (aiohttp.ClientPayloadError, "truncated", "the response is incomplete or damaged"),
+    (aiohttp.ClientResponseError, "not_http", "its response is not HTTP: is the port right?"),
+    (ValueError, "bad_url", "the address is invalid"),
+)
+
+
 def _explain(error: Exception) -> tuple[str, str]:
     cause: BaseException = error
     if isinstance(error, aiohttp.ClientError):
@@ -381,14 +389,9 @@ def _explain(error: Exception) -> tuple[str, str]:
         return "tls", f"its certificate is not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
         return "tls", _first_line(str(cause.reason or cause).lower().replace("_", " "))
-    if isinstance(error, TimeoutError):
-        return "timeout", "no complete response in time"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "truncated", "the response is incomplete or damaged"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "not_http", "its response is not HTTP: is the port right?"
-    if isinstance(error, ValueError):
-        return "bad_url", "the address is invalid"
+    for kind, reason, text in _EXPLANATIONS:
+        if isinstance(error, kind):
+            return reason, text
     if isinstance(cause, ConnectionRefusedError):
         return "unreachable", "nothing listens there"
     why = getattr(cause, "strerror", None) or str(error) or type(error).__name__

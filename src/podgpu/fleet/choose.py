@@ -367,13 +367,15 @@ def _present_gpus(state: NodeState) -> list[str]:
 def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
     if not uuids:
         return state
-    lost = [gpu for gpu in state.devices if gpu.uuid in uuids and is_lost(gpu)]
-    return replace(
-        state,
-        devices=tuple(gpu for gpu in state.devices if gpu.uuid not in uuids),
-        gpus_lost=max(0, (state.gpus_lost or 0) - len(lost)),
-        sources=tuple(source for source in state.sources if source.device not in uuids),
-    )
+    kept = []
+    lost = state.gpus_lost or 0
+    for gpu in state.devices:
+        if gpu.uuid not in uuids:
+            kept.append(gpu)
+        elif is_lost(gpu):
+            lost -= 1
+    sources = [source for source in state.sources if source.device not in uuids]
+    return replace(state, devices=tuple(kept), gpus_lost=max(0, lost), sources=tuple(sources))
 
 
 # GPUs that disappeared
@@ -397,19 +399,24 @@ def add_lost_gpus(
 
 
 def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
-    since = [condition.since for condition in gpu.conditions if condition.name == LOST]
+    lost = Condition(LOST, round(wall, 3))
+    for condition in gpu.conditions:
+        if condition.name == LOST:
+            lost = Condition(LOST, condition.since)
     holders = list(gpu.holders)
+    instances = []
     for instance in gpu.instances:
         holders += instance.holders
+        instances.append(MigInstance(id=instance.id, profile=instance.profile))
     last_holders = tuple(Workload(*parts_of(holder)) for holder in holders)
     return DeviceState(
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
         memory_total_bytes=gpu.memory_total_bytes,
-        conditions=(Condition(LOST, since[0] if since else round(wall, 3)),),
+        conditions=(lost,),
         last_holders=gpu.last_holders or last_holders,
-        instances=tuple(MigInstance(id=i.id, profile=i.profile) for i in gpu.instances),
+        instances=tuple(instances),
     )
 
 

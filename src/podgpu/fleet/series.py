@@ -199,9 +199,7 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
             since = wasteful_since(part, state.taken_at, state.settings.idle_after)
             if since is None or not part.holder.has_labels:
                 continue
-            labels = list(zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True))
-            if part.instance is not None:
-                labels.append(("gpu_instance", str(part.instance.id)))
+            labels = _list_device_labels(node, part)
             for name, text in holder_names(part.holder).items():
                 if text or part.holder.pod:
                     labels.append((name, text))
@@ -214,10 +212,7 @@ def _slow_samples(state: ClusterState) -> list[Sample]:
     samples = []
     for key, slow in state.slow.items():
         gpu = state.jobs[key][slow.device]
-        first = gpu.parts[0]
-        labels = list(zip(_PLACE_LABELS, _place(gpu.node, first.gpu, first.instance), strict=True))
-        if first.instance is not None:
-            labels.append(("gpu_instance", str(first.instance.id)))
+        labels = _list_device_labels(gpu.node, gpu.parts[0])
         labels += [
             ("namespace", key.namespace),
             ("owner_kind", key.kind),
@@ -229,6 +224,13 @@ def _slow_samples(state: ClusterState) -> list[Sample]:
             labels.append(("cluster", key.cluster))
         samples.append(Sample(Labels(labels), round(slow.difference, 4)))
     return samples
+
+
+def _list_device_labels(node: NodeEntry, part: HeldPart) -> list[tuple[str, str]]:
+    labels = list(zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True))
+    if part.instance is not None:
+        labels.append(("gpu_instance", str(part.instance.id)))
+    return labels
 
 
 def _place(
@@ -296,11 +298,11 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
     allocated = []
     used = []
     idle = []
-    for key in sorted(groups):
+    for key, parts in sorted(groups.items()):
         labels = _labels(("namespace", "model", "cluster"), key)
-        sums = sum_held(groups[key], by_device=True)
+        sums = sum_held(parts, by_device=True)
         long_idle = 0.0
-        for part in groups[key]:
+        for part in parts:
             if wasteful_since(part, state.taken_at, state.settings.idle_after) is not None:
                 long_idle += part.share
         allocated.append(Sample(labels, round(sums.allocated, 9)))

@@ -632,15 +632,7 @@ def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
 
 
 def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
-    return replace(
-        answer,
-        fields=details.fields,
-        xids=details.xids,
-        sources=details.sources,
-        method=details.method,
-        method_limit=details.method_limit,
-        improvement=details.improvement,
-    )
+    return replace(answer, **asdict(details))
 
 
 def make_details(

@@ -163,10 +163,9 @@ class _DeviceBuilder:
         gpu["conditions"] = [present[name] for name in conditions() if name in present]
         gpu["last_holders"] = [each for each in self.holders.values() if "is_last" in each]
 
+        is_empty = not (values or present or self.holders or self.usage)
         gpu["mig_enabled"] = bool(self.instances)
-        gpu["hidden"] = bool(self.instances) and not (
-            values or present or self.holders or self.usage
-        )
+        gpu["hidden"] = bool(self.instances) and is_empty
         gpu["instances"] = []
         for number, builder in self.instances.items():
             instance = builder.build_device(is_podgpu, keep_fields, LOST in present)
@@ -231,12 +230,8 @@ class _NodeBuilder:
             key = ()
         by_holder = device.values.setdefault(rule.field.name, {})
         by_holder[key] = int(value) if value.is_integer() else value
-
         if not device.texts:
-            for name, text in sample.labels.items():
-                text_field = meaning(name) if name.startswith("DCGM_FI_") else None
-                if text_field:
-                    device.texts[text_field.field.name] = text
+            device.texts = _read_texts(sample.labels)
 
     def add_own(self, spec: FamilySpec, sample: ParsedSample) -> None:
         labels = sample.labels
@@ -413,6 +408,16 @@ def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str,
             elif name == XID_NAME and xid_spec(int(value)).needs_action:
                 present.setdefault(XID, {"name": XID, "detail": str(int(value))})
     return present
+
+
+def _read_texts(labels: LabelMap) -> dict[str, str]:
+    """Returns the DCGM fields with text values, which are exported as labels."""
+    texts = {}
+    for name, text in labels.items():
+        field_meaning = meaning(name) if name.startswith("DCGM_FI_") else None
+        if field_meaning:
+            texts[field_meaning.field.name] = text
+    return texts
 
 
 def _parse_integer(text: str) -> int | None:

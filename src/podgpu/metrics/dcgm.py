@@ -96,9 +96,10 @@ class _Renderer:
         self._policy = policy
         self._pod_labels = state.pod_labels
         self._label_counters = [each for each in policy.counters if each.is_label]
-        counters = [each for each in policy.counters if not each.is_label]
-        counters.sort(key=lambda counter: counter.field.id)
-        self.families: list[tuple[CounterSpec, list[Sample]]] = [(each, []) for each in counters]
+        self.families: list[tuple[CounterSpec, list[Sample]]] = []
+        for counter in sorted(policy.counters, key=lambda counter: counter.field.id):
+            if not counter.is_label:
+                self.families.append((counter, []))
 
     def add_device(self, gpu: DeviceState, device: GpuOrInstance, values: Values) -> None:
         """Adds the series of a GPU or MIG instance. `values`: the device's fields."""
@@ -144,7 +145,8 @@ class _Renderer:
         self._add_values(labels, entity.fields)
 
     def _held_labels(self, names: dict[str, str], texts: Pairs, holder: Holder) -> Labels:
-        attributes = [*holder_pairs(holder, self._policy), *holder.labels.items()]
+        attributes = list(holder_pairs(holder, self._policy))
+        attributes += holder.labels.items()
         if self._policy.virtual_gpus and holder.replica:
             attributes.append(("vgpu", holder.replica))
         pod_labels = self._pod_labels.get(f"{holder.namespace}/{holder.pod}")
@@ -239,12 +241,13 @@ def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
     present = {condition.name for condition in gpu.conditions}
     worst: dict[str, tuple[int, int]] = {}  # health check -> health and error code
     for name, spec in conditions().items():
-        if not spec.dcgm_watch or not (name in present or name in gpu.healthy):
-            continue
-        found = 0, 0
-        if name in present:
-            found = _FAIL if spec.severity == "broken" else _WARN, int(spec.dcgm_code)
-        worst[spec.dcgm_watch] = max(found, worst.get(spec.dcgm_watch, found))
+        watch = spec.dcgm_watch
+        if watch and name in present:
+            health = _FAIL if spec.severity == "broken" else _WARN
+            found = health, int(spec.dcgm_code)
+            worst[watch] = max(found, worst.get(watch, found))
+        elif watch and name in gpu.healthy:
+            worst.setdefault(watch, (0, 0))
     for watch, (health, number) in worst.items():
         yield health, tuple(health_labels(watch, number).items())
 

@@ -145,15 +145,16 @@ _CALL = re.compile(r"(\w+)\(([^)]*)\)(?:\.(\w+)|\[(\d+)\])?")
 _FIELD = re.compile(r"field ([\d+]+)(?:@(\w+))?")
 
 
+def _parse_call(function: str, listed: str, member: str | None, element: str | None) -> NvmlCall:
+    arguments = tuple(int(each) if each.isdigit() else each for each in listed.split(",") if each)
+    return NvmlCall(function, arguments, member or "", int(element) if element else None)
+
+
 def parse_recipe(text: str) -> Recipe | None:
     if not text:
         return None
     if call := _CALL.fullmatch(text):
-        function, listed, member, element = call.groups()
-        arguments = tuple(
-            int(each) if each.isdigit() else each for each in listed.split(",") if each
-        )
-        return NvmlCall(function, arguments, member or "", int(element) if element else None)
+        return _parse_call(*call.groups())
     if value := _FIELD.fullmatch(text):
         ids = tuple(int(number) for number in value[1].split("+"))
         scope = ALL_SCOPES if value[2] == "all" else int(value[2] or 0)

@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from rich.cells import cell_len
 
@@ -21,6 +22,7 @@ from podgpu.top.lines import (
     Line,
     Order,
     Row,
+    SlotOfView,
     arrange,
     describe_free,
     flatten,
@@ -370,19 +372,7 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         _add_problems(text, details)
     _add_figures(text, line, seen)
 
-    for holder in slot.holders:
-        _add_holder(text, holder, seen)
-        _add_job(text, holder, fetched)
-    _add_waits(text, slot.holders)
-    for last in slot.last_holders:
-        text.add(f"last held by {name_of(last)}")
-        _add_job(text, last, fetched)
-    if not slot.holders and not slot.last_holders:
-        free = describe_free(slot)
-        if free == "-":
-            free = "free"
-        text.add(free)
-
+    _add_holders(text, slot, seen, fetched)
     if not is_fetched:
         text.add("fetching details …")
     elif fetched.error:
@@ -429,6 +419,21 @@ def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
         text.lines.append([(label, "dim"), (sparkline, "bar")])
 
 
+def _add_holders(text: _Paragraphs, slot: SlotOfView, seen: Seen, fetched: FetchedDetails) -> None:
+    for holder in slot.holders:
+        _add_holder(text, holder, seen)
+        _add_job(text, holder, fetched)
+    _add_waits(text, slot.holders)
+    for last in slot.last_holders:
+        text.add(f"last held by {name_of(last)}")
+        _add_job(text, last, fetched)
+    if not slot.holders and not slot.last_holders:
+        free = describe_free(slot)
+        if free == "-":
+            free = "free"
+        text.add(free)
+
+
 def _add_holder(text: _Paragraphs, holder: HolderView, seen: Seen) -> None:
     owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
     text.add(f"held by {name_of(holder)}{owner}", "title")
@@ -463,9 +468,7 @@ def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
     if len(waits) < 2:
         return
 
-    names = list(waits)
-    for runners in waits.values():
-        names += [name for name in runners if name not in names]
+    names = list(dict.fromkeys(chain(waits, *waits.values())))
     text.add("seconds that each holder waited in the last reading; columns: the holder that ran")
     titles = [""]
     columns = ["".join(f"{number:>6}" for number, _ in enumerate(names, 1))]

@@ -377,6 +377,17 @@ _OPTIONAL_TOTALS = ("free", "used", "allocated", "unheld", "unknown")
 _GAP = "  "
 
 
+def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
+    waste = Waste()
+    if totals.waste is not None:
+        waste = totals.waste.cost_per_hour or waste
+    hourly = allocated_cost + (waste.unallocated or 0.0)
+    cost = f"{format_money(hourly, currency)}/h"
+    if waste.total:
+        return f"{cost}, {waste.total:.2f} wasted", "warn"
+    return cost, ""
+
+
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
@@ -393,15 +404,7 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
     if not totals.unheld_unknown:
         del parts["unheld"]
     if totals.cost_per_hour is not None:
-        waste = Waste()
-        if totals.waste is not None:
-            waste = totals.waste.cost_per_hour or waste
-        # `cost_per_hour` is the cost of the allocated GPUs.
-        hourly = totals.cost_per_hour + (waste.unallocated or 0.0)
-        cost = f"{format_money(hourly, currency)}/h"
-        parts["cost"] = (cost, "")
-        if waste.total:
-            parts["cost"] = (f"{cost}, {waste.total:.2f} wasted", "warn")
+        parts["cost"] = _format_cost(totals, totals.cost_per_hour, currency)
 
     for name in _OPTIONAL_TOTALS:
         if len(_GAP.join(text for text, _ in parts.values())) > width:

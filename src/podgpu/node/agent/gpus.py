@@ -13,6 +13,8 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+from msgspec import structs
+
 from podgpu.clock import Clock
 from podgpu.metrics.fields import Field
 from podgpu.model import (
@@ -274,10 +276,16 @@ class TelemetryCollector:
     ) -> TelemetryResult:
         listed = self._listed()
         absent = list(chain.from_iterable(self._absent.values()))
-        # Listed devices come first, because an absent GPU can have the index of a listed GPU.
-        devices = [device for device in listed + absent if device.uuid not in self._forgotten]
         shown = self._selection.select(listed)
         shown |= self._selection.without_numbered_instances().select(absent)
+        devices = []
+        selected = []
+        # Listed devices come first, because an absent GPU can have the index of a listed GPU.
+        for device in listed + absent:
+            if device.uuid not in self._forgotten:
+                devices.append(device)
+                if device.key in shown:
+                    selected.append(device)
 
         visible = 0
         if sources[0].up:
@@ -286,7 +294,7 @@ class TelemetryCollector:
             visible = len(self._inventory.gpus) - len(silent)
         return TelemetryResult(
             devices=tuple(devices),
-            selected=tuple(device for device in devices if device.key in shown),
+            selected=tuple(selected),
             readings=readings,
             sources=tuple(source for source in sources if source.device not in self._forgotten),
             gpus_expected=self._telemetry.expected,
@@ -328,16 +336,11 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
 
     last = newest[-1]
     values: dict[str, dict[int, Value]] = {device.key: {} for device in last.values}
-    entities: dict[tuple[str, ...], EntityState] = {}
     unsupported: dict[tuple[str, int], None] = {}  # keys only, in order
     for reading in readings:
         for device, some in reading.values.items():
             if device.key in values:
                 values[device.key].update(some)
-        for entity in reading.entities:
-            key = entity.kind, *entity.labels.values()
-            earlier = entities[key].fields if key in entities else {}
-            entities[key] = EntityState(entity.kind, entity.labels, earlier | entity.fields)
         for device_key, number in reading.unsupported:
             if device_key in values:
                 unsupported[device_key, number] = None
@@ -358,5 +361,16 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
         unsupported=tuple(unsupported),
         dropped=tuple(dropped),
         errors=tuple(errors),
-        entities=tuple(entities.values()),
+        entities=_merge_entities(readings),
     )
+
+
+def _merge_entities(readings: Iterable[GpuReading]) -> tuple[EntityState, ...]:
+    merged: dict[tuple[str, ...], EntityState] = {}
+    for reading in readings:
+        for entity in reading.entities:
+            key = entity.kind, *entity.labels.values()
+            if key in merged:
+                entity = structs.replace(entity, fields=merged[key].fields | entity.fields)
+            merged[key] = entity
+    return tuple(merged.values())

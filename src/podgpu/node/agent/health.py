@@ -351,18 +351,20 @@ class HealthWatch:
 
         devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         recent_xids = self._xids.count_recent(now)
-        for (key, xid), total in sorted(self._xids.totals.items()):
-            device = devices[key]
-            culprits = tuple(self._culprits.get((key, xid), {}).values())
-            count = XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid], culprits)
+        for key, total in sorted(self._xids.totals.items()):
+            device_key, xid = key
+            culprits = tuple(self._culprits.get(key, {}).values())
+            count = XidCount(xid, total, self._xid_seen[key], recent_xids[key], culprits)
+            device = devices[device_key]
             device["xids"] = (*device.get("xids", ()), count)
-            device["last_xid"] = self._last_xids[key]
+            device["last_xid"] = self._last_xids[device_key]
 
         recent = self._clock_events.count_recent(now)
         totals = self._clock_events.totals
-        for key, event in sorted(recent.keys() | totals.keys()):
-            counts = recent[key, event], totals[key, event]
-            devices[key].setdefault("clock_events", {})[event] = counts
+        for key in sorted(recent.keys() | totals.keys()):
+            device_key, event = key
+            events = devices[device_key].setdefault("clock_events", {})
+            events[event] = recent[key], totals[key]
 
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
@@ -486,13 +488,9 @@ def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None
 
 def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
     """Returns None if the GPU was read or is not selected."""
-    inventory = result.sources[0]
     if device.uuid in result.absent:
-        name = f"gpu{device.index}"
-        for source in result.sources:
-            if source.name == name and source.error == "hung" and not source.device:
-                return _Absence(UNREADABLE, "hung")
-        return _Absence(LOST)
+        return _Absence(UNREADABLE, "hung") if _is_hung(device, result) else _Absence(LOST)
+    inventory = result.sources[0]
     if not inventory.up:
         return _Absence(DRIVER_AWAY, inventory.error)
 
@@ -514,6 +512,15 @@ def _describe_cause(verdict: Verdict, culprit: Workload) -> str:
     text = f"{verdict.xid} by {culprit.text or 'a process outside pods'}"
     others = [other.text for other in verdict.affected if other.text]
     return f"{text}, beside {few_of(others, 2)}" if others else text
+
+
+def _is_hung(device: Device, result: TelemetryResult) -> bool:
+    """Returns True if the first driver call for the GPU has not returned yet."""
+    name = f"gpu{device.index}"
+    for source in result.sources:
+        if source.name == name and source.error == "hung" and not source.device:
+            return True
+    return False
 
 
 def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> dict[str, int]:

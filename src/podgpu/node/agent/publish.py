@@ -170,18 +170,24 @@ def _build_gpus(
     health: Mapping[str, dict[str, Any]],
     unsupported: Iterable[UnsupportedField],
 ) -> tuple[DeviceState, ...]:
-    # XIDs of GPUs that `podgpu forget` removed are omitted.
     known = {device.uuid for device in telemetry.devices}
-    have_xids = [key for key, own in health.items() if "xids" in own and split_key(key)[0] in known]
-    devices = _find_devices(telemetry, [*holders, *have_xids])
+    used = list(holders)
+    for key, members in health.items():
+        uuid, _ = split_key(key)
+        # XIDs of GPUs that `podgpu forget` removed are omitted.
+        if "xids" in members and uuid in known:
+            used.append(key)
+    devices = _find_devices(telemetry, used)
 
     by_key = group_by_key((key, name) for name, key in unsupported)
     builder = _DeviceBuilder(telemetry, telemetry.values, holders, usage, health, by_key)
+    gpus = []
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
     for device in devices.values():
-        if device.gi_id is not None:
+        if device.gi_id is None:
+            gpus.append(device)
+        else:
             instances[device.uuid].append(builder.build_instance(device, device.gi_id))
-    gpus = [device for device in devices.values() if not device.is_instance]
     return tuple(builder.build_gpu(gpu, instances[gpu.uuid]) for gpu in gpus)
 
 
@@ -201,33 +207,35 @@ class _DeviceBuilder:
         return MigInstance(id=number, profile=device.profile, uuids=device.mig_uuids, **members)
 
     def build_gpu(self, device: Device, instances: Sequence[MigInstance]) -> DeviceState:
-        members = self._build_members(device)
-        users = list(members["holders"])
-        for instance in instances:
-            users += instance.holders
-        members["conditions"] = (*members.get("conditions", ()), *_find_unallocated_use(users))
-
         values = self._values.get(device.uuid, {})
-        reading = self._telemetry.readings.get(device.uuid)
-        if reading is not None:
-            limit = reading.slow_values.get(_POWER_LIMIT)
-            if isinstance(limit, float):
-                members["power_limit_mw"] = round(limit * 1000)
-            if values:
-                members["details"] = reading.details
-
         throttled_ns = {}
         for number, reason in THROTTLE_REASONS.items():
             ns = values.get(number)
             if isinstance(ns, int):
                 throttled_ns[reason] = ns
-        return DeviceState(
+        gpu = DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns=throttled_ns,
             instances=tuple(instances),
             **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
-            **members,
+            **self._build_members(device),
         )
+
+        users = list(gpu.holders)
+        for instance in instances:
+            users += instance.holders
+        conditions = (*gpu.conditions, *_find_unallocated_use(users))
+        gpu = structs.replace(gpu, conditions=conditions)
+
+        reading = self._telemetry.readings.get(device.uuid)
+        if reading is None:
+            return gpu
+        if values:
+            gpu = structs.replace(gpu, details=reading.details)
+        limit = reading.slow_values.get(_POWER_LIMIT)
+        if isinstance(limit, float):
+            gpu = structs.replace(gpu, power_limit_mw=round(limit * 1000))
+        return gpu
 
     def _build_members(self, device: Device) -> dict[str, Any]:
         """Returns the members of `GpuOrInstance`."""

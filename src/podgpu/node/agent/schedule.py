@@ -18,6 +18,7 @@ from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIE
 from podgpu.metrics.fields import (
     CLOCK_EVENTS_FIELD,
     THROTTLE_REASONS,
+    Field,
     NameSet,
     fields,
     names_of,
@@ -193,18 +194,27 @@ def group_fields(
     own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS, FABRIC_FIELD}
     if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
         own.add(CLOCK_EVENTS_FIELD)
-    wanted = (configured | {number: fields()[number] for number in own}).values()
-
-    others = [spec for spec in wanted if spec.id not in collection_of]
+    wanted = configured | {number: fields()[number] for number in own}
     slow: set[int] = set()
     if interval < _THROTTLE_INTERVAL:
         slow = THROTTLE_REASONS.keys() - configured.keys()
+
+    normal_fields: list[Field] = []
+    slow_fields: list[Field] = []
+    collected: dict[Collection, list[Field]] = {collection: [] for collection in collections}
+    for number, spec in wanted.items():
+        if number in collection_of:
+            collected[collection_of[number]].append(spec)
+        elif number in slow:
+            slow_fields.append(spec)
+        else:
+            normal_fields.append(spec)
+
     groups = [
-        FieldGroup(tuple(spec for spec in others if spec.id not in slow), interval),
-        FieldGroup(tuple(spec for spec in others if spec.id in slow), _THROTTLE_INTERVAL),
+        FieldGroup(tuple(normal_fields), interval),
+        FieldGroup(tuple(slow_fields), _THROTTLE_INTERVAL),
     ]
-    for collection in collections:
-        chosen = [spec for spec in wanted if collection_of.get(spec.id) is collection]
+    for collection, chosen in collected.items():
         groups.append(FieldGroup(tuple(chosen), collection.every))
     return tuple(group for group in groups if group.fields)
 

@@ -96,7 +96,7 @@ class UsageCollector:
         reading = self._read_gpus(telemetry)
         owners = self._processes.find(reading.list_pids())
         self._count_errors(reading, owners)
-        shared = (usage.device.key for usage in reading.usages if _is_shared(usage, owners))
+        shared = [usage.device.key for usage in reading.usages if _is_shared(usage, owners)]
         self._shared = frozenset(shared)
 
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
@@ -105,8 +105,10 @@ class UsageCollector:
         unallocated = _find_unallocated(owned, allocation)
         self._ledger.charge(owned, reading.answers, elapsed, began_at, unallocated)
 
-        reported = {source.device for source in telemetry.sources if not source.up}
-        failed = {uuid: error for uuid, error in reading.errors.items() if uuid not in reported}
+        failed = dict(reading.errors)
+        for source in telemetry.sources:
+            if not source.up:
+                failed.pop(source.device, None)  # this source reports the failure itself
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
         sources = (status, *_switches_status(reading.answers.values()))
         return UsageResult(
@@ -191,7 +193,8 @@ def add_owners(
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices}
-    known |= {key: usage.device for key, usage in answers.items()}
+    for key, usage in answers.items():
+        known[key] = usage.device
     held = group_by_key((one.device, one) for one in assignments if one.holder.key)
 
     owned: dict[str, list[OwnedUsage]] = {}
@@ -227,21 +230,28 @@ def add_owners_to_device(
     pids = listed.keys() | {pid for pid, ns in busy_ns.items() if ns != 0}
     owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
     holders, workloads = _merge_workloads(owner_of.values(), assignments)
+    held = {holder.key for holder in holders}
 
     processes = []
-    held = {holder.key for holder in holders}
+    clients = set()
+    servers = set()
+    hidden = set()
     for pid, process_owner in owner_of.items():
         owner = _find_owner(process_owner, workloads, held)
-        memory = listed[pid].memory if pid in listed else None
-        only_busy = pid not in listed
-        processes.append(OwnedProcess(pid, owner, busy_ns.get(pid, 0), memory, only_busy))
-
-    clients = {pid for pid, process in listed.items() if process.mps and pid not in busy_ns}
-    servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
-    processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
-
-    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
+        if pid in listed:
+            process = OwnedProcess(pid, owner, busy_ns.get(pid, 0), listed[pid].memory)
+            if listed[pid].mps and pid not in busy_ns:
+                clients.add(pid)
+        else:
+            process = OwnedProcess(pid, owner, busy_ns[pid], only_busy=True)
+        processes.append(process)
+        if process_owner.is_mps_server:
+            servers.add(pid)
+        if process_owner.may_be_hidden:
+            hidden.add(pid)
     hidden.difference_update(usage.resident_ns or ())
+
+    processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
     processes, by_samples = _attribute_hidden(processes, hidden, hidden_ns, usage.sampled_busy_ns)
     return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns, by_samples)
 
@@ -291,12 +301,12 @@ def _merge_workloads(
     for owner in owners:
         if owner.workload:
             workloads.setdefault(owner.workload.key, owner.workload)
+    shares = {}
     for assignment in assignments:
         holder = assignment.holder
         same = workloads.get(holder.key, holder)
         workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
-
-    shares = {assignment.holder.key: assignment.share for assignment in assignments}
+        shares[holder.key] = assignment.share
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
     return holders, workloads
 
@@ -336,24 +346,19 @@ def _attribute_mps(
     """
     servers = [process for process in processes if process.pid in server_pids]
     client_owners = {process.owner for process in processes if process.pid in clients}
+    has_sole_owner = bool(servers) and len(client_owners) == 1
+    server_owner = client_owners.pop() if has_sole_owner else "host"
     attributed = []
-    if servers and len(client_owners) == 1:
-        sole_owner = client_owners.pop()
-        for process in processes:
-            if process.pid in server_pids:
-                # The server is no process of the container.
-                process = replace(process, owner=sole_owner, only_busy=True)
-            attributed.append(process)
-        return attributed, None
-
     for process in processes:
         if process.pid in server_pids:
-            process = replace(process, owner="host")
-        if process.pid in clients:
+            # The server is no process of the container.
+            only_busy = has_sole_owner or process.only_busy
+            process = replace(process, owner=server_owner, only_busy=only_busy)
+        if process.pid in clients and not has_sole_owner:
             process = replace(process, busy_ns=None)
         attributed.append(process)
 
-    if not clients:
+    if has_sole_owner or not clients:
         return attributed, None
     if not servers:
         return attributed, busy_ns or 0
@@ -379,15 +384,13 @@ def _find_unallocated(
     reserved = allocation.reserved
     unallocated: set[tuple[str, WorkloadKey]] = set()
     for owned in chain.from_iterable(usages.values()):
-        if owned.device.key not in reserved:
-            pods = [pod for pod in _list_pods(owned) if pod.pod_name not in unclear]
-            unallocated.update((owned.device.key, pod.key) for pod in pods)
+        key = owned.device.key
+        if key in reserved:
+            continue
+        for owner in owned.owners:
+            if isinstance(owner, Workload) and owner.pod and owner.pod_name not in unclear:
+                unallocated.add((key, owner.key))
     return unallocated.difference((each.device, each.holder.key) for each in trusted)
-
-
-def _list_pods(owned: OwnedUsage) -> list[Workload]:
-    """Returns the pods' containers that have processes on a device."""
-    return [owner for owner in owned.owners if isinstance(owner, Workload) and owner.pod]
 
 
 def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:

@@ -253,9 +253,7 @@ class ExporterTelemetry:
             if device.uuid != gpu.uuid:
                 continue
             values: dict[int, Value] = {}
-            for field in fields:
-                if field.id >= EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
-                    continue
+            for field in _select_readable(fields, device):
                 key = device.key, field.legacy or field.id
                 value = _convert(field, printed)
                 if value is not None:
@@ -280,6 +278,14 @@ class ExporterTelemetry:
     def release(self, wait: float) -> bool:
         self._devices = None
         return self._companion.release(wait)
+
+
+def _select_readable(fields: Iterable[Field], device: Device) -> list[Field]:
+    readable = []
+    for field in fields:
+        if field.id < EXPORTER_FIELDS and (field.per_instance or not device.is_instance):
+            readable.append(field)
+    return readable
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from podgpu.errors import SourceError
 from podgpu.model import Allocation, Device, Workload
 
 KUBELET = "kubelet"
@@ -15,6 +16,14 @@ Complete = Callable[[Workload], Workload]
 """Adds the known fields of a workload's identity. Raises SourceError if the fields contradict each
 other.
 """
+
+
+def complete_if_certain(complete: Complete, workload: Workload) -> Workload:
+    """Returns the workload unchanged if its fields contradict each other."""
+    try:
+        return complete(workload)
+    except SourceError:
+        return workload
 
 
 class AllocationSource(Protocol):

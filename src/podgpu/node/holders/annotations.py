@@ -31,7 +31,7 @@ from podgpu.model import (
     Workload,
     parts_of,
 )
-from podgpu.node.holders import AllocationSource, Complete
+from podgpu.node.holders import AllocationSource, Complete, complete_if_certain
 from podgpu.node.holders.device_ids import (
     VCUDA_CORE,
     VCUDA_MEMORY,
@@ -228,9 +228,7 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
     text = pod.annotation(KOORDINATOR_DEVICES)
     if not text:
         return []
-    holders = [one for one in pod.all_containers if _requests_gpu(one) and not one.finished]
-    if not holders:
-        holders = list(pod.containers[:1]) or [ContainerRecord("")]
+    holders = _find_koordinator_holders(pod)
     parts = _split(holders)
 
     grants = []
@@ -244,6 +242,11 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
             share = None if whole is None else whole * part
             grants.append(_hold(pod, holder, device, KOORDINATOR_DEVICES, share))
     return grants
+
+
+def _find_koordinator_holders(pod: PodRecord) -> Sequence[ContainerRecord]:
+    requesting = [one for one in pod.all_containers if _requests_gpu(one) and not one.finished]
+    return requesting or pod.containers[:1] or [ContainerRecord("")]
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
@@ -347,11 +350,14 @@ def _choose_order(
     """
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
+    fallback = max(orders, key=len)
+    for order in reversed(orders):
+        if len(order) == len(slots):
+            fallback = order
     for order in orders:
         requesting = {container.name for container in order if _requests_gpu(container)}
         if needed <= len(order) and {order[number].name for number in filled} == requesting:
             return order
-    fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
     if needed > len(fallback):
         raise ValueError(
             f"the annotation assigns devices to container number {needed}, but the pod has "
@@ -452,9 +458,7 @@ def replace_reservations(
         kept: list[Assignment] = []
         unmapped = list(reading.unmapped)
         for assignment in reading.assignments:
-            holder = assignment.holder
-            with suppress(SourceError):  # identities that contradict each other
-                holder = complete(holder)
+            holder = complete_if_certain(complete, assignment.holder)
             pod = records.get(holder.pod_name)
             if pod is not None and _is_reservation(pod):
                 reserved[pod].add(assignment.device)
@@ -465,9 +469,8 @@ def replace_reservations(
                 kept.append(assignment)
         replaced[source] = replace(reading, assignments=tuple(kept), unmapped=tuple(unmapped))
 
-    if unknown_devices:
-        for source, reading in replaced.items():
-            replaced[source] = _mark_shared(reading, unknown_devices)
+    for source, reading in replaced.items():
+        replaced[source] = _mark_shared(reading, unknown_devices)
     if pods:
         own = _find_members(pods, reserved, devices)
         reading = replaced[SOURCE]

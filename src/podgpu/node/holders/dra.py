@@ -77,14 +77,9 @@ class DraClaims:
     _offered: dict[DeviceName, SliceDevice] = field(default_factory=dict)
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        prepared = PreparedClaims()
-        if self.checkpoint is not None:
-            prepared = self.checkpoint.read()
+        prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
         claimed = list(parse_claims(response))
-        is_synced = False
-        if self.slices is not None and self.slices.synced:
-            is_synced = True
-            self._update_offered(self.slices.items(), {claim.device for claim in claimed})
+        is_synced = self._update_offered({claim.device for claim in claimed})
 
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
@@ -99,13 +94,14 @@ class DraClaims:
             if not offered.uuid:
                 offered = offered._replace(uuid=prepared.uuids.get(claim.device, ""))
             device = _find_device(index, offered.uuid)
-            if device is None:
-                reason = "unknown_device" if offered.uuid else self._explain(claim, is_synced)
-                unmapped.add(claim.unmapped(reason))
-            else:
+            if device is not None:
                 count = counts[claim.name, claim.device]
                 assignment = _make_assignment(claim, results, offered, device, count)
                 held[device.key, claim.holder].append(assignment)
+            elif offered.uuid:
+                unmapped.add(claim.unmapped("unknown_device"))
+            else:
+                unmapped.add(claim.unmapped(self._explain(claim, is_synced)))
         return sort_allocation(map(_unite_claims, held.values()), unmapped)
 
     def _find_users(
@@ -128,8 +124,14 @@ class DraClaims:
                 users[claim] = own
         return users
 
-    def _update_offered(self, slices: Sequence[PoolSlice], held: set[DeviceName]) -> None:
-        """Uses the newest generation of each pool, even if some of its slices are missing."""
+    def _update_offered(self, held: Set[DeviceName]) -> bool:
+        """Returns False, and changes nothing, before the first list of slices.
+
+        Uses the newest generation of each pool, even if some of its slices are missing.
+        """
+        if self.slices is None or not self.slices.synced:
+            return False
+        slices = self.slices.items()
         newest: dict[str, int] = {}
         for each in slices:
             newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
@@ -143,6 +145,7 @@ class DraClaims:
             if each.generation == newest[each.pool]:
                 offered |= {(each.pool, device.name): device for device in each.devices}
         self._offered = offered
+        return True
 
     def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
         if claim.device in self._offered:

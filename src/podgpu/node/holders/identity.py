@@ -63,7 +63,10 @@ class Identities:
         self._has_pod_logs = any(log.uid for log in self.logged)
         # A cache, because `complete` is called every second.
         self._completed: dict[Workload, Workload] = {}
+        self._index_uids()
+        self._index_containers()
 
+    def _index_uids(self) -> None:
         self._by_uid: _WorkloadsById = defaultdict(set)
         self._uids: _IdsByName = defaultdict(set)
         for pod in self.logged | self.current:
@@ -71,6 +74,7 @@ class Identities:
                 self._by_uid[pod.uid].add(Workload(pod.namespace, pod.pod, uid=pod.uid))
                 self._uids[pod.namespace, pod.pod].add(pod.uid)
 
+    def _index_containers(self) -> None:
         self._by_container_id: _WorkloadsById = defaultdict(set)
         self._current_uids: _IdsByName = defaultdict(set)
         self._current_ids: _IdsByName = defaultdict(set)

@@ -32,7 +32,7 @@ from podgpu.model import (
     group_by_key,
     parts_of,
 )
-from podgpu.node.holders import KUBELET, AllocationSource, Complete
+from podgpu.node.holders import KUBELET, AllocationSource, Complete, complete_if_certain
 from podgpu.node.holders.annotations import replace_reservations
 from podgpu.node.holders.device_ids import parse_device_id, sort_allocation
 from podgpu.node.holders.identity import Identities
@@ -111,15 +111,7 @@ class AllocationCache:
         if answer is not None:
             listed = _group_by_holder(answer, now, complete)
             missing = self._find_missing(answer, listed)
-            count = sum(holder.listed_at == self._answered_at for holder in missing.values())
-            if count:
-                _log.info(
-                    "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, "
-                    "or longer while their processes or logs exist",
-                    self._name,
-                    count,
-                    GRACE_SECONDS,
-                )
+            self._log_missing(missing.values())
             self._answer = answer
             self._answered_at = now
             self._holders = listed | missing
@@ -142,6 +134,18 @@ class AllocationCache:
         last = self._answer if is_recent else Allocation()
         allocation = sort_allocation(assignments, last.unmapped)
         return replace(allocation, vcuda=tuple(vcuda), offered=last.offered)
+
+    def _log_missing(self, missing: Iterable[CachedHolder]) -> None:
+        """Logs the holders that the last answer still listed."""
+        count = sum(holder.listed_at == self._answered_at for holder in missing)
+        if count:
+            _log.info(
+                "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, "
+                "or longer while their processes or logs exist",
+                self._name,
+                count,
+                GRACE_SECONDS,
+            )
 
     def _find_missing(
         self, answer: Allocation, listed: Collection[Workload]
@@ -173,13 +177,10 @@ def _group_by_holder(
     vcuda = group_by_key((Workload(*parts_of(request)), request) for request in answer.vcuda)
     holders: dict[Workload, CachedHolder] = {}
     for workload in (*assignments, *vcuda):
-        identity = workload
-        with suppress(SourceError):  # identities that contradict each other
-            identity = complete(workload)
         holders[workload] = CachedHolder(
             now,
             answer.source_instance,
-            identity,
+            complete_if_certain(complete, workload),
             assignments.get(workload, ()),
             vcuda.get(workload, ()),
         )
@@ -322,17 +323,14 @@ def reject_ended(
     current = dict(readings)
     for name in OUTDATED & readings.keys():
         kept = []
-        rejected = []
+        unmapped = list(readings[name].unmapped)
         for assignment in readings[name].assignments:
-            holder = assignment.holder
-            with suppress(SourceError):  # identities that contradict each other
-                holder = complete(holder)
+            holder = complete_if_certain(complete, assignment.holder)
             if has_ended(holder):
-                rejected.append(_reject(assignment, holder, "ended"))
+                unmapped += _reject_all([assignment], holder, "ended")
             else:
                 kept.append(assignment)
-        unmapped = (*readings[name].unmapped, *rejected)
-        current[name] = replace(readings[name], assignments=tuple(kept), unmapped=unmapped)
+        current[name] = replace(readings[name], assignments=tuple(kept), unmapped=tuple(unmapped))
     return current
 
 
@@ -378,7 +376,7 @@ def _add_reading(
         try:
             completed = complete(holder)
         except SourceError as error:
-            rejected += [_reject(claim, holder, error.reason) for claim in claims]
+            rejected += _reject_all(claims, holder, error.reason)
             continue
         rejected += _add_claims(merged, completed, claims, lags)
     return rejected
@@ -407,19 +405,19 @@ def _add_to_known(known: _Claims, holder: Workload, claims: Sequence[Assignment]
     first = known[0]
     if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
         # Two pods have the same name.
-        return [_reject(claim, holder, "identity_conflict") for claim in claims]
+        return _reject_all(claims, holder, "identity_conflict")
 
     pairs = zip(parts_of(first.holder), parts_of(holder), strict=True)
     parts = [own or other for own, other in pairs]
     known[0] = replace(first, holder=Workload(*parts))
     devices = {claim.device for claim in known}
-    rejected = []
+    contradicting = []
     for claim in claims:
         if claim.source == first.source or claim.device in devices:
             known.append(claim)
         else:
-            rejected.append(_reject(claim, holder, "contradicted"))
-    return rejected
+            contradicting.append(claim)
+    return _reject_all(contradicting, holder, "contradicted")
 
 
 def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
@@ -446,23 +444,26 @@ def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
 
 def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: bool) -> Assignment:
     """Returns the first claim. Fields that it lacks are taken from the other claims."""
-    trusted = claims[0]
-    share = next((claim.share for claim in claims if claim.share is not None), None)
-    replica = next((claim.replica for claim in claims if claim.replica), "")
+    share = None
+    replica = ""
     attributes: dict[str, str] = {}
+    is_shared = False
     for claim in reversed(claims):
+        share = share if claim.share is None else claim.share
+        replica = claim.replica or replica
         attributes |= claim.attributes
-    labels = tuple(sorted(attributes.items()))
+        is_shared |= claim.is_shared
 
-    is_shared = any(claim.is_shared for claim in claims)
+    trusted = claims[0]
     is_certain = is_sole_holder and trusted.source not in LAST_RESORT
     if share is None and is_certain and not replica and not is_shared:
         share = 1.0
+    labels = tuple(sorted(attributes.items()))
     return Assignment(trusted.device, holder, trusted.source, replica, share, labels)
 
 
-def _reject(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
-    return Unmapped(assignment.source, reason, assignment.device, "", holder)
+def _reject_all(claims: Iterable[Assignment], holder: Workload, reason: str) -> list[Unmapped]:
+    return [Unmapped(claim.source, reason, claim.device, "", holder) for claim in claims]
 
 
 def _merge_vcuda(

@@ -222,15 +222,12 @@ def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str,
     ids: list[str] = []
     is_known = False
     for word in map(str.strip, words):
-        if word.startswith(_MANAGEMENT):
-            is_known = True
-            continue
         cdi = _CDI_NAME.fullmatch(word)
         name = cdi[1] if cdi else word
-        if name == "all":
+        if word.startswith(_MANAGEMENT) or (name == "all" and is_monitor):
             is_known = True
-            if not is_monitor:
-                ids += cards.uuids or (name,)
+        elif name == "all":
+            ids += cards.uuids or (name,)
         elif _NUMBER.fullmatch(name):
             ids.append(cards.find_by_index(int(name)))
         elif parse_id_or_minor(name) is not None:

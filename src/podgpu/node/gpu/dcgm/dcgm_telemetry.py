@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -337,6 +337,20 @@ class DcgmTelemetry:
     def _read_xids(self, layout: NodeLayout) -> None:
         """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
         watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
+        samples = self._read_samples(watches)
+        keys = {}
+        for one in layout.entities:
+            if one.device is not None and one.kind in _XID_KINDS:
+                keys[one.entity] = one.device.key
+        for timestamp, entity, xid in sorted(samples):
+            if timestamp > self._last_xids.get(entity, 0):
+                self._last_xids[entity] = timestamp
+                if self._has_read_xids and entity in keys:
+                    self._xids.add(ErrorEvent(keys[entity], xid, timestamp / 1_000_000))
+        self._has_read_xids |= bool(watches)
+
+    def _read_samples(self, watches: Iterable[Watch]) -> list[tuple[int, Entity, int]]:
+        """Returns time in microseconds, entity and XID since the last call, and some older ones."""
         samples: list[tuple[int, Entity, int]] = []
 
         def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
@@ -353,17 +367,7 @@ class DcgmTelemetry:
                 self._connection.call(
                     "dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None
                 )
-
-        keys = {}
-        for one in layout.entities:
-            if one.device is not None and one.kind in _XID_KINDS:
-                keys[one.entity] = one.device.key
-        for timestamp, entity, xid in sorted(samples):
-            if timestamp > self._last_xids.get(entity, 0):
-                self._last_xids[entity] = timestamp
-                if self._has_read_xids and entity in keys:
-                    self._xids.add(ErrorEvent(keys[entity], xid, timestamp / 1_000_000))
-        self._has_read_xids |= bool(watches)
+        return samples
 
     def _find_gpu_groups(self) -> list[s.Handle]:
         watch = self._watches.get(("GPU", self._xid_group))
@@ -436,7 +440,8 @@ def check_health(
         for incident in response.incidents[: response.incidentCount]:
             if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:
                 key = incident.entity.id, incident.system
-                worst[key] = max(worst.get(key, (_PASS, 0)), (incident.health, incident.code))
+                found = incident.health, incident.code
+                worst[key] = max(found, worst.get(key, found))
     return {gpu: tuple(_make_health_details(gpu, worst)) for gpu in gpu_ids}
 
 

@@ -431,8 +431,10 @@ class UsageReader:
             return 0
         used = reading.energy_mj - before.energy_mj
         seconds = reading.time - before.time + _COUNTER_STEP_SECONDS
-        self._energy_is_known = self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds)
-        return used if self._energy_is_known else None
+        if not self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds):
+            return None
+        self._energy_is_known = True
+        return used
 
     def _find_shared_reading(self, now: float) -> CounterReading | None:
         """Returns the telemetry loop's last reading, if it is recent and newer than our own."""

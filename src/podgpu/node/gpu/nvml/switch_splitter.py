@@ -509,12 +509,7 @@ class BusyTimeSplitter:
             return usage
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
-            is_shared = usage.device.key in self._shared_at
-            if usage.busy_ns is None or not is_shared or not residency.periods:
-                return usage
-            # If the log was opened during the window, it must still cover almost all of the window.
-            is_first = residency.since == listener.began
-            if is_first and not _covers(residency.window, usage.window_ns):
+            if usage.busy_ns is None or not self._is_usable(residency, usage, listener):
                 return usage
             known = self._previous_pids | self._pids | listener.list_existing() | {HIDDEN_PID}
             _check(residency, usage.window_ns, usage.busy_ns, known)
@@ -540,6 +535,15 @@ class BusyTimeSplitter:
             saving_ns=compute_max_saving(residency),
             waits=self._waits[usage.device.key].add(residency, figures),
         )
+
+    def _is_usable(
+        self, residency: Residency, usage: DeviceUsage, listener: SwitchListener
+    ) -> bool:
+        if usage.device.key not in self._shared_at or not residency.periods:
+            return False
+        # If the log was opened during the window, it must still cover almost all of the window.
+        is_first = residency.since == listener.began
+        return not is_first or _covers(residency.window, usage.window_ns)
 
     def _pause_if_saturated(
         self, listener: SwitchListener, residency: Residency, worked: int

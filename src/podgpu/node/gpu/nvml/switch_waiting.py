@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -180,7 +180,7 @@ class WaitEstimator:
         """
         self._update_slice(residency, busy)
         part = self._take_window(residency)
-        counts = Counter(map(itemgetter(0), part.new))
+        counts = _count_periods(part.new)
         if len(part.new) > _EXAMINED_PERIODS and not self._is_complete:
             part = _choose_part(part, residency)
 
@@ -316,7 +316,7 @@ class WaitEstimator:
         if worked >= saturated or worked >= residency.measure_up_to(self.slice * _LONG):
             return {}
         idle_from = {}
-        for pid, count in Counter(map(itemgetter(0), residency.periods)).items():
+        for pid, count in _count_periods(residency.periods).items():
             mean = busy.get(pid, 0) / count
             idle_from[pid] = mean * _LONG + _SHORT_NS
         return idle_from
@@ -324,13 +324,20 @@ class WaitEstimator:
 
 def _choose_part(part: _Part, residency: Residency) -> _Part:
     """Returns a random part of the window with about `_EXAMINED_PERIODS` periods."""
-    span = residency.window * _EXAMINED_PERIODS // len(part.new)
-    since = residency.since + random.randrange(residency.window - span)
-    until = since + span
-    first = bisect_left(part.new, since, key=itemgetter(1))
-    stop = bisect_left(part.new, until, key=itemgetter(1))
-    recent = _select_recent([*part.recent, *part.new[:first]], residency.resident)
+    length = residency.window * _EXAMINED_PERIODS // len(part.new)
+    since = residency.since + random.randrange(residency.window - length)
+    until = since + length
+    find_place = itemgetter(1)  # when the period began
+    first = bisect_left(part.new, since, key=find_place)
+    stop = bisect_left(part.new, until, key=find_place)
+    earlier = [*part.recent, *part.new[:first]]
+    recent = _select_recent(earlier, residency.resident)
     return _Part(since, until, recent, part.new[first:stop])
+
+
+def _count_periods(periods: Iterable[Period]) -> Counter[int]:
+    """Returns the number of periods by pid."""
+    return Counter(map(itemgetter(0), periods))
 
 
 def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]:
