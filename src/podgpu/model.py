@@ -9,7 +9,7 @@ empty collection, and is omitted from the JSON. A zero is a measured zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -492,11 +492,17 @@ class NodeState(Document, frozen=True, kw_only=True):
     dropped: Annotated[dict[Name, Amount], Meta(max_length=1024)] = {}
 
 
+def all_devices(state: NodeState) -> Iterator[tuple[DeviceState, GpuOrInstance]]:
+    """Yields pairs of GPU and device. The device is the GPU itself or one of its MIG instances."""
+    for gpu in state.devices:
+        yield gpu, gpu
+        for instance in gpu.instances:
+            yield gpu, instance
+
+
 def has_readings(state: NodeState) -> bool:
     """Returns True if the last reading of at least one GPU or MIG instance succeeded."""
-    return any(
-        device.fields is not None for gpu in state.devices for device in (gpu, *gpu.instances)
-    )
+    return any(device.fields is not None for _, device in all_devices(state))
 
 
 encode_node = msgspec.json.Encoder().encode

@@ -32,6 +32,7 @@ from podgpu.model import (
     NodeState,
     SourceStatus,
     Workload,
+    all_devices,
     group_by_key,
     parts_of,
 )
@@ -349,10 +350,7 @@ def _names_holders(reading: NodeReading, shown: NodeEntry | None) -> bool:
 
 
 def _has_holders(state: NodeState) -> bool:
-    for gpu in state.devices:
-        if gpu.holders or any(instance.holders for instance in gpu.instances):
-            return True
-    return False
+    return any(device.holders for _, device in all_devices(state))
 
 
 def _has_gpu(state: NodeState, uuid: str) -> bool:

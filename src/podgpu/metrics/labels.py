@@ -7,7 +7,7 @@ labels.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -21,6 +21,7 @@ from podgpu.model import (
     NodeState,
     Pairs,
     Workload,
+    all_devices,
 )
 
 POD_LABELS = ("namespace", "pod", "container")
@@ -104,14 +105,6 @@ class Policy:
 make_labels = lru_cache(maxsize=2048)(Labels)
 """Creates `Labels` from a tuple of pairs. Cached, because most labels are the same in every scrape.
 """
-
-
-def all_devices(state: NodeState) -> Iterator[tuple[DeviceState, GpuOrInstance]]:
-    """Yields pairs of GPU and device. The device is the GPU itself or one of its MIG instances."""
-    for gpu in state.devices:
-        yield gpu, gpu
-        for instance in gpu.instances:
-            yield gpu, instance
 
 
 def visible_devices(state: NodeState) -> list[tuple[DeviceState, GpuOrInstance]]:

@@ -13,7 +13,6 @@ from operator import itemgetter
 from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
     Policy,
-    all_devices,
     assigned_holders,
     dcgm_labels,
     device_names,
@@ -34,6 +33,7 @@ from podgpu.model import (
     Pairs,
     VcudaRequest,
     WorkloadKey,
+    all_devices,
 )
 
 MAX_WAIT_PAIRS = 20  # per device

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -40,12 +40,14 @@ from podgpu.web.redaction import (
     hide_in_pod,
     hide_in_pod_history,
     hide_in_view,
+    list_event_namespaces,
     list_held_namespaces,
     list_namespaces,
 )
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 JsonObject = dict[str, Any]
+_Answer = TypeVar("_Answer")
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
 _HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
@@ -106,16 +108,15 @@ def page_routes(
         namespace, name = _parse_pod(request)
         cluster = request.query.get("cluster")
         missing = f"pod {namespace}/{name} holds no GPU"
-        viewer = viewer_of(request)
-        if not await viewer.visible([namespace]):
+        if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
         published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
         answer = await asyncio.to_thread(
             lambda: make_pod(published.state, published.view, namespace, name, cluster)
         )
-        if answer is not None and not await viewer.sees_all():
-            visible = await viewer.visible(list_namespaces(answer.nodes))
-            answer = hide_in_pod(answer, visible)
+        if answer is not None:
+            namespaces = partial(list_namespaces, answer.nodes)
+            answer = await _redact(request, answer, namespaces, hide_in_pod)
         return await _json_response(request, answer, missing)
 
     async def gpu(request: web.Request) -> web.Response:
@@ -124,10 +125,8 @@ def page_routes(
         answer = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
         if answer is not None:
             answer = await complete_gpu(answer)
-        viewer = viewer_of(request)
-        if answer is not None and not await viewer.sees_all():
-            visible = await viewer.visible(_namespaces_in(published.view))
-            answer = hide_in_gpu(answer, visible)
+            namespaces = partial(_namespaces_in, published.view)
+            answer = await _redact(request, answer, namespaces, hide_in_gpu)
         return await _json_response(request, answer, f"GPU {uuid[:64]!r} does not exist")
 
     async def jobs(request: web.Request) -> web.Response:
@@ -216,6 +215,19 @@ def _parse_job(request: web.Request) -> tuple[str, str, str]:
     return info["kind"], info["namespace"], info["name"]
 
 
+async def _redact(
+    request: web.Request,
+    answer: _Answer,
+    namespaces: Callable[[], Iterable[str]],
+    hide: Callable[[_Answer, frozenset[str]], _Answer],
+) -> _Answer:
+    """Hides what the user may not see. `namespaces`: returns those that the answer may name."""
+    viewer = viewer_of(request)
+    if await viewer.sees_all():
+        return answer
+    return hide(answer, await viewer.visible(namespaces()))
+
+
 async def _json_response(
     request: web.Request, answer: msgspec.Struct | JsonObject | None, missing: str = ""
 ) -> web.Response:
@@ -266,9 +278,9 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         uuid = request.match_info["uuid"]
         instance = request.query.get("instance", "")
         answer = await past.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
-        viewer = viewer_of(request)
-        if answer is not None and not await viewer.sees_all():
-            answer = hide_in_history(answer, await viewer.visible(list_held_namespaces([answer])))
+        if answer is not None:
+            namespaces = partial(list_held_namespaces, [answer])
+            answer = await _redact(request, answer, namespaces, hide_in_history)
 
         name = uuid[:64]
         if instance:
@@ -279,13 +291,12 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         namespace, name = _parse_pod(request)
         seconds = parse_range(request.query.get("range", "1h"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
-        viewer = viewer_of(request)
-        if not await viewer.visible([namespace]):
+        if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
         answer = await past.pod(namespace, name, seconds, request.query.get("cluster"))
-        if answer is not None and not await viewer.sees_all():
-            visible = await viewer.visible(list_held_namespaces(answer.devices))
-            answer = hide_in_pod_history(answer, visible)
+        if answer is not None:
+            namespaces = partial(list_held_namespaces, answer.devices)
+            answer = await _redact(request, answer, namespaces, hide_in_pod_history)
         return await _json_response(request, answer, missing)
 
     async def job(request: web.Request) -> web.StreamResponse:
@@ -315,12 +326,7 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
         async def handle(request: web.Request) -> web.StreamResponse:
             parse_time(request.query, "from", time.time())  # rejects the future
             query = parse_range_query(request.query, order)
-            viewer = viewer_of(request)
-            if not await viewer.sees_all():
-                by_namespace = await past.range(query._replace(by="namespace"))
-                _check_clusters(row.cluster for row in by_namespace.rows)
-                visible = await viewer.visible(row.namespace for row in by_namespace.rows)
-                query = query._replace(visible=visible)
+            query = query._replace(visible=await _find_visible(request, past, query))
             answer = await past.range(query)
             if not query.is_csv:
                 return await _json_response(request, answer)
@@ -336,22 +342,14 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
     async def costs(request: web.Request) -> web.StreamResponse:
         parse_time(request.query, "from", time.time())
         query = parse_costs_query(request.query)
-        viewer = viewer_of(request)
-        if not await viewer.sees_all():
-            by_namespace = await past.range(widest_range(query, time.time()))
-            _check_clusters(row.cluster for row in by_namespace.rows)
-            visible = await viewer.visible(row.namespace for row in by_namespace.rows)
-            query = query._replace(range=query.range._replace(visible=visible))
+        visible = await _find_visible(request, past, widest_range(query, time.time()))
+        query = query._replace(range=query.range._replace(visible=visible))
         return await _json_response(request, await past.costs(query))
 
     async def savings(request: web.Request) -> web.StreamResponse:
         query = parse_savings_query(request.query)
-        viewer = viewer_of(request)
-        if not await viewer.sees_all():
-            by_namespace = await past.range(RangeQuery("namespace", seconds=query.seconds))
-            _check_clusters(row.cluster for row in by_namespace.rows)
-            visible = await viewer.visible(row.namespace for row in by_namespace.rows)
-            query = query._replace(visible=visible)
+        period = RangeQuery("namespace", seconds=query.seconds)
+        query = query._replace(visible=await _find_visible(request, past, period))
         answer = await past.savings(query)
         if not query.is_csv:
             return await _json_response(request, answer)
@@ -368,13 +366,24 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
     ]
 
 
+async def _find_visible(
+    request: web.Request, past: Past, query: RangeQuery
+) -> frozenset[str] | None:
+    """Returns the namespaces of this period that the user may see. None if he may see all."""
+    viewer = viewer_of(request)
+    if await viewer.sees_all():
+        return None
+    by_namespace = await past.range(query._replace(by="namespace"))
+    _check_clusters(row.cluster for row in by_namespace.rows)
+    return await viewer.visible(row.namespace for row in by_namespace.rows)
+
+
 def _event_route(past: Past) -> web.RouteDef:
     async def events(request: web.Request) -> web.StreamResponse:
         answer = await past.events(parse_events_query(request.query))
-        viewer = viewer_of(request)
-        if not await viewer.sees_all():
-            visible = await viewer.visible(event.namespace for event in answer.events)
-            answer = hide_in_events(answer, visible)
+        answer = await _redact(
+            request, answer, partial(list_event_namespaces, answer), hide_in_events
+        )
         return await _json_response(request, answer)
 
     return _api_route("/api/v1/events", events)

@@ -188,6 +188,10 @@ def hide_in_marks(marks: Iterable[Mark]) -> list[Mark]:
     return [mark for mark in marks if mark.condition != IDLE and breaks_gpu(mark.condition)]
 
 
+def list_event_namespaces(answer: EventsAnswer) -> Iterator[str]:
+    return (event.namespace for event in answer.events)
+
+
 def list_held_namespaces(histories: Iterable[DeviceHistory]) -> Iterator[str]:
     """Yields the namespaces of all past holders, with repetitions."""
     for history in histories:

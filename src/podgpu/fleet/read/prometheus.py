@@ -55,6 +55,7 @@ from podgpu.model import (
     NodeState,
     PodName,
     WorkloadOwner,
+    all_devices,
 )
 
 # time between queries for unknown owners; kube-state-metrics may report new pods late
@@ -551,16 +552,14 @@ class PodOwners:
         """Queries the owners of new pods, at most once a minute."""
         pods: set[PodName] = set()
         for state in states:
-            for gpu in state.devices:
-                for device in (gpu, *gpu.instances):
-                    pods |= {holder.pod_name for holder in device.holders}
-        pods = {pod for pod in pods if pod[1]}
-        self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
-        missing = sorted(pods - self.known.keys())
+            for _, device in all_devices(state):
+                pods.update(holder.pod_name for holder in device.holders if holder.pod)
+        known = self.known
+        missing = sorted(pods - known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
-            owners = await self.read(missing, at=at)
+            known = known | await self.read(missing, at=at)
             self._queried_at = now
-            self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
+        self.known = {pod: owner for pod, owner in known.items() if pod in pods}
 
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None

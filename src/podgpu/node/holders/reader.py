@@ -349,6 +349,7 @@ def merge(
     """
     merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
+    # Sources of last resort come last. The others keep their order.
     for source in sorted(readings, key=LAST_RESORT.__contains__):
         lags = LAGGING.get(source) in readings
         rejected += _add_reading(merged, readings[source], complete, lags)

@@ -293,18 +293,15 @@ class ProcessOwners:
     def _find_owner(self, pid: int, lookup_before: ContainerLookup | None) -> ProcessOwner:
         lookup = self._lookups[pid]
         before = self._last.get(pid, NOT_IN_POD).workload
-        has_ended = lookup.outcome == "gone"
         container_id = lookup.workload.container_id
-        if before and (has_ended or (container_id and container_id == before.container_id)):
-            # The process has just ended, or is in the same container.
-            owner = self._make_owner(before)
-        elif lookup.outcome in FAILED_LOOKUPS:
+        if lookup.outcome in FAILED_LOOKUPS:
             user = UNKNOWN_USER if self._finder.finds_users else None
             owner = ProcessOwner(user, lookup.outcome)
-        elif has_ended and self._finder.finds_users and lookup == lookup_before:
-            # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone
-            # while they run.
-            owner = ProcessOwner(UNKNOWN_USER)
+        elif lookup.outcome == "gone":
+            owner = self._find_ended_owner(before, was_gone=lookup == lookup_before)
+        elif before and container_id and container_id == before.container_id:
+            # Keeps the names of the container, which may no longer be listed.
+            owner = self._make_owner(before)
         elif lookup.outcome == "found" or lookup.workload.user:
             owner = self._make_owner(lookup.workload)
         else:
@@ -315,6 +312,15 @@ class ProcessOwners:
             command=lookup.command,
             may_be_hidden=lookup.user_id != os.geteuid(),
         )
+
+    def _find_ended_owner(self, before: Workload | None, was_gone: bool) -> ProcessOwner:
+        if before:
+            return self._make_owner(before)
+        if was_gone and self._finder.finds_users:
+            # With hidepid=invisible, /proc hides processes of other users, so they seem to be gone
+            # while they run.
+            return ProcessOwner(UNKNOWN_USER)
+        return NOT_IN_POD
 
     def _make_owner(self, workload: Workload) -> ProcessOwner:
         if workload.user:

@@ -236,8 +236,7 @@ class OwnedUsage:
                 return Division(total)
             return Division(total, dict.fromkeys(self.holders, total))
 
-        reported = self._list_busy()
-        parts, others = self._sum_by_owner(reported)
+        parts, others = self._sum_by_owner(self._list_busy())
         measured = sum(parts.values()) + others
         # Samples are inexact and processes can run concurrently, so the sum can be too large.
         if measured > usage.window_ns:
@@ -246,10 +245,12 @@ class OwnedUsage:
         if total is None or measured > total:
             return Division(measured, parts)
 
-        all_reported = all(busy is not None for _, busy in reported)
-        if ended_owner in parts and all_reported and usage.method == "samples":
+        if ended_owner in parts and usage.method == "samples" and self._is_all_reported():
             parts[ended_owner] += total - measured
         return Division(total, parts)
+
+    def _is_all_reported(self) -> bool:
+        return all(process.busy_ns is not None for process in self.processes or ())
 
     def attribute_memory(self) -> Division:
         """Splits the memory in use.
@@ -293,13 +294,17 @@ class OwnedUsage:
         if part or not self.usage.window_ns:
             return 0
 
-        own = [process for process in self.processes or () if process.owner == workload]
-        if any(process.busy_ns for process in own):
+        own_ns = [busy_ns for owner, busy_ns in self._list_busy() if owner == workload]
+        if any(own_ns):
             return 0
-        if not own or not busy.total:
-            return elapsed_ns
-        is_by_samples = self.usage.method == "samples" or workload in self.by_samples
-        return None if is_by_samples else elapsed_ns
+        # Without a process, or on an idle device, nothing can be missed.
+        if own_ns and busy.total and self._is_by_samples(workload):
+            return None
+        return elapsed_ns
+
+    def _is_by_samples(self, workload: Workload) -> bool:
+        """Returns True if the driver's samples divide the workload's busy time."""
+        return self.usage.method == "samples" or workload in self.by_samples
 
     def measure_waste(
         self,
@@ -322,7 +327,7 @@ class OwnedUsage:
             return allocated_ns, 0
 
         used_ns = busy.total or 0
-        if self.usage.method != "samples" and workload not in self.by_samples:
+        if not self._is_by_samples(workload):
             used_ns = (busy.part(workload) or 0) + self.usage.switching_ns
         # The driver's window is not exactly as long as the time since the last reading.
         return 0, max(0, allocated_ns - used_ns * elapsed_ns // window_ns)
