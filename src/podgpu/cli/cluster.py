@@ -23,7 +23,7 @@ from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
 from podgpu.fleet.round import Cluster, MakeCollector
-from podgpu.fleet.setup import SetupHint, hint_history, hint_owners
+from podgpu.fleet.setup import OWNERS_HINT, SetupHint, hint_history
 from podgpu.http_client import Access
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import NoApi, is_loopback, load_config
@@ -121,7 +121,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             cluster.read_budgets = watch.read
             services.append(watch)
         app = cluster_application(
-            cluster, protection, past, options["web_enable_lifecycle"], access
+            cluster, past, protection, options["web_enable_lifecycle"], access
         )
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics; the page is at /"
@@ -132,7 +132,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _list_hints(options: Options) -> Iterator[SetupHint]:
     """Yields what the page cannot show with these options."""
     if options["owners"] == "none" and not options["prometheus"]:
-        yield hint_owners()
+        yield OWNERS_HINT
     if not options["prometheus"] and (options["history_note"] or not options["history_dir"]):
         yield hint_history(options["history_note"])
 

@@ -40,11 +40,8 @@ MakeCollector = Callable[[], Collector]
 """Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event
 loop.
 """
+ReadBudgets = Callable[[], tuple[Sequence[BudgetUse], Sequence[str]]]
 GpuPresence = Literal["unknown", "present", "missing"]
-
-
-def _no_budgets() -> tuple[Sequence[BudgetUse], Sequence[str]]:
-    return (), ()
 
 
 @dataclass
@@ -121,7 +118,10 @@ class Cluster:
         # Returns the Unix time for prices that change. A recorder replaces it by its own clock.
         self.read_time: Callable[[], float] = self.clock.wall
         # Returns the use of budgets, and notes. A `BudgetWatch` replaces it.
-        self.read_budgets: Callable[[], tuple[Sequence[BudgetUse], Sequence[str]]] = _no_budgets
+        self.read_budgets: Callable[[], tuple[Sequence[BudgetUse], Sequence[str]]] = lambda: (
+            (),
+            (),
+        )
         self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None

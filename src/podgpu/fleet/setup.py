@@ -17,15 +17,14 @@ class SetupHint(msgspec.Struct, frozen=True):
     do: str
 
 
-def hint_owners() -> SetupHint:
-    return SetupHint(
-        "owners",
-        "The owners of pods (Deployment, Job, …) are not read.",
-        "podgpu cluster --owners=api (chart: cluster.podOwners=true)",
-    )
+OWNERS_HINT = SetupHint(
+    "owners",
+    "The owners of pods (Deployment, Job, …) are not read.",
+    "podgpu cluster --owners=api (chart: cluster.podOwners=true)",
+)
 
 
-def hint_history(note: str = "") -> SetupHint:
+def hint_history(note: str) -> SetupHint:
     """`note`: why a history on disk does not last, and what to do. Empty: it is in memory."""
     if note:
         says, _, do = note.partition(": ")

@@ -141,7 +141,7 @@ def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[
     rows = []
     for counter in counters:
         rows.append(counter)
-        other = _rename(counter, back=True)
+        other = _rename(counter)
         if other.name not in written:
             rows.append(other)
     return _unique(rows)
@@ -154,19 +154,17 @@ def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
     return tuple(by_name.values())
 
 
-def _rename(counter: CounterSpec, *, back: bool = False) -> CounterSpec:
-    """Converts a name of 4.8 to that of 4.9. With `back`, also converts names in reverse."""
+def _rename(counter: CounterSpec) -> CounterSpec:
+    """Converts a name of 4.8 to that of 4.9, and the reverse."""
     rename = rename_of(counter.name)
     if rename is None:
         return counter
     if counter.name != rename.new_name:
         field = rename.new
         name = rename.new_name
-    elif back:
+    else:
         field = rename.old
         name = rename.old.name
-    else:
-        return counter
 
     kind = counter.type
     # Rates are gauges, but dcgm-exporter up to 4.8.2 declares NVLink bandwidth as a counter.

@@ -145,7 +145,7 @@ class KubernetesAccess:
     def __init__(
         self,
         reviews: Reviews,
-        headers: UserHeaders = UserHeaders(),  # noqa: B008 - immutable
+        headers: UserHeaders,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reviews = reviews

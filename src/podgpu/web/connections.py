@@ -58,7 +58,7 @@ class LimitedServer:
     """
 
     def __init__(
-        self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None
+        self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None
     ) -> None:
         app.middlewares.insert(0, self._track_request)
         self._runner = web.AppRunner(

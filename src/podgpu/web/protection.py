@@ -315,9 +315,7 @@ class Protection:
 class TokenBucket:
     """A rate limiter that starts with `burst` tokens and regains one token per interval."""
 
-    def __init__(
-        self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, interval: float, burst: int, clock: Callable[[], float]) -> None:
         self._interval = interval
         self._burst = float(burst)
         self._clock = clock

@@ -178,7 +178,7 @@ class CheckpointAllocation(AllocationSource):
 
 
 def parse_checkpoint(
-    content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
+    content: bytes, path: str, resource_names: frozenset[str] = frozenset()
 ) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
     """Returns the held GPU ids, and the registered replicas of shared GPUs.
 
