@@ -143,8 +143,8 @@ def _make_sources(
     options: Options, api: ApiAccess, telemetry: Telemetry, deadline: float
 ) -> tuple[list[AllocationSource], list[Finding]]:
     """Opens the allocation sources and watches that the exporter would open."""
-    findings: list[Finding] = []
-    sources: list[AllocationSource] = []
+    findings = []
+    sources = []
 
     @contextmanager
     def reporting(subject: str, option: str) -> Iterator[None]:
@@ -180,7 +180,7 @@ _STYLES = {Level.OK: ("ok", "32"), Level.NOTE: ("note", "33"), Level.WRONG: ("WR
 def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
     """Returns one line per finding, followed by its advice, and a summary at the end."""
     width = max((len(finding.subject) for finding in findings), default=0)
-    lines: list[str] = []
+    lines = []
     for finding in findings:
         word, code = _STYLES[finding.level]
         start = f"{word:<5}"

@@ -326,7 +326,7 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
     names = list(_VERSION_NAMES)
     for option in EXPORTER_OPTIONS:
         names += option.names
-    normal: list[str] = []
+    normal = []
     for argument in arguments:
         short = re.fullmatch(r"-?(-[A-Za-z])(=(.*))?", argument, re.DOTALL)
         long = re.fullmatch(r"-([a-z][\w-]+)(=.*)?", argument, re.DOTALL)

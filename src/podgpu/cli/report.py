@@ -113,7 +113,7 @@ def command(url: str, range: str, by: str, format: str) -> int:
     if answer.simulated:
         title += " (SIMULATED GPUs)"
 
-    notes: list[str] = []
+    notes = []
     if range != "month":
         notes += _explain_length(answer.to - start, parsed.seconds)
     if answer.prices == "example":

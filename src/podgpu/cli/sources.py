@@ -205,7 +205,7 @@ def make_allocations(
 
     Without -k, `auto` means `hpc`.
     """
-    sources: list[AllocationSource] = []
+    sources = []
     if options["allocation"] != "auto":
         for entry in options["allocation"].split(","):
             sources.append(_create_source(entry.strip(), options, api, telemetry))

@@ -342,7 +342,7 @@ def make_trace(
         pid = pids.setdefault(track.container, len(pids) + 1)
         event |= numbers.setdefault(track, {"pid": pid, "tid": len(numbers) + 1})
 
-    titles: list[TraceEvent] = []
+    titles = []
     for track, ids in numbers.items():
         for kind, name in (("process_name", track.container), ("thread_name", track.process)):
             titles.append({"ph": "M", "name": kind, **ids, "args": {"name": name}})

@@ -444,7 +444,7 @@ def severity_of(condition: Condition) -> str:
 def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
     """Sorts "broken" before "warning". Keeps at most MAX_ALERTS, and _MAX_NODE_ALERTS per node."""
     shown: list[Alert] = []
-    left_out: list[Alert] = []
+    left_out = []
     of_node: Counter[str] = Counter()
     for alert in sorted(alerts, key=lambda alert: alert.severity != "broken"):
         of_node[alert.node] += 1
@@ -485,7 +485,7 @@ def _describe_conditions(name: str, broken: Iterable[DeviceState]) -> Iterator[A
 
 
 def _find_without_driver(broken: Iterable[DeviceState]) -> list[Condition]:
-    away: list[Condition] = []
+    away = []
     for gpu in broken:
         away += [condition for condition in gpu.conditions if condition.name == DRIVER_AWAY]
     return away

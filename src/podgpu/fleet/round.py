@@ -118,10 +118,7 @@ class Cluster:
         # Returns the Unix time for prices that change. A recorder replaces it by its own clock.
         self.read_time: Callable[[], float] = self.clock.wall
         # Returns the use of budgets, and notes. A `BudgetWatch` replaces it.
-        self.read_budgets: Callable[[], tuple[Sequence[BudgetUse], Sequence[str]]] = lambda: (
-            (),
-            (),
-        )
+        self.read_budgets: ReadBudgets = lambda: ((), ())
         self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None

@@ -37,7 +37,6 @@ from podgpu.model import (
     GpuOrInstance,
     MigInstance,
     Pairs,
-    PodName,
     group_by_key,
 )
 
@@ -131,7 +130,7 @@ def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
     rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
-            pods: set[PodName] = set()
+            pods = set()
             for device in (gpu, *gpu.instances):
                 pods |= {h.pod_name for h in holders_of(gpu, device) if h.pod}
             for namespace, pod in sorted(pods):

@@ -310,7 +310,7 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
             unlabelled.append(node.name)
     yield from _describe_unlabelled(priced, unlabelled, prices)
 
-    unpriced: set[str] = set()
+    unpriced = set()
     for node in priced:
         for model in _list_models(node):
             if node.prices.of(model).gpu_hour is None:

@@ -89,7 +89,7 @@ def write_past(
 
     for at, seconds in _list_times(now):
         step = _Step(at, seconds, now, prices)
-        samples: list[GpuSample] = []
+        samples = []
         for exporter in exporters:
             tenants = []
             for tenant, begin, end in runs[exporter.node.name]:
@@ -198,7 +198,7 @@ class _PastDevice(NamedTuple):
         hour = prices.of(self.gpu.model.name).gpu_hour
         price = (hour or 0.0) * self.size
         currency = "" if hour is None else prices.currency
-        charges: list[Charge] = []
+        charges = []
         if not is_gone:
             for tenant in self.tenants:
                 time = self._measure(tenant, loads, activity, is_blind)

@@ -110,7 +110,7 @@ def make_families(group: str, samples: Mapping[str, Iterable[Sample]]) -> list[F
 
 def encode(families: Iterable[Family]) -> bytes:
     """Encodes the families in format 0.0.4. Families without samples are omitted."""
-    lines: list[str] = []
+    lines = []
     for family in families:
         if family.samples:
             lines.append(_head(family.name, family.type, family.help))

@@ -196,7 +196,7 @@ def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
     Omits timestamps, because node_exporter's textfile collector rejects them.
     """
     texts: dict[int, str] = {}
-    lines: list[str] = []
+    lines = []
     for family in families:
         if family.help:
             lines.append(f"# HELP {family.name} {escape_help(family.help)}\n")

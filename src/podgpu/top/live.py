@@ -90,7 +90,7 @@ def show_live(feed: Feed, screen: Screen) -> int:
     # Replaces characters that the terminal's encoding lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    signals: list[int] = []
+    signals = []
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda number, _frame: signals.append(number))
 

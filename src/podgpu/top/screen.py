@@ -31,7 +31,6 @@ from podgpu.top.lines import (
     severity_of,
 )
 from podgpu.top.table import (
-    Span,
     Spans,
     Table,
     draw_sparkline,
@@ -302,7 +301,7 @@ def _render_notes(seen: Seen, width: int, now: float) -> list[Spans]:
 
     shown_at_gpu = {alert.text for alert in seen.view.alerts if alert.uuid}
     broken = {alert.text for alert in seen.view.alerts if alert.severity == "broken"}
-    notes: list[Span] = []
+    notes = []
     for note in seen.notes:
         style = "bad" if note in broken else "warn"
         if note not in shown_at_gpu:

@@ -137,7 +137,7 @@ def _parse_group(group: str) -> tuple[int, GpuSpec]:
     if model is None:
         raise _unknown("GPU model", repr(name), MODELS)
 
-    profiles: list[str] = []
+    profiles = []
     if slash:
         for part in layout.split("+"):
             instances, profile = _parse_counted(part.strip(), group)

@@ -139,7 +139,7 @@ def collection_of_fields(
     """
     collection_of: dict[int, Collection] = {}
     for collection in collections:
-        chosen: list[CounterSpec] = []
+        chosen = []
         for pattern in collection.include:
             chosen += _match(counters, pattern)
         if not chosen and not skip_empty:
@@ -195,12 +195,12 @@ def group_fields(
     if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
         own.add(CLOCK_EVENTS_FIELD)
     wanted = configured | {number: fields()[number] for number in own}
-    slow: set[int] = set()
+    slow = set()
     if interval < _THROTTLE_INTERVAL:
         slow = THROTTLE_REASONS.keys() - configured.keys()
 
-    normal_fields: list[Field] = []
-    slow_fields: list[Field] = []
+    normal_fields = []
+    slow_fields = []
     collected: dict[Collection, list[Field]] = {collection: [] for collection in collections}
     for number, spec in wanted.items():
         if number in collection_of:

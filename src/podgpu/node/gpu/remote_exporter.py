@@ -135,7 +135,7 @@ def find_devices(samples: Iterable[ParsedSample], shown: str, by_name: bool) -> 
         nodes = node_from_samples(samples)
     except msgspec.ValidationError as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
-    devices: list[DeviceValues] = []
+    devices = []
     for node in nodes:
         for gpu in node.devices:
             if gpu.uuid and gpu.index is not None:
@@ -247,8 +247,8 @@ class ExporterTelemetry:
 
         readings: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []
-        dropped: list[int] = []
-        errors: list[str] = []
+        dropped = []
+        errors = []
         for device, printed in devices.values():
             if device.uuid != gpu.uuid:
                 continue

@@ -115,8 +115,8 @@ class AnnotationsAllocation(AllocationSource):
                 "is reachable",
             )
 
-        held: list[HeldId] = []
-        malformed: list[Unmapped] = []
+        held = []
+        malformed = []
         requests: list[VcudaRequest] = []
         for pod in self._pods.items():
             # Skips pods without a node, because schedulers annotate a pod before they bind it.
@@ -296,7 +296,7 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
     text = pod.annotation(key)
     if not text:
         return []
-    slots: list[_ContainerSlices] = []
+    slots = []
     for place in text.strip().removesuffix(";").split(";"):
         slots.append([_parse_slice(part) for part in place.split(":") if part])
     if key == HAMI_DEVICES:
@@ -449,13 +449,13 @@ def replace_reservations(
     """
     records = {(pod.namespace, pod.name): pod for pod in pods}
     reserved: dict[PodRecord, set[str]] = defaultdict(set)
-    unknown_devices: set[str] = set()
+    unknown_devices = set()
     replaced: dict[str, Allocation] = {}
     if pods and SOURCE not in readings:
         replaced[SOURCE] = Allocation()
 
     for source, reading in readings.items():
-        kept: list[Assignment] = []
+        kept = []
         unmapped = list(reading.unmapped)
         for assignment in reading.assignments:
             holder = complete_if_certain(complete, assignment.holder)
@@ -526,8 +526,8 @@ def _find_members(
     """Returns what the pods of the groups hold."""
     groups = _find_groups(pods, reserved, DeviceIndex(devices))
     by_key = {device.key: device for device in devices}
-    members: list[Assignment] = []
-    unmapped: list[Unmapped] = []
+    members = []
+    unmapped = []
     for pod in pods:
         container = _find_container(pod)
         if _is_reservation(pod) or pod.is_finished or not pod.node or container is None:

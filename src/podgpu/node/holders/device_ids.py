@@ -158,9 +158,9 @@ def map_held(
     shares in `held` are added up. `parse`: returns None for an id that the source does not use.
     """
     index = DeviceIndex(devices)
-    ids: list[DeviceId] = []
+    ids = []
     entries: dict[tuple[str, Workload], list[_HeldDevice]] = defaultdict(list)
-    unmapped: set[Unmapped] = set()
+    unmapped = set()
     for entry in held:
         device_id = parse(entry.text)
         named: tuple[Device, ...] = ()

@@ -83,7 +83,7 @@ class DraClaims:
 
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
-        unmapped: set[Unmapped] = set()
+        unmapped = set()
         users = self._find_users(claimed, prepared, is_synced)
         counts = Counter((claim.name, claim.device) for claim in users)
         for claim, results in users.items():
@@ -296,7 +296,7 @@ async def _find_version(client: ApiClient) -> str:
 
     Raises SourceError if there is none.
     """
-    offered: set[str] = set()
+    offered = set()
     try:
         group = await client.get(_GROUP)
         offered = {version["version"] for version in read_list(group, "versions")}

@@ -246,8 +246,8 @@ class IdentityReader:
 
         `problems` contains an error for each directory that cannot be read.
         """
-        names: list[str] = []
-        problems: list[SourceError] = []
+        names = []
+        problems = []
         for path in (self.pods_dir, self.containers_dir):
             try:
                 names += os.listdir(path)

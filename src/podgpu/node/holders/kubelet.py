@@ -134,7 +134,7 @@ class KubeletAllocation(AllocationSource):
             return
         self._allocatable_at = self._clock()
 
-        ids: list[str] = []  # empty before Kubernetes 1.23, which cannot report devices
+        ids = []  # empty before Kubernetes 1.23, which cannot report devices
         with suppress(GrpcError, DecodeError, ValueError):
             method = "/v1.PodResourcesLister/GetAllocatableResources"
             answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)

@@ -218,8 +218,8 @@ class HpcAllocation(AllocationSource):
         except OSError as error:
             raise explain_read_error(error, self.directory) from error
 
-        assignments: list[Assignment] = []
-        unmapped: list[Unmapped] = []
+        assignments = []
+        unmapped = []
         for name in names:
             path = os.path.join(self.directory, name)
             try:
@@ -284,7 +284,7 @@ class ProcessHolders(AllocationSource):
         require_permission(places, self._finder.proc)
         keys = {device.key for device in devices}
         shares: dict[tuple[str, Workload], float | None] = {}
-        unmapped: set[Unmapped] = set()
+        unmapped = set()
         for process in processes:
             place = places[process.pid]
             if place.outcome in FAILED_LOOKUPS:

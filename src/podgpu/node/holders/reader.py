@@ -348,7 +348,7 @@ def merge(
     `readings`: by source name, highest precedence first.
     """
     merged: dict[WorkloadKey, _Claims] = {}
-    rejected: list[Unmapped] = []
+    rejected = []
     # Sources of last resort come last. The others keep their order.
     for source in sorted(readings, key=LAST_RESORT.__contains__):
         lags = LAGGING.get(source) in readings
@@ -371,7 +371,7 @@ def _add_reading(
     merged: dict[WorkloadKey, _Claims], reading: Allocation, complete: Complete, lags: bool
 ) -> list[Unmapped]:
     """Adds the assignments of one source, and returns the rejected ones."""
-    rejected: list[Unmapped] = []
+    rejected = []
     by_holder = group_by_key((claim.holder, claim) for claim in reading.assignments)
     for holder, claims in by_holder.items():
         try:

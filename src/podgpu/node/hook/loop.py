@@ -288,7 +288,7 @@ class PodlistWriter:
 
     def _find_entries(self, sandboxes: Iterable[Sandbox]) -> list[PodlistEntry]:
         """Returns the entries of all pods. Counts and logs new problems."""
-        entries: list[PodlistEntry] = []
+        entries = []
         problems: dict[str, str] = {}  # text -> reason
         for sandbox in sandboxes:
             try:

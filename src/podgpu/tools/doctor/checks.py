@@ -34,7 +34,6 @@ from podgpu.model import (
     Device,
     GpuReading,
     Inventory,
-    PodName,
     Unmapped,
     Workload,
 )
@@ -573,7 +572,7 @@ def check_holders(
         return source.map(response, readings.devices)
 
     allocations: dict[str, Allocation] = {}
-    findings: list[Finding] = []
+    findings = []
     jobs = {source.name: partial(read, source) for source in sources}
     for name, result in workers.run(jobs, deadline).items():
         allocation = result.value
@@ -624,7 +623,7 @@ def _check_kubelet(
     pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
     watched = api.watched_pods
     is_read = watched is not None and watched.synced and watched.error is None
-    api_pods: set[PodName] = set()
+    api_pods = set()
     if is_read:
         api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()}
     if not pods:

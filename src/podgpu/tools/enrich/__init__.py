@@ -40,7 +40,7 @@ def relabel(
     Returns the families and the number of dropped series.
     """
     holders = _find_sole_holders(assignments)
-    families: list[ParsedFamily] = []
+    families = []
     ambiguous = 0
     for family in exposition:
         if family.name.startswith(_OWN_PREFIX):
@@ -52,7 +52,7 @@ def relabel(
             key = sample.name, frozenset(labels.items())
             copies.setdefault(key, (labels, []))[1].append(sample)
 
-        kept: list[ParsedSample] = []
+        kept = []
         for labels, samples in copies.values():
             chosen = _select_copy(samples)
             if chosen is None:

@@ -39,9 +39,9 @@ def _report_old_names(text: str, problem: str) -> RewriteResult | None:
 
 
 def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
-    edits: list[Edit] = []
-    unconverted: list[str] = []
-    notes: list[str] = []
+    edits = []
+    unconverted = []
+    notes = []
     changed = 0
     for change in sorted(changes, key=lambda change: change.edit.start):
         edit = change.edit
@@ -180,7 +180,7 @@ def _rename_label(name: str) -> str:
 
 
 def _find_strings(text: str) -> list[_JsonString]:
-    strings: list[_JsonString] = []
+    strings = []
     # The key or index at each nesting level; None where a key is expected.
     path: list[str | int | None] = []
     for match in _TOKEN.finditer(text):
@@ -336,7 +336,7 @@ def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult |
 
 
 def _rewrite_template(value: str) -> RewriteResult:
-    unconverted: list[str] = []
+    unconverted = []
 
     def rewrite_block(block: re.Match[str]) -> str:
         if "query" in block[0]:

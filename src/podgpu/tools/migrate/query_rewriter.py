@@ -229,7 +229,7 @@ class _Token(NamedTuple):
 
 
 def _tokenize(text: str) -> list[_Token]:
-    tokens: list[_Token] = []
+    tokens = []
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup or ""
         if kind == "unknown":
@@ -519,8 +519,8 @@ class _Rewriter:
 
     def _parse_selector(self, first: _Token, name: _Token | None) -> _Expression:
         """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
-        labels: list[_Token] = []
-        patterns: list[str] = []
+        labels = []
+        patterns = []
         if name is None or self._accept("{"):
             for label, operator, value in self._parse_list("}", self._parse_matcher):
                 labels.append(label)

@@ -123,7 +123,7 @@ def read_layout(
     minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
 
-    entities: list[DcgmEntity] = []
+    entities = []
     unreachable = {}
     for entity, state in zip(ids, outline.states.values(), strict=True):
         try:

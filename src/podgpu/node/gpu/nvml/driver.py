@@ -294,7 +294,7 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
     if gpu.device.mig_enabled and len(targets) == 1:
         return ()
 
-    usages: list[ProcessUsage] = []
+    usages = []
     refusals = []
     for function in _LISTS:
         for target, key in targets:

@@ -399,8 +399,8 @@ class NvmlGpu:
         self._follow_layout()
         values: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []
-        dropped: list[int] = []
-        errors: list[str] = []
+        dropped = []
+        errors = []
         for one in self.layout:
             plan = self._find_plan(one, fields)
             values[one.device] = plan.read(now)
