@@ -121,6 +121,23 @@ def _require_shallow(text: str, file: str) -> None:
             raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
 
 
+def _find_type(outer: inspect.Type | None, step: str) -> inspect.Type | None:
+    """Returns the type of a field (`.name`), or of the elements of a collection (`[...]`)."""
+    found = outer
+    if step.startswith("."):
+        fields = outer.fields if isinstance(outer, inspect.StructType) else ()
+        found = next((field.type for field in fields if field.encode_name == step[1:]), None)
+    if isinstance(found, inspect.UnionType):
+        found = found.types[0]
+    if step.startswith("."):
+        return found
+    if isinstance(found, inspect.DictType):
+        return found.value_type
+    if isinstance(found, inspect.ListType | inspect.VarTupleType):
+        return found.item_type
+    return found
+
+
 def _list_keys(error: msgspec.ValidationError, kind: Any) -> str:
     """Lists the valid keys if the error is about an unknown key."""
     message, _, path = str(error).partition(" - at `$")
@@ -129,16 +146,7 @@ def _list_keys(error: msgspec.ValidationError, kind: Any) -> str:
 
     found: inspect.Type | None = inspect.type_info(kind)
     for step in re.findall(r"\.[^.\[`]+|\[[^]]*\]", path):
-        if step.startswith("."):
-            fields = found.fields if isinstance(found, inspect.StructType) else ()
-            found = next((field.type for field in fields if field.encode_name == step[1:]), None)
-        if isinstance(found, inspect.UnionType):
-            found = found.types[0]
-        if step.startswith("["):
-            if isinstance(found, inspect.DictType):
-                found = found.value_type
-            elif isinstance(found, inspect.ListType | inspect.VarTupleType):
-                found = found.item_type
+        found = _find_type(found, step)
     if not isinstance(found, inspect.StructType):
         return ""
     return f"; valid keys are {', '.join(field.encode_name for field in found.fields)}"

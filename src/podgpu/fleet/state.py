@@ -452,25 +452,31 @@ def mean_by_scope(
     for node in nodes:
         if node.stale:
             continue
-        own_scope = Scope("node", node=node.name)
-        cluster = node.reading.cluster
-        owners_of_node = node.reading.owners or owners
         for gpu, instance, value in measured_devices(node, settings):
-            scopes = {CLUSTER, own_scope, Scope("model", model=device_model(gpu, instance))}
-            for holder in _all_holders(gpu, instance):
-                namespace = holder.namespace
-                if not namespace:
-                    continue
-                scopes.add(Scope("namespace", namespace, cluster=cluster))
-                owner = owners_of_node.get((namespace, holder.pod))
-                if owner is not None:
-                    scopes.add(Scope("owner", namespace, "", "", owner.kind, owner.name, cluster))
-            for scope in scopes:
+            for scope in _find_scopes(node, gpu, instance, node.reading.owners or owners):
                 total = sums.setdefault(scope, [0, 0.0])
                 if value > 0:
                     total[0] += 1
                     total[1] += min(value, full)
     return {scope: UsedMean(int(n), total / n if n else 0.0) for scope, (n, total) in sums.items()}
+
+
+def _find_scopes(
+    node: NodeEntry, gpu: DeviceState, instance: MigInstance | None, owners: Owners
+) -> set[Scope]:
+    """Returns the scopes to which a device belongs."""
+    cluster = node.reading.cluster
+    model = device_model(gpu, instance)
+    scopes = {CLUSTER, Scope("node", node=node.name), Scope("model", model=model)}
+    for holder in _all_holders(gpu, instance):
+        namespace = holder.namespace
+        if not namespace:
+            continue
+        scopes.add(Scope("namespace", namespace, cluster=cluster))
+        owner = owners.get(holder.pod_name)
+        if owner is not None:
+            scopes.add(Scope("owner", namespace, "", "", owner.kind, owner.name, cluster))
+    return scopes
 
 
 def measured_devices(

@@ -579,11 +579,8 @@ def make_pod(
     """
     nodes = []
     for node in view.nodes:
-        if cluster not in (None, node.cluster):
-            continue
-        selected = [_select_held_by(gpu, namespace, pod) for gpu in node.gpus]
-        gpus = [gpu for gpu in selected if gpu is not None]
-        if gpus:
+        gpus = list(_select_held_by(node.gpus, namespace, pod))
+        if gpus and cluster in (None, node.cluster):
             nodes.append(replace(node, gpus=gpus))
     if not nodes:
         return None
@@ -591,7 +588,7 @@ def make_pod(
     parts = []
     for entry in state.nodes:
         for part in entry.held:
-            is_pod = part.holder.namespace == namespace and part.holder.pod == pod
+            is_pod = part.holder.pod_name == (namespace, pod)
             if is_pod and cluster in (None, part.cluster):
                 parts.append(part)
     owners = {part.owner for part in parts if part.owner is not None}
@@ -608,16 +605,16 @@ def make_pod(
     )
 
 
-def _select_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
+def _select_held_by(gpus: Iterable[GpuView], namespace: str, pod: str) -> Iterator[GpuView]:
     def holds(device: DeviceView) -> bool:
-        return any(holder.pod == pod and holder.namespace == namespace for holder in device.holders)
+        return any(holder.pod_name == (namespace, pod) for holder in device.holders)
 
-    instances = [instance for instance in gpu.instances if holds(instance)]
-    if holds(gpu):
-        return replace(gpu, instances=instances)
-    if not instances:
-        return None
-    return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances)
+    for gpu in gpus:
+        instances = [instance for instance in gpu.instances if holds(instance)]
+        if holds(gpu):
+            yield replace(gpu, instances=instances)
+        elif instances:
+            yield GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances)
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:

@@ -205,11 +205,9 @@ def idle_query(match: str, window: float) -> str:
     step = max(1, length // _IDLE_CHECKS)
 
     def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
-        largest = [
-            f"max_over_time({select(names, *matchers, match)}[{length}ms])"
-            for names in generations(field)
-            if names
-        ]
+        largest = []
+        for names in filter(None, generations(field)):
+            largest.append(f"max_over_time({select(names, *matchers, match)}[{length}ms])")
         highest = f"max {by(*keys)} ({' or '.join(largest)})"
         # The device may have been busy in a gap without samples, so samples must exist at every
         # check.

@@ -237,14 +237,16 @@ def _write_conditions(
         conditions.append(" or ".join(matches))
 
     if query.owner:
-        held = select(_HOLDERS[:1], *where)
-        kind, _, name = query.owner.rpartition("/")
-        owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
-        conditions.append(
-            f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])"
-        )
+        conditions.append(_write_owner(query.owner, server, where))
     text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
     return text + _write_state(query.state, where, on_gpu)
+
+
+def _write_owner(text: str, server: PrometheusServer, where: Sequence[str]) -> str:
+    kind, _, name = text.rpartition("/")
+    held = select(_HOLDERS[:1], *where)
+    owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
+    return f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])"
 
 
 def _write_state(state: str, where: Sequence[str], on_gpu: str) -> str:

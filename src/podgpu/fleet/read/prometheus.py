@@ -29,7 +29,7 @@ from podgpu.fleet.readings import (
     TargetOutcome,
     ViewSettings,
 )
-from podgpu.http_client import Access, HttpClient, open_session
+from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 from podgpu.metrics.adapter import (
     NODE_LABELS,
     UUID_LABELS,
@@ -195,8 +195,17 @@ class PrometheusClient:
             if self._session is None:
                 self._session = open_session()
             response = await self._http.send(self._session, "POST", path, form, "application/json")
-        status = response.status
 
+        answer, result = self._decode(response)
+        notes = self.notes + [_shorten(warning) for warning in answer.warnings]
+        if answer.is_partial:
+            notes.append("the response is incomplete: some of the storage nodes did not respond")
+        self.notes = list(dict.fromkeys(notes))[:MAX_NOTES]
+        return result
+
+    def _decode(self, response: HttpResponse) -> tuple[_Answer, list[_Element]]:
+        """Returns the answer and its result. Raises SourceError if there is no result."""
+        status = response.status
         try:
             answer = _decode_answer(response.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -214,12 +223,7 @@ class PrometheusClient:
             reason = "query_failed" if status == 200 else f"http_{status}"
             text = f"{self.name} returned an error: {_shorten(answer.error)}{advice}"
             raise SourceError(reason, text)
-
-        notes = self.notes + [_shorten(warning) for warning in answer.warnings]
-        if answer.is_partial:
-            notes.append("the response is incomplete: some of the storage nodes did not respond")
-        self.notes = list(dict.fromkeys(notes))[:MAX_NOTES]
-        return answer.data.result
+        return answer, answer.data.result
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -511,8 +515,7 @@ async def read_node_labels(
     if not names:
         return {}
     keys = {name: _kube_label(name) for name in names}
-    series = select(("kube_node_labels",), server.match)
-    series = f"last_over_time({series}[{window}])" if window else series
+    series = _over(select(("kube_node_labels",), server.match), window)
     query = f"group {by(server.cluster_label, 'node', 'exported_node', *keys.values())} ({series})"
     variants: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for sample in await ask("labels of nodes", query):
@@ -522,6 +525,11 @@ async def read_node_labels(
         own = {name: labels[key] for name, key in keys.items() if key in labels}
         variants[cluster, node].append(own)
     return {node: every[0] for node, every in variants.items() if len(every) == 1}
+
+
+def _over(series: str, window: str) -> str:
+    """Returns the last values in the window, or the current ones without a window."""
+    return f"last_over_time({series}[{window}])" if window else series
 
 
 def _kube_label(name: str) -> str:
@@ -604,7 +612,7 @@ class PodOwners:
         series = select(
             (name,), 'owner_is_controller="true"', one_of(label, sorted(values)), *self._matchers
         )
-        return f"last_over_time({series}[{window}])" if window else series
+        return _over(series, window)
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:

@@ -41,7 +41,6 @@ It is short, because stopping podgpu waits until it has passed.
 # Time slice and context switch, measured on an H200.
 _SLICE_NS = 2_200_000
 _SWITCH_NS = 84_000
-_DRIVER_VERSION = "580.159.04"
 _NO_NVLINK = pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 _Target = tuple[SimulatedGpu, SimulatedInstance | None]
 
@@ -64,6 +63,7 @@ class SimulatedNvml:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        driver_version: str = "580.159.04",
         node: str = "",
     ) -> None:
         self.calls: Counter[str] = Counter()  # number of calls per function
@@ -72,6 +72,7 @@ class SimulatedNvml:
         self._changed = threading.Condition(self.lock)
         self._clock = clock
         self._node = node
+        self._driver_version = driver_version
         self._sessions = 0
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
@@ -213,8 +214,8 @@ class SimulatedNvml:
         return {
             "nvmlInit": self._init,
             "nvmlShutdown": self._shutdown,
-            "nvmlSystemGetDriverVersion": lambda: _DRIVER_VERSION,
-            "nvmlSystemGetNVMLVersion": lambda: f"13.{_DRIVER_VERSION}",
+            "nvmlSystemGetDriverVersion": lambda: self._driver_version,
+            "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
             "nvmlDeviceGetCount": lambda: len(self._listed),
             "nvmlDeviceGetHandleByIndex": self._find_by_index,

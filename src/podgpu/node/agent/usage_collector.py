@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from msgspec import structs
 
@@ -277,17 +278,25 @@ def _attribute_hidden(
         return [*processes, hidden_process], frozenset()
 
     weights = {pid: sampled_ns.get(pid, 0) for pid in sorted(hidden)}
-    is_divided = any(weights.values())
-    parts = divide_exactly(hidden_ns, weights)
-    attributed = []
+    if not any(weights.values()):
+        unattributed = OwnedProcess(HIDDEN_PID, "host", hidden_ns, only_busy=True)
+        return [*_change(processes, hidden, busy_ns=None), unattributed], owners
+
+    for pid, part in divide_exactly(hidden_ns, weights).items():
+        processes = _change(processes, (pid,), busy_ns=part)
+    return processes, owners
+
+
+def _change(
+    processes: Iterable[OwnedProcess], pids: Collection[int], **changes: Any
+) -> list[OwnedProcess]:
+    """Returns all processes, with these changes to those in `pids`."""
+    changed = []
     for process in processes:
-        if process.pid in hidden:
-            busy_ns = parts[process.pid] if is_divided else None
-            process = replace(process, busy_ns=busy_ns)
-        attributed.append(process)
-    if not is_divided:
-        attributed.append(OwnedProcess(HIDDEN_PID, "host", hidden_ns, only_busy=True))
-    return attributed, owners
+        if process.pid in pids:
+            process = replace(process, **changes)
+        changed.append(process)
+    return changed
 
 
 def _merge_workloads(
@@ -346,23 +355,17 @@ def _attribute_mps(
     """
     servers = [process for process in processes if process.pid in server_pids]
     client_owners = {process.owner for process in processes if process.pid in clients}
-    has_sole_owner = bool(servers) and len(client_owners) == 1
-    server_owner = client_owners.pop() if has_sole_owner else "host"
-    attributed = []
-    for process in processes:
-        if process.pid in server_pids:
-            # The server is no process of the container.
-            only_busy = has_sole_owner or process.only_busy
-            process = replace(process, owner=server_owner, only_busy=only_busy)
-        if process.pid in clients and not has_sole_owner:
-            process = replace(process, busy_ns=None)
-        attributed.append(process)
+    if servers and len(client_owners) == 1:
+        # The server is no process of the container.
+        return _change(processes, server_pids, owner=client_owners.pop(), only_busy=True), None
 
-    if has_sole_owner or not clients:
-        return attributed, None
+    processes = _change(processes, server_pids, owner="host")
+    processes = _change(processes, clients, busy_ns=None)
+    if not clients:
+        return processes, None
     if not servers:
-        return attributed, busy_ns or 0
-    return attributed, sum(server.busy_ns or 0 for server in servers)
+        return processes, busy_ns or 0
+    return processes, sum(server.busy_ns or 0 for server in servers)
 
 
 def _find_unallocated(

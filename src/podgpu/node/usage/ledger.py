@@ -27,6 +27,7 @@ from podgpu.model import (
     Holder,
     HolderUsage,
     NamespaceUsage,
+    ProcessWaits,
     WaitPart,
     Workload,
     WorkloadKey,
@@ -117,6 +118,7 @@ class _WaitSum:
     estimate: int = 0
     least: int = 0
     most: int = 0
+    runners: Counter[Owner] = field(default_factory=Counter)  # workloads for which it waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,32 +403,12 @@ class OwnedUsage:
         if waits is None or not window_ns:
             return Waits()
 
-        owners = self._map_owners()
-        runners: defaultdict[Workload, Counter[Owner]] = defaultdict(Counter)
-        waited_for_others: Counter[int] = Counter()
-        for (pid, runner_pid), ns in waits.pairs.items():
-            owner = owners.get(pid)
-            runner = owners.get(runner_pid, "host")
-            if isinstance(owner, Workload) and runner != owner:
-                runners[owner][runner] += ns
-                waited_for_others[pid] += ns
-
-        sums: defaultdict[Workload, _WaitSum] = defaultdict(_WaitSum)
-        for pid, (estimate, least, most) in waits.processes.items():
-            owner = owners.get(pid)
-            if isinstance(owner, Workload):
-                part = min(1.0, waited_for_others[pid] / estimate) if estimate else 0.0
-                total = sums[owner]
-                total.estimate += int(estimate * part)
-                total.least += int(least * part)
-                total.most += int(most * part)
-
         usages = {}
         waited_ns = 0
-        for workload, total in sums.items():
+        for workload, total in self._sum_waits(waits).items():
             limit = window_ns - (busy.part(workload) or 0)
             estimate = min(limit, total.estimate)
-            parts = divide_exactly(estimate, runners[workload])
+            parts = divide_exactly(estimate, total.runners)
             usages[workload] = HolderUsage(
                 wait_ns=estimate,
                 wait_min_ns=min(limit, total.least),
@@ -440,6 +422,28 @@ class OwnedUsage:
             if isinstance(owner, Workload):
                 usages[owner] = HolderUsage()
         return Waits(usages, _NO_WAIT, min(waits.pressure_ns, waited_ns, window_ns))
+
+    def _sum_waits(self, waits: ProcessWaits) -> dict[Workload, _WaitSum]:
+        """Adds up for how long the processes of each workload waited for others."""
+        owners = self._map_owners()
+        sums: defaultdict[Workload, _WaitSum] = defaultdict(_WaitSum)
+        waited_for_others: Counter[int] = Counter()
+        for (pid, runner_pid), ns in waits.pairs.items():
+            owner = owners.get(pid)
+            runner = owners.get(runner_pid, "host")
+            if isinstance(owner, Workload) and runner != owner:
+                sums[owner].runners[runner] += ns
+                waited_for_others[pid] += ns
+
+        for pid, (estimate, least, most) in waits.processes.items():
+            owner = owners.get(pid)
+            if isinstance(owner, Workload):
+                part = min(1.0, waited_for_others[pid] / estimate) if estimate else 0.0
+                total = sums[owner]
+                total.estimate += int(estimate * part)
+                total.least += int(least * part)
+                total.most += int(most * part)
+        return sums
 
     def compute_shares(self) -> dict[Workload | None, int]:
         """Returns the share of each workload in millionths of the device.
@@ -463,12 +467,18 @@ class OwnedUsage:
         Omits a workload if one of its amounts is not reported. Also omits holders without processes
         if a process has an unknown owner, because the process may belong to one of them.
         """
-        workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
-        if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
-            workloads |= self.holders.keys()
-        unreported = {owner for owner, amount in amounts if amount is None}
+        users = set()
+        holders = set(self.holders)
+        unreported = set()
+        for owner, amount in amounts:
+            if isinstance(owner, Workload):
+                users.add(owner)
+            elif owner == "unknown" and amount != 0:
+                holders = set()
+            if amount is None:
+                unreported.add(owner)
 
-        parts = dict.fromkeys(sorted(workloads - unreported, key=parts_of), 0)
+        parts = dict.fromkeys(sorted((users | holders) - unreported, key=parts_of), 0)
         others = 0
         for owner, amount in amounts:
             if isinstance(owner, Workload) and owner in parts:
