@@ -71,12 +71,16 @@ class Access:
         Raises UsageError if they contradict each other.
         """
         flag = f"--{prefix}"
+
+        def read(name: str) -> str:
+            return options.get(f"{prefix}_{name}") or ""
+
         access = cls(
-            ca_file=options.get(f"{prefix}_ca_file") or "",
-            insecure=bool(options.get(f"{prefix}_insecure_skip_verify")),
-            username=options.get(f"{prefix}_username") or "",
-            password_file=options.get(f"{prefix}_password_file") or "",
-            token_file=options.get(f"{prefix}_token_file") or "",
+            ca_file=read("ca_file"),
+            insecure=bool(read("insecure_skip_verify")),
+            username=read("username"),
+            password_file=read("password_file"),
+            token_file=read("token_file"),
             headers=tuple(headers.items()),
             advice=(
                 f"see {flag}-username, {flag}-password-file, {flag}-token-file, {flag}-ca-file"

@@ -446,10 +446,14 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
     prices = node.prices
     waste = find_rest(node, gpu, held).unallocated
     instances = []
+    values: dict[str, Any] = {}
     for instance, fraction in divide_gpu(gpu):
-        for part in held.get(key_of(gpu, instance), ()):
+        parts = held.get(key_of(gpu, instance), ())
+        for part in parts:
             waste = waste.plus(part.waste)
+        members = _device_fields(gpu, instance, parts, prices)
         if instance is None:
+            values = members
             continue
         instances.append(
             InstanceView(
@@ -458,12 +462,10 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
                 slices=slices_of_profile(instance.profile),
                 gpu_slices=slices_of_gpu(gpu.model),
                 part=round(fraction, 6),
-                **_device_fields(gpu, instance, held.get(key_of(gpu, instance), ()), prices),
+                **members,
             )
         )
-    values: dict[str, Any] = {}
     if not gpu.hidden:
-        values = _device_fields(gpu, None, held.get(uuid, ()), prices)
         values["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
         values["temperature_celsius"] = gpu.temperature_celsius
         values["last_holders"] = gpu.last_holders

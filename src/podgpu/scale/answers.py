@@ -65,14 +65,16 @@ def _compute_mean(
         return None
     window = min(request.window, max(ages.values()))
     starts = {key: snapshot.find_start(age) for key, age in ages.items()}
-    values = []
+    known = []
+    last = None
     for samples in snapshot.rounds_in(window):
         keys = [key for key, start in starts.items() if samples.at > start]
-        values.append(_read_value(samples, keys, request.metric))
+        last = _read_value(samples, keys, request.metric)
+        if last is not None:
+            known.append(last)
 
-    known = [value for value in values if value is not None]
     rounds = math.ceil(window / snapshot.interval)
-    if not values or values[-1] is None or 2 * len(known) < rounds - 1:
+    if last is None or 2 * len(known) < rounds - 1:
         return None
     mean = math.fsum(known) / len(known)
     return MetricValue(mean, snapshot.ends_at, len(known) * snapshot.interval)

@@ -134,7 +134,6 @@ class PrometheusSelection:
             raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
 
         clock = self._cluster.clock
-        is_past = at is not None
         wall = clock.wall() if at is None else at
         built = build_cluster_state(
             reading,
@@ -143,10 +142,12 @@ class PrometheusSelection:
             clock.monotonic(),
             wall,
             prices=self._prices()[0].at(wall),
-            notes=() if is_past else state.notes,
+            notes=state.notes if at is None else (),
         )
+        if at is None:
+            return built
         # Alerts say what to do now.
-        return replace(built, is_past=is_past, alerts=() if is_past else built.alerts)
+        return replace(built, is_past=True, alerts=())
 
     async def _read_targets(
         self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None

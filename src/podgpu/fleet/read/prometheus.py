@@ -477,16 +477,15 @@ def _make_reading(
     """With `several` clusters, adds the cluster's name, so that node names are unique."""
     state = target.state
     sampled_at = now if target.scraped_at is None else target.scraped_at
-    name = state.node
-    if several and target.cluster:
-        name = f"{target.cluster}/{name}" if name else target.cluster
+    cluster = target.cluster if several else ""
+    name = "/".join(filter(None, (cluster, state.node)))
     return NodeReading(
         target=target.instance,
         state=replace_members(state, node=name),
         read_at=monotonic - max(0.0, now - sampled_at),
         skew_seconds=None if state.taken_at is None else state.taken_at - sampled_at,
         named=not state.node.endswith(target.instance),
-        cluster=target.cluster if several else "",
+        cluster=cluster,
         owners=owners,
         labels=labels.get((target.cluster, state.node)),
     )

@@ -82,8 +82,9 @@ def _find_longest_mode(lengths: Sequence[int], worked: int) -> list[int]:
     total = sum(map(sum, bins.values()))
     for place in sorted(bins, reverse=True):
         mode = bins[place] + bins[place - 1] + bins[place - 2]
-        is_frequent = len(mode) >= _MIN_CUT_PERIODS and total <= sum(mode) * _MIN_CUT_PART
-        if is_frequent and sum(mode) <= worked:
+        time = sum(mode)
+        is_frequent = len(mode) >= _MIN_CUT_PERIODS and total <= time * _MIN_CUT_PART
+        if is_frequent and time <= worked:
             return mode
     return []
 
