@@ -160,7 +160,9 @@ class _Parser:
         elif rest in TYPES:
             self._family(name).type = rest
             if rest in _SUFFIXES:
+                # Samples with a suffix may belong to this family.
                 self.by_sample_name.clear()
+            # The next lines are samples with this name.
             self._family_of_sample(name)
         else:
             raise ValueError(f"unknown type of {name}: {_shorten(rest)}")

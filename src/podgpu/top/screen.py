@@ -319,6 +319,7 @@ def _render_notes(seen: Seen, width: int, now: float) -> list[Spans]:
 
 _INDENT = "  "
 _MAX_FIELD = 38
+_GAP = "  "  # between columns
 _OUTSIDE_PODS = "processes outside pods"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNITS_NOT_SHOWN = frozenset(
@@ -560,12 +561,14 @@ def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
     """Adds the fields in as many columns as fit."""
     cells = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     longest = max(map(cell_len, cells), default=0)
-    width = min(longest, max(_MAX_FIELD, text.width // 2 - 2))
-    columns = max(1, (text.width + 2) // (width + 2))
+    # Longer fields are cut, so that a wide terminal has at least two columns.
+    half = text.width // 2 - len(_GAP)
+    width = min(longest, max(_MAX_FIELD, half), text.width)
+    columns = max(1, (text.width + len(_GAP)) // (width + len(_GAP)))
 
-    fitted = [fit(cell, min(width, text.width)) for cell in cells]
+    fitted = [fit(cell, width) for cell in cells]
     for start in range(0, len(fitted), columns):
-        row = "  ".join(fitted[start : start + columns])
+        row = _GAP.join(fitted[start : start + columns])
         text.lines.append([(row, "")])
 
 

@@ -342,7 +342,9 @@ class Table:
         spans: Spans = []
         for column, width in self._widths.items():
             text = _cell(column, line)
-            style = "dim" if text == ABSENT else column.style(line) or base
+            style = column.style(line) or base
+            if text == ABSENT:
+                style = "dim"
             spans.append((self._fit(column, depth, line, text, width), style))
             spans.append((" ", base))
         return spans[:-1]

@@ -425,6 +425,11 @@ class _Absence(NamedTuple):
     condition: str
     detail: str = ""
 
+    @property
+    def is_away(self) -> bool:
+        """True if the GPU or its driver may have been restarted meanwhile."""
+        return self.condition == LOST or self.detail in _DRIVER_REASONS
+
 
 def _check_gpu(
     gpu: _Gpu,
@@ -473,9 +478,7 @@ def _check_gpu(
 def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None) -> None:
     """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
-        if absence is not None:
-            is_away = absence.condition == LOST or absence.detail in _DRIVER_REASONS
-            gpu.was_unavailable |= is_away
+        gpu.was_unavailable |= absence is not None and absence.is_away
         return
     before = gpu.counters
     gpu.counters = _read_counters(values, _MONOTONIC_FIELDS)
