@@ -237,6 +237,15 @@ async def _json_response(
     return await _response(request, partial(msgspec.json.encode, answer), JSON_HEADERS)
 
 
+async def _csv_response(
+    request: web.Request, make: Callable[[], bytes], name: str, is_simulated: bool
+) -> web.Response:
+    """`name`: of the file, without suffix."""
+    suffix = "-SIMULATED" if is_simulated else ""
+    attachment = f'attachment; filename="{name}{suffix}.csv"'
+    return await _response(request, make, {**_CSV_HEADERS, "Content-Disposition": attachment})
+
+
 async def _response(
     request: web.Request, make: Callable[[], bytes], headers: Mapping[str, str]
 ) -> web.Response:
@@ -332,10 +341,8 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
                 return await _json_response(request, answer)
 
             days = [await past.range(day) for day in split_days(query, answer)]
-            suffix = "-SIMULATED" if answer.simulated else ""
-            attachment = f'attachment; filename="{file_name}{suffix}.csv"'
-            headers = {**_CSV_HEADERS, "Content-Disposition": attachment}
-            return await _response(request, partial(encode_csv, days), headers)
+            make = partial(encode_csv, days)
+            return await _csv_response(request, make, file_name, answer.simulated)
 
         return handle
 
@@ -353,10 +360,8 @@ def _range_routes(past: Past) -> list[web.RouteDef]:
         answer = await past.savings(query)
         if not query.is_csv:
             return await _json_response(request, answer)
-        suffix = "-SIMULATED" if answer.simulated else ""
-        attachment = f'attachment; filename="podgpu-savings{suffix}.csv"'
-        headers = {**_CSV_HEADERS, "Content-Disposition": attachment}
-        return await _response(request, partial(encode_savings_csv, answer), headers)
+        make = partial(encode_savings_csv, answer)
+        return await _csv_response(request, make, "podgpu-savings", answer.simulated)
 
     return [
         _api_route("/api/v1/savings", savings),
