@@ -121,7 +121,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             cluster.read_budgets = watch.read
             services.append(watch)
         app = cluster_application(
-            cluster, past, protection, options["web_enable_lifecycle"], access
+            cluster, protection, past, options["web_enable_lifecycle"], access
         )
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics; the page is at /"

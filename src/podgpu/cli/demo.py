@@ -90,7 +90,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         for exporter in exporters:
             exporter.agent.read_telemetry()  # the last values may be too old by now
         past = SqlitePast(recorder, lambda: cluster.published.state)
-        app = cluster_application(cluster, past)
+        app = cluster_application(cluster, past=past)
 
         services: list[Service] = []
         listeners = []

@@ -30,8 +30,8 @@ _EXPORTER_SECONDS = 3.0
 
 def cluster_application(
     cluster: Cluster,
-    past: Past,
     protection: Protection | None = None,
+    past: Past | None = None,
     lifecycle: bool = True,
     access: KubernetesAccess | None = None,
 ) -> web.Application:
