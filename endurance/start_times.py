@@ -67,8 +67,8 @@ def add_up(server: str, seconds: float) -> dict[str, float]:
     sums = {}
     for figure in FIGURES:
         metric = f"podgpu_container_gpu_{figure}_total"
-        (_, value), *_ = ask(server, f"sum(increase({metric}[{seconds:.0f}s]))")
-        sums[figure] = value
+        answers = ask(server, f"sum(increase({metric}[{seconds:.0f}s]))")
+        sums[figure] = sum(value for _, value in answers)  # no answer: no series had two samples
     return sums
 
 
