@@ -1,4 +1,4 @@
-"""The summary of a pod and the hint for a smaller share of a GPU, from a simulated history."""
+"""The summary of a pod, from a simulated history."""
 
 from __future__ import annotations
 
@@ -86,48 +86,6 @@ def test_an_ended_pod_has_its_duration_use_waiting_throttling_and_errors() -> No
         ("waiting", 360.0, 0.1),
         ("throttling", 120.0, 0.0333),
     ], "an XID for 15 s is less than 1 %"
-    assert summary.hint == "", "the pod needs the whole GPU"
-
-
-@pytest.mark.parametrize(
-    ("use", "memory", "gpus", "model", "hint"),
-    [
-        (
-            0.04,
-            4,
-            1,
-            "NVIDIA H100 80GB HBM3",
-            "A MIG instance 1g (10 GiB) or 10 % of a GPU would be enough",
-        ),
-        (
-            0.2,
-            12,
-            1,
-            "NVIDIA A100-SXM4-80GB",
-            "A MIG instance 2g (20 GiB) or 20 % of a GPU would be enough",
-        ),
-        (
-            0.1,
-            30,
-            1,
-            "NVIDIA H100 80GB HBM3",
-            "A MIG instance 3g (40 GiB) or 40 % of a GPU would be enough",
-        ),
-        (0.2, 12, 1, "NVIDIA L40S", "20 % of a GPU would be enough"),
-        (0.1, 4, 4, "NVIDIA H100 80GB HBM3", ""),
-        (0.0, 0, 1, "NVIDIA H100 80GB HBM3", "Nothing ran on its GPU, so it can be released."),
-        (0.0, 9, 4, "NVIDIA H100 80GB HBM3", "Nothing ran on its 4 GPUs, so they can be released."),
-    ],
-)
-def test_a_smaller_part_that_fits_is_named_with_its_assumption(
-    use: float, memory: int, gpus: int, model: str, hint: str
-) -> None:
-    summary = summarize(use, memory, gpus, model)
-    assert summary.hint.partition(", if its use stays as before")[0] == hint
-    if use and hint:
-        assert (
-            f"below {use * 100:.0f} % for 95 % of the time, at most {memory}.0 GiB" in summary.hint
-        )
 
 
 CONTAINERS = (Charge(POD, "main"), Charge(POD, "sidecar"))
@@ -228,31 +186,6 @@ def test_low_activity_and_traffic_are_known_only_now(
     assert (throttling.cause, throttling.now) == ("throttling", False)
     assert [(cause.cause, cause.value) for cause in current] == causes
     assert all(cause.now and cause.ratio is None for cause in current)
-
-
-def test_a_pod_that_shares_its_gpu_already_gets_no_hint() -> None:
-    shared = summarize(0.04, 4, part=0.25)
-    assert (shared.hint, shared.mean_use, shared.peak_use) == ("", 0.04, 0.04)
-
-
-def test_means_over_more_than_five_minutes_give_no_hint() -> None:
-    """A pod that works for one of every 25 minutes has only low means after two days."""
-    hints = {}
-    for hours in (40, 48):
-        store = HistoryStore()
-        for step in range(hours * 60):
-            use = 1.0 if step % 25 == 0 else 0.01
-            charge = Charge(POD, "main", Amounts(60.0, busy_seconds=60.0 * use))
-            sample = GpuSample("GPU-0", figures=Figures(use, GIB), charges=[charge])
-            store.append(START + 60 * step, [sample])
-        with store.reader() as db:
-            state = make_state(1, "NVIDIA L40S")
-            summary = read_summary(db, "ml", "job-0", START + hours * 3600, state)
-        store.close()
-        assert summary is not None
-        hints[summary.step_seconds] = summary.hint
-    assert [step for step, hint in hints.items() if hint] == [300]
-    assert "30 % of a GPU" in hints[300]
 
 
 def test_the_peak_of_a_running_pod_never_falls() -> None:

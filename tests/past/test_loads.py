@@ -91,6 +91,26 @@ def test_predictions_are_compared_with_pods_that_share_already(client: Client) -
     assert found["prediction_error_ratio"] == pytest.approx(error, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("pod", "hint"),
+    [
+        (
+            "wide",
+            "1 GPU would be enough: Its 2 GPUs were together at most 0.50 busy GPUs in a mean of 5"
+            " minutes, and its memory at most 40.0 GiB.",
+        ),
+        ("idle", "It could be stopped: Nothing ran on its 2 GPUs for the last 25 hours."),
+        ("hot", ""),
+        ("train-0", ""),
+        ("pair-a", ""),
+        ("kept", ""),
+    ],
+)
+def test_the_page_of_a_pod_has_the_same_recommendation(client: Client, pod: str, hint: str) -> None:
+    summary = json.loads(client.ask(f"/api/v1/summary/ml/{pod}").body)
+    assert summary.get("hint", "") == hint
+
+
 def test_csv_has_a_row_per_pod_and_adds_up(client: Client) -> None:
     answer = client.ask("/api/v1/savings?range=25h&format=csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))

@@ -55,6 +55,7 @@ _OWNERS = {
     "finetune": "Job",
     "diffusion": "Job",
     "chat": "Deployment",
+    "rank": "Deployment",
     "embed": "Deployment",
     "ocr": "Deployment",
     "jupyter-ada": "Notebook",

@@ -28,10 +28,12 @@ from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.model import Workload, WorkloadOwner
+from podgpu.past.load_steps import PastLoad
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
 from podgpu.past.store import ConditionRecord, GpuSample
 
+_LOAD_DAYS = 7
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.5
 _JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
@@ -99,6 +101,28 @@ def write_past(
             exporter.recorder.append(at, own)
             samples += own
         cluster.append(at, samples)
+    nodes = [exporter.node for exporter in exporters]
+    cluster.append_loads(list(_list_loads(nodes, runs, now, prices)))
+
+
+def _list_loads(
+    nodes: Sequence[DemoNode], runs: Mapping[str, Sequence[_Run]], now: float, prices: Prices
+) -> Iterator[PastLoad]:
+    """Yields what each pod did in each hour of the week before the last day."""
+    last_day = floor_time(now - DAY, HOUR)
+    for at in range(last_day - _LOAD_DAYS * DAY, last_day, HOUR):
+        step = _Step(at, HOUR, now, prices)
+        for node in nodes:
+            busy: dict[UsageAccount, float] = {}
+            memory: dict[UsageAccount, int] = {}
+            for tenant, begin, end in runs[node.name]:
+                if end < step.hours_ago <= begin:
+                    account = _account_of(tenant)
+                    load = _load_of(node, tenant, step)
+                    busy[account] = busy.get(account, 0.0) + load
+                    memory[account] = memory.get(account, 0) + tenant.memory
+            for account, load in busy.items():
+                yield PastLoad(at, account, node.name, load, memory[account])
 
 
 def _list_times(now: float) -> list[tuple[int, int]]:
@@ -133,7 +157,7 @@ def _list_runs(node: DemoNode) -> Iterator[_Run]:
         if node.name == "node-3" and tenant.pod.startswith(f"{JOB}-"):
             jobs.append(tenant)
             yield _Run(tenant, _JOB_BEGAN)
-        elif tenant.duty:
+        elif tenant.duty or node.name != "node-1":
             yield _Run(tenant, math.inf)
         else:
             yield _Run(tenant, 24.0)
@@ -244,25 +268,7 @@ class _PastDevice(NamedTuple):
                 yield ConditionRecord(IDLE, text, account=_account_of(tenant))
 
     def _load(self, tenant: Tenant) -> float:
-        """Returns the load.
-
-        That of services follows the time of day; notebooks rest at night and at weekends.
-        """
-        at, seconds, now, _ = self.step
-        if tenant.pod.startswith("jupyter-ben-"):
-            is_day = 6 <= at % DAY / HOUR < 18
-            is_weekend = (at // DAY + 3) % 7 > 4
-            if not is_day or is_weekend:
-                return 0.0
-        load = tenant.duty
-        # Longer means are constant.
-        if seconds <= COARSE:
-            process = self.node.load_of(tenant)
-            times = range(at, at + seconds, 60)
-            load = fmean(process.demand(time - self.gpu.epoch) for time in times)
-        if tenant.namespace in ("serving", "batch"):
-            load *= _day_load(at) / _day_load(now)
-        return min(1.0, load)
+        return _load_of(self.node, tenant, self.step)
 
     def _compute_activity(self, loads: Mapping[Tenant, float]) -> Activity:
         sizes: dict[int | None, float] = {}
@@ -305,6 +311,28 @@ class _PastDevice(NamedTuple):
         )
 
 
+def _load_of(node: DemoNode, tenant: Tenant, step: _Step) -> float:
+    """Returns the load.
+
+    That of services follows the time of day; notebooks rest at night and at weekends.
+    """
+    at, seconds, now, _ = step
+    if tenant.pod.startswith("jupyter-ben-"):
+        is_day = 6 <= at % DAY / HOUR < 18
+        is_weekend = (at // DAY + 3) % 7 > 4
+        if not is_day or is_weekend:
+            return 0.0
+    load = tenant.duty
+    # Longer means are constant.
+    if seconds <= COARSE:
+        process = node.load_of(tenant)
+        times = range(at, at + seconds, 60)
+        load = fmean(process.demand(time - node.driver.gpus[tenant.gpu].epoch) for time in times)
+    if tenant.namespace in ("serving", "batch"):
+        load *= _day_load(at) / _day_load(now)
+    return min(1.0, load)
+
+
 def _day_load(at: float) -> float:
     return _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(math.tau * (at % DAY) / DAY))
 
@@ -313,9 +341,14 @@ def _day_load(at: float) -> float:
 def _account_of(tenant: Tenant) -> UsageAccount:
     if tenant.user:
         if tenant.job:
-            return UsageAccount(job=tenant.job)
-        return UsageAccount(job=f"user {tenant.user}", user=tenant.user)
+            return UsageAccount(job=tenant.job, methods=_method_of(tenant))
+        return UsageAccount(job=f"user {tenant.user}", user=tenant.user, methods=_method_of(tenant))
     owner = owner_of(tenant.pod) or WorkloadOwner("", "")
     labels = json.dumps({"team": team_of(tenant.namespace)})
     account = UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)
-    return account._replace(model=find_model(tenant))
+    return account._replace(methods=_method_of(tenant), model=find_model(tenant))
+
+
+def _method_of(tenant: Tenant) -> str:
+    """Returns how the exporter measures it now."""
+    return "exact" if tenant.resource.endswith(".shared") or tenant.user else "samples"

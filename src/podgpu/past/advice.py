@@ -150,7 +150,9 @@ def advise_pod(load: PodLoad, seconds: float) -> str:
     pod = rules.examine(load)
     if pod is None:
         return ""
-    line = rules.stop(pod) or rules.shrink(pod)
+    line = rules.stop(pod)
+    if line is None and rules.may_change(load):
+        line = rules.shrink(pod)
     if line is None:
         return ""
     target = f"{line.target} would be enough: " if line.target else "It could be stopped: "
@@ -188,7 +190,7 @@ class _Rules:
             if pod is None:
                 continue
             line = self.stop(pod)
-            if line is None and not self._may_change(load):
+            if line is None and not self.may_change(load):
                 continue
             if line is None and load.devices == 1:
                 single.append(pod)
@@ -220,7 +222,7 @@ class _Rules:
             idle = _count_idle(values)
         return _Pod(load, sum(known) / len(known) / FULL, peak / FULL, idle * COARSE)
 
-    def _may_change(self, load: PodLoad) -> bool:
+    def may_change(self, load: PodLoad) -> bool:
         reason = ""
         if not load.is_whole:
             reason = "part"

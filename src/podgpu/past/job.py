@@ -15,9 +15,11 @@ from podgpu.fleet.parts import device_utilization
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
-from podgpu.model import DeviceState, GpuOrInstance, Workload, WorkloadOwner
+from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
+from podgpu.past.advice import advise_pod
 from podgpu.past.bill import RangeFigures, add_tokens, add_up
-from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE
+from podgpu.past.loads import read_pod_load
+from podgpu.past.schema import DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import (
     HolderSpan,
     Mark,
@@ -39,13 +41,7 @@ from podgpu.past.verdict import (
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
-_SHORTEST = 900.0  # seconds; a pod that ran for a shorter time gets no hint
 _THROTTLING = ("thermal", "power_brake")
-# Each MIG profile: sevenths of compute, eighths of memory.
-_MIG_PROFILES = ((1, 1), (2, 2), (3, 4), (4, 4))
-_MIG_MODELS = ("A100", "H100", "H200", "GH200", "B200")
-_MAX_SHARE = 0.6  # a pod that needs a larger fraction of a GPU gets no hint
-_GIB = 1024**3
 # Returns the times when a pod held a GPU.
 # If the node was gone at the end, the time includes the outage.
 _SPANS = f"""
@@ -129,6 +125,10 @@ def read_summary(
         summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
         if not summary.shared:
             _add_activity(summary, history, state)
+    if is_running:
+        fleet = read_pod_load(db, namespace, pod, now, state)
+        for load in fleet.pods:
+            summary.hint = advise_pod(load, fleet.end - fleet.start)
     return summary
 
 
@@ -159,14 +159,6 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_memory_bytes = max(memory, default=None)
     _add_causes(summary, history, end)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
-
-    held_whole = summary.allocated_hours * 3600 > 0.9 * summary.duration_seconds * summary.gpus
-    if summary.duration_seconds >= _SHORTEST and held_whole:
-        uuids = {device.uuid for device in history.devices}
-        gpus: list[DeviceState] = []
-        for node in state.nodes:
-            gpus += [gpu for gpu in node.gpus if gpu.uuid in uuids]
-        summary.hint = _hint(summary, gpus)
 
 
 def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
@@ -291,40 +283,3 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _hint(summary: JobSummary, gpus: list[DeviceState]) -> str:
-    """Suggests a smaller part of a GPU, or to release it. Empty if there is no suggestion.
-
-    The part is enough for the peak memory and the 95th percentile of use. Percentiles of several
-    GPUs cannot be added up, and means over long steps hide peaks, so there is no suggestion then.
-    """
-    p95 = summary.p95_use
-    peak = summary.peak_memory_bytes
-    total = min((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
-    if p95 is None or peak is None or not total:
-        return ""
-    if not summary.peak_use:
-        its_gpus = "GPU, so it" if summary.gpus == 1 else f"{summary.gpus} GPUs, so they"
-        return f"Nothing ran on its {its_gpus} can be released."
-
-    share = max(p95, peak / total)
-    if summary.gpus > 1 or summary.step_seconds > COARSE or share > _MAX_SHARE:
-        return ""
-    smaller = f"{max(1, math.ceil(share * 10)) * 10} % of a GPU"
-    if any(name in gpus[0].model for name in _MIG_MODELS):
-        smaller = _suggest_instance(p95, peak, total) + smaller
-    return (
-        f"{smaller[0].upper()}{smaller[1:]} would be enough, if its use stays as before:"
-        f" below {max(1, round(p95 * 100))} % for 95 % of the time,"
-        f" at most {peak / _GIB:.1f} GiB of memory."
-    )
-
-
-def _suggest_instance(use: float, peak: float, total: int) -> str:
-    """Names the smallest MIG instance that is enough. Empty if there is none."""
-    for slices, eighths in _MIG_PROFILES:
-        memory = eighths / 8 * total
-        if slices / 7 >= use and memory >= peak:
-            return f"a MIG instance {slices}g ({memory / _GIB:.0f} GiB) or "
-    return ""

@@ -177,6 +177,23 @@ def write_steps_of(
         db.executemany(sql, rows)
 
 
-def write_hours(db: Connection, rows: Iterable[tuple[int, int, bytes, int | None]]) -> None:
-    """Writes hours, account ids, twelve steps and MiB of memory. Used by the demo."""
+class PastLoad(NamedTuple):
+    """An hour of one pod, such as a past one of the demo."""
+
+    time: int  # start of the hour
+    account: UsageAccount
+    node: str
+    busy: float  # GPUs
+    memory: int  # bytes
+
+
+def write_past_loads(
+    db: Connection, loads: Iterable[PastLoad], find_account: Callable[[UsageAccount, str], int]
+) -> None:
+    rows = []
+    for load in loads:
+        value = step_value(load.busy, is_idle=not load.busy)
+        busy = value.to_bytes(STEP_BYTES, "little") * _STEPS
+        account_id = find_account(load.account, load.node)
+        rows.append((load.time, account_id, busy, round(load.memory / MIB)))
     db.executemany("INSERT OR REPLACE INTO load VALUES (?, ?, ?, ?)", rows)

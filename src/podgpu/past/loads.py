@@ -30,6 +30,9 @@ _UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _BY_SWITCHES = frozenset({"switches", "exact"})  # methods that measure waiting times
 _ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"
 _LOADS = "SELECT time, account, busy, memory FROM load WHERE time >= ? AND time < ?"
+_LOADS_OF_ONE = f"""
+SELECT time, account, busy, memory FROM period CROSS JOIN load USING (time)
+WHERE resolution = {HOUR} AND time >= ? AND time < ? AND account = ?"""
 _FIRST_HOUR = "SELECT time, busy FROM load WHERE time = (SELECT min(time) FROM load)"
 # The GPUs of each holder in the range. The containers of a pod begin in the same round.
 _HELD = f"""
@@ -59,24 +62,12 @@ class _History(NamedTuple):
 def read_fleet_load(
     db: Connection, query: SavingsQuery, now: float, state: ClusterState
 ) -> FleetLoad:
-    end = floor_time(now, COARSE)
-    fleet = FleetLoad(end - query.seconds, end)
-    since = _find_start(db)
-    if since is None or since > fleet.start:
-        fleet.start = end if since is None else min(end, ceil_time(since, COARSE))
-        fleet.recorded_from = float(fleet.start)
-
+    fleet = _find_range(db, query, now)
     ids: dict[int, AccountKey] = {}
     for account_id, *key in db.execute(_ACCOUNTS):
         ids[account_id] = tuple(key)
-    history = _read_history(db, ids, round(fleet.start), end)
-    held = collect_held(state)
-    fleet.pods = [pod.load for pod in held.values()]
-    for pod in held.values():
-        key = pod.load.account.key
-        pod.load.steps = history.steps.get(key, _unknown(fleet.start, end))
-        pod.load.peak_bytes = history.memory.get(key)
-
+    fleet.pods = [pod.load for pod in collect_held(state).values()]
+    _add_steps(fleet, _read_history(db, ids, fleet))
     _add_costs(db, fleet)
     _check_gpus(db, fleet, ids, state)
     fleet.rooms = list(list_rooms(state, fleet.pods))
@@ -87,10 +78,43 @@ def read_fleet_load(
 def read_pod_load(
     db: Connection, namespace: str, pod: str, now: float, state: ClusterState
 ) -> FleetLoad:
-    """Returns what one pod did in the last seven days. It may have held a GPU for less time."""
-    fleet = read_fleet_load(db, SavingsQuery(), now, state)
-    fleet.pods = [one for one in fleet.pods if one.account[:2] == (namespace, pod)]
+    """Returns what one pod did in the last seven days, or since it began.
+
+    Empty if it holds no GPU.
+    """
+    fleet = _find_range(db, SavingsQuery(), now)
+    row = db.execute(f"{_ACCOUNTS} WHERE namespace = ? AND pod = ?", (namespace, pod)).fetchone()
+    if row is None:
+        return fleet
+    account_id, *key = row
+    ids = {account_id: tuple(key)}
+    fleet.pods = [
+        one.load for one in collect_held(state).values() if one.load.account.key == tuple(key)
+    ]
+    _add_steps(fleet, _read_history(db, ids, fleet, account_id))
+    for load in fleet.pods:
+        before = _count_unknown(load.steps)
+        load.steps = load.steps[before * STEP_BYTES :]
+        fleet.start += before * COARSE
+    _check_gpus(db, fleet, ids, state)
     return fleet
+
+
+def _find_range(db: Connection, query: SavingsQuery, now: float) -> FleetLoad:
+    end = floor_time(now, COARSE)
+    fleet = FleetLoad(end - query.seconds, end)
+    since = _find_start(db)
+    if since is None or since > fleet.start:
+        fleet.start = end if since is None else min(end, ceil_time(since, COARSE))
+        fleet.recorded_from = float(fleet.start)
+    return fleet
+
+
+def _add_steps(fleet: FleetLoad, history: _History) -> None:
+    for pod in fleet.pods:
+        key = pod.account.key
+        pod.steps = history.steps.get(key, _unknown(fleet.start, fleet.end))
+        pod.peak_bytes = history.memory.get(key)
 
 
 def _find_start(db: Connection) -> int | None:
@@ -114,15 +138,23 @@ def _unknown(start: float, end: float) -> bytes:
     return _UNKNOWN_STEP * round((end - start) / COARSE)
 
 
-def _read_history(db: Connection, ids: Mapping[int, AccountKey], start: int, end: int) -> _History:
+def _read_history(
+    db: Connection, ids: Mapping[int, AccountKey], fleet: FleetLoad, account_id: int | None = None
+) -> _History:
+    """`account_id`: of the only account to read."""
+    start = round(fleet.start)
+    end = round(fleet.end)
     first = floor_time(start, HOUR)
     last = ceil_time(end, HOUR)
+    rows = db.execute(_LOADS, (first, last))
+    if account_id is not None:
+        rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))
     hours = (last - first) // HOUR
     blank = UNKNOWN_HOUR * hours
     lines: dict[int, bytearray] = {}
     memory: dict[int, int] = {}
     unknown: set[int] = set()  # accounts of which the memory is not always known
-    for time, account, busy, mib in db.execute(_LOADS, (first, last)):
+    for time, account, busy, mib in rows:
         line = lines.get(account)
         if line is None:
             line = lines[account] = bytearray(blank)

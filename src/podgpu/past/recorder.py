@@ -15,6 +15,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
 from podgpu.past.history_file import HistoryError
+from podgpu.past.load_steps import PastLoad
 from podgpu.past.schema import CONDITION, FINE
 from podgpu.past.store import GpuSample, HistoryStore
 
@@ -115,6 +116,10 @@ class HistoryRecorder:
     def append(self, now: float, gpus: Sequence[GpuSample]) -> None:
         """Stores a round of the Unix time `now`, such as a past one of the demo."""
         self._try(lambda: self._store.append(now, gpus))
+
+    def append_loads(self, loads: Sequence[PastLoad]) -> None:
+        """Stores what pods did in past hours, for the demo."""
+        self._try(lambda: self._store.append_loads(loads))
 
     def _try(self, write: Callable[[], None]) -> None:
         try:

@@ -20,7 +20,13 @@ from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.past.history_file import HistoryFile
-from podgpu.past.load_steps import LoadSteps, RecordedGpu, write_steps_of
+from podgpu.past.load_steps import (
+    LoadSteps,
+    PastLoad,
+    RecordedGpu,
+    write_past_loads,
+    write_steps_of,
+)
 from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
 from podgpu.past.schema import (
     AMOUNT_COLUMNS,
@@ -212,6 +218,10 @@ class HistoryStore(HistoryFile):
             # A time that may still move is unknown in savings.
             if is_settled:
                 self._loads.add(start, [_read_load(gpu) for gpu in gpus])
+
+    def append_loads(self, loads: Sequence[PastLoad]) -> None:
+        with self._transaction():
+            write_past_loads(self._db, loads, self._find_account)
 
     def _add_unwritten(self, usage: Iterable[tuple[_UsageKey, Amounts]]) -> None:
         with self._unwritten_lock:

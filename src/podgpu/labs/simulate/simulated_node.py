@@ -110,11 +110,16 @@ _PATTERN: tuple[list[_Container], ...] = (
     [],
 )
 """The containers of each of eight GPUs."""
+_QUIET = {
+    (1, 2): [_Container("serving", "rank", "engine", 0.08, 12)],
+    (1, 3): [_Container("serving", "chat", "reranker", 0.12, 12)],
+}
+"""Instead, on the second node: two services that could share a GPU. By node and place."""
 
 
 def _on_gpu(position: int, gpu: SimulatedGpu) -> Iterator[Tenant]:
     number, place = divmod(position, len(_PATTERN))
-    containers = _PATTERN[place]
+    containers = _QUIET.get((number, place), _PATTERN[place])
     is_shared = len(containers) > 1
     for part, container in enumerate(containers):
         yield Tenant(
