@@ -25,6 +25,7 @@ from podgpu.past.mixes import (
     find_mixes,
     predict_mix,
     read_steps,
+    write_steps,
 )
 from podgpu.past.savings import (
     KINDS,
@@ -46,7 +47,7 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPod,
 )
-from podgpu.past.schema import COARSE
+from podgpu.past.schema import COARSE, HOUR
 from podgpu.past.slowdown import MAX_BUSY
 
 LEAST_KNOWN = 0.95
@@ -545,9 +546,10 @@ def _compare(shared: Iterable[SharedLoad]) -> list[SharedPod]:
     """Compares measured waiting times with the model, for mixes for which the model holds."""
     compared = []
     for group in shared:
-        members = [Candidate(pod.steps, 0.0) for pod in group.pods]
-        if not _is_predictable(members):
+        steps = _select_predictable([read_steps(pod.steps) for pod in group.pods])
+        if steps is None:
             continue
+        members = [Candidate(write_steps(values), 0.0) for values in steps]
         for pod, predicted in zip(group.pods, predict_mix(members), strict=True):
             compared.append(
                 SharedPod(
@@ -564,16 +566,16 @@ def _compare(shared: Iterable[SharedLoad]) -> list[SharedPod]:
     return compared
 
 
-def _is_predictable(members: Sequence[Candidate]) -> bool:
-    steps = [read_steps(member.steps) for member in members]
-    known = 0
+def _select_predictable(steps: Sequence[Sequence[int]]) -> list[list[int]] | None:
+    """Returns the steps for which the model holds. None if those are less than 95 %, or an hour."""
+    total = len(steps[0])
+    kept = []
     for values in zip(*steps, strict=True):
-        if UNKNOWN in values:
-            continue
-        known += 1
-        if sum(values) >= MAX_BUSY * FULL:
-            return False
-    return known * COARSE >= 3600
+        if UNKNOWN not in values and sum(values) < MAX_BUSY * FULL:
+            kept.append(values)
+    if len(kept) < LEAST_KNOWN * total or len(kept) * COARSE < HOUR:
+        return None
+    return [list(values) for values in zip(*kept, strict=True)]
 
 
 # Sums

@@ -113,8 +113,9 @@ _PATTERN: tuple[list[_Container], ...] = (
 _QUIET = {
     (1, 2): [_Container("serving", "rank", "engine", 0.08, 12)],
     (1, 3): [_Container("serving", "chat", "reranker", 0.12, 12)],
+    (2, 2): [_Container("serving", "chat", "engine", 0.3, 40)],
 }
-"""Instead, on the second node: two services that could share a GPU. By node and place."""
+"""Instead: two services that could share a GPU, and one that needs less. By node and place."""
 
 
 def _on_gpu(position: int, gpu: SimulatedGpu) -> Iterator[Tenant]:
