@@ -104,6 +104,7 @@ def test_a_job_with_a_slow_gpu(tab: Tab, demo: Demo) -> None:
     assert "Deployment/chat" not in tab.texts(".pods tbody th"), "its pods have unequal work"
     tab.evaluate("location.hash = '#pod=research/llm-train-1'")
     tab.wait_for("document.querySelector('.pod .facts a')?.innerText === 'PyTorchJob/llm-train'")
+    tab.wait_for("document.querySelector('.judged').innerText.includes('GPU 1 of node-2: slower')")
     tab.evaluate("document.querySelector('.pod .facts a').click()")
     tab.wait_for("document.querySelector('.job h2')?.innerText.includes('research/llm-train')")
     tab.evaluate("location.hash = '#job=PyTorchJob/research/nothing'")

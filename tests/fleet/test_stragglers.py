@@ -192,6 +192,18 @@ def test_a_gpu_is_found_after_six_minutes_and_stays_until_it_is_well() -> None:
     assert rounds.run(900, job_with(SAME._replace(clock=1649.0))) is None
 
 
+def test_a_gpu_stays_slow_during_an_evaluation_but_not_for_long() -> None:
+    rounds = Rounds()
+    slow = job_with(SAME._replace(clock=1615.0))
+    evaluation = dict.fromkeys(slow, SAME._replace(busy=0.3))
+    assert rounds.run(600, slow) is not None
+    assert rounds.run(300, evaluation) is not None
+    assert rounds.run(600, evaluation) is None
+    assert rounds.run(600, slow) is not None
+    # Its own evaluation, at other work than the siblings'.
+    assert rounds.run(300, slow | {"a": SAME._replace(clock=1615.0, busy=0.6)}) is not None
+
+
 def test_two_bad_minutes_are_no_slow_gpu() -> None:
     rounds = Rounds()
     rounds.run(600, job_with(SAME))

@@ -12,6 +12,7 @@ from podgpu.fleet.parts import WasteRate, device_memory, device_model, gpu_id, s
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.stragglers import Against, Reason
 from podgpu.fleet.view import API, ApiVersion
+from podgpu.model import PodName
 
 
 class SlowestView(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -104,6 +105,15 @@ def make_job(state: ClusterState, kind: str, namespace: str, name: str) -> JobRe
         fields = _job_fields(state, key)
         currency = state.prices.currency
         return JobResponse(taken_at=state.taken_at, currency=currency, devices=devices, **fields)
+    return None
+
+
+def find_slowest(state: ClusterState, pod: PodName) -> SlowestView | None:
+    """Returns the slowest GPU of the pod's job. Pods of a job often wait for it."""
+    for key in state.slow:
+        for gpu in state.jobs[key].values():
+            if any(part.holder.pod_name == pod for part in gpu.parts):
+                return _make_slowest(state, key)
     return None
 
 

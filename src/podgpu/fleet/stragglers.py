@@ -110,6 +110,7 @@ class _JobHistory:
     past: dict[str, deque[GpuSample]] = field(default_factory=dict)  # medians of windows
     since_past: int = 0  # minutes since the last window of the past
     slow: SlowGpu | None = None
+    unjudged: int = 0  # minutes in which the slow GPU could not be judged
 
 
 class StragglerDetector(Generic[K]):
@@ -150,11 +151,9 @@ def _close_minute(job: _JobHistory, since: float) -> None:
     if len(job.minutes) < WINDOW:
         return
 
-    before = job.slow
     windows = _make_windows(minute.samples for minute in job.minutes)
-    job.slow = _find_slowest(job, windows, since)
-    if before is not None and job.slow is not None and before.device == job.slow.device:
-        job.slow = job.slow._replace(since=before.since)
+    evidence = _Evidence(_Recent.of(job.minutes), _compare_windows(job, windows))
+    job.slow = _keep_slow(job, _find_slowest(job, evidence, since), evidence)
 
     job.since_past += 1
     if job.since_past < WINDOW:
@@ -205,18 +204,26 @@ def _is_busy(sample: GpuSample) -> bool:
     return sample.busy is not None and sample.busy >= _BUSY
 
 
-def _find_slowest(
-    job: _JobHistory, windows: Mapping[str, GpuSample], since: float
-) -> SlowGpu | None:
+def _keep_slow(job: _JobHistory, found: SlowGpu | None, evidence: _Evidence) -> SlowGpu | None:
+    """A GPU that cannot be judged, such as during an evaluation, stays slow for some minutes."""
+    before = job.slow
+    if before is None:
+        return found
+    if found is not None:
+        job.unjudged = 0
+        return found._replace(since=before.since) if found.device == before.device else found
+    if evidence.judges(before) or job.unjudged >= WINDOW:
+        job.unjudged = 0
+        return None
+    job.unjudged += 1
+    return before
+
+
+def _find_slowest(job: _JobHistory, evidence: _Evidence, since: float) -> SlowGpu | None:
     found: list[_Finding | None] = []
-    recent = _Recent.of(job.minutes)
-    compared = {}
-    for device, sample in windows.items():
-        earlier = job.past.get(device, ())
-        compared[device] = _Window(sample, [_compare(sample, window) for window in earlier])
     for rule in _RULES:
-        siblings = _find_among_siblings(job, rule, recent)
-        past = _find_against_past(job, rule, compared)
+        siblings = _find_among_siblings(job, rule, evidence.recent)
+        past = _find_against_past(job, rule, evidence.windows)
         if not rule.is_usual:
             found += [siblings, past]
         elif siblings is not None and past is not None and siblings.device == past.device:
@@ -485,6 +492,29 @@ def _find_change(rule: _Rule, window: _Window) -> _Change | None:
 class _Window(NamedTuple):
     sample: GpuSample
     differences: Sequence[_Differences]  # from each window of the past
+
+
+def _compare_windows(job: _JobHistory, windows: Mapping[str, GpuSample]) -> dict[str, _Window]:
+    compared = {}
+    for device, sample in windows.items():
+        past = job.past.get(device, ())
+        compared[device] = _Window(sample, [_compare(sample, earlier) for earlier in past])
+    return compared
+
+
+class _Evidence(NamedTuple):
+    """The GPUs that can be judged."""
+
+    recent: Mapping[str, _Recent]
+    windows: Mapping[str, _Window]
+
+    def judges(self, slow: SlowGpu) -> bool:
+        rule = next(rule for rule in _RULES if rule.reason == slow.reason)
+        if slow.against == "past":
+            window = self.windows.get(slow.device)
+            return window is not None and _find_change(rule, window) is not None
+        gpu = self.recent.get(slow.device)
+        return gpu is not None and _measure(rule, gpu.sample, gpu.differences) is not None
 
 
 def _compare(sample: GpuSample, expected: GpuSample) -> _Differences:

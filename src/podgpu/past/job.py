@@ -11,6 +11,7 @@ from sqlite3 import Connection
 
 import msgspec
 
+from podgpu.fleet.job_view import SlowestView, find_slowest
 from podgpu.fleet.parts import device_utilization
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.conditions import NODE_GONE, conditions
@@ -82,6 +83,7 @@ class JobSummary(RangeFigures, kw_only=True):
     throttled_seconds: float = 0.0
     errors: int = 0
     causes: Sequence[Cause] = ()  # what slowed it down, the longest share first
+    slowest: SlowestView | None = None  # now, the slowest GPU of its job, if one is slower
     currency: str = ""
     hint: str = ""
 
@@ -113,6 +115,7 @@ def read_summary(
         duration_seconds=duration,
         wait_seconds=round(sum(charge.amounts.waited_seconds for charge in own), 1),
         currency=state.prices.currency,
+        slowest=find_slowest(state, (namespace, pod)),
     )
     add_up(summary, own, summary.currency)
     add_tokens(summary, own, summary.currency, duration)

@@ -76,7 +76,7 @@ function columnsOf(rows, currency) {
     rows.some((row) => row.unknown) && number("unknown", "Use unknown", parts),
     number("free", "Free", parts),
     rows.some((row) => row.unheld) && number("unheld", "Holder unknown", parts),
-    { ...number("broken", "Broken", parts), isBad: isSome },
+    { ...number("broken", "Broken", parts), isBad: isSome, isWide: true }, // the state shows it too
     { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
     { name: "memory", title: "Memory", value: memoryRatio, write: percent },
     number("power", "Power", watts),

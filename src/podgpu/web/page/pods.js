@@ -114,6 +114,7 @@ class HolderRow {
     this.cluster = holder.cluster;
     this.owner = by === "pod" ? holder.owner : "";
     this.isOwner = Boolean(holder.owner);
+    this.ownerLink = holder.owner && holder.pod ? jobHash(holder) : undefined;
     this.link = linkOf(holder, by);
     this.text = [name, holder.cluster, holder.namespace, holder.owner, holder.pod].join("\n").toLowerCase();
     this.nodes = new Set();
@@ -189,14 +190,14 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "name", title: isKube ? (by === JOB ? "Job" : KUBE_GROUPS[by].slice(0, -1)) : "User or job", value: (row) => row.name, link: (row) => row.link },
     { name: "cluster", title: "Cluster", value: (row) => row.cluster },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
-    { name: "owner", title: "Owner", value: (row) => row.owner },
+    { name: "owner", title: "Owner", value: (row) => row.owner, link: (row) => row.ownerLink },
     { name: "slowest", title: "Slowest GPU", isLong: true, value: (row) => slowText(row.slowest), isWarm: Boolean },
     { name: "node", title: "Node", value: (row) => (row.nodes.size > 1 ? plural(row.nodes.size, "node") : [...row.nodes][0]), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
     { name: "pods", title: "Pods", value: (row) => row.pods.size || undefined, write: parts },
     { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
     { name: "utilisation", title: "Use of the GPU", hint: GPU_USE, value: (row) => row.busy.value, write: percent },
-    { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },
-    { name: "idle", title: "Idle GPUs", value: (row) => (row.isKnown === false ? undefined : row.idleGpus), write: parts, isWarm: isSome },
+    { name: "memory", isWide: true, title: "Memory", value: (row) => total(row.used), write: memory },
+    { name: "idle", isWide: true, title: "Idle GPUs", value: (row) => (row.isKnown === false ? undefined : row.idleGpus), write: parts, isWarm: isSome },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
     { name: "wasted", title: "Wasted/h", value: (row) => row.waste.total, write: hourly, isWarm: isSome },

@@ -2,6 +2,7 @@
 // sufficient.
 
 import { Question } from "./ask.js";
+import { gpuHash } from "./criteria.js";
 import { fact, h, place, plain, setText } from "./dom.js";
 import { amount, count, duration, memory, money, moment, percent, watts } from "./format.js";
 import { tokenFacts } from "./tokens.js";
@@ -34,9 +35,10 @@ export class Summary {
     this.title = h("span");
     this.verdict = h("p");
     this.why = h("p", { class: "about" });
+    this.slow = h("p", { class: "verdict verdict-warning" });
     this.facts = h("dl", { class: "facts" });
     this.hint = h("p", { class: "hint-box" });
-    this.head = h("div", { class: "judged" }, this.verdict, this.why, this.hint); // the page of the pod begins with it
+    this.head = h("div", { class: "judged" }, this.slow, this.verdict, this.why, this.hint); // the page of the pod begins with it
     this.element = h("section", { class: "summary" }, h("h2", {}, this.title), this.facts);
   }
 
@@ -59,9 +61,17 @@ export class Summary {
     this.verdict.className = `verdict verdict-${colour}`;
     setText(this.verdict, text);
     setText(this.why, why);
+    this.slow.hidden = !data.slowest;
+    if (data.slowest) place(this.slow, [slowElement(data.slowest)]);
     this.hint.hidden = !data.hint;
     setText(this.hint, plain(data.hint ?? ""));
   }
+}
+
+function slowElement({ node, index, uuid, says }) {
+  const name = index === undefined ? "a GPU" : `GPU ${index}`;
+  const link = h("a", { href: gpuHash(uuid) }, plain(`${name} of ${node}`));
+  return h("span", {}, "Its job has a slow GPU, for which all its pods may wait. ", link, `: ${plain(says.charAt(0).toLowerCase() + says.slice(1))}`);
 }
 
 // Returns the verdict, its colour, and the values and assumption behind it. Tensor, memory and power values exist only if

@@ -7,7 +7,7 @@ const AT_ONCE = 200;
 const ONE_LINE = 18; // a text of up to this many characters is not wrapped
 
 // A column has name, title, value(row) and, except for texts, write(value). `hint` is the tooltip of its title. The first column is the name of the row.
-// `link(row)` is the target of a link. `isLong`: its text may need two lines. `isDetail`: shown only where there is room. `isWarm(value, row)` and `isBad(value, row)` return true for an amber and a red value.
+// `link(row)` is the target of a link. `isLong`: its text may need two lines. `isDetail`: hidden below 1600 px. `isWide`: hidden below 1200 px. `isWarm(value, row)` and `isBad(value, row)` return true for an amber and a red value.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
   constructor(label, onOrder) {
@@ -101,6 +101,7 @@ function cellOf(column, isName) {
 
 function kindOf(column) {
   if (column.isDetail) return "is-detail";
+  if (column.isWide) return "is-wide";
   return column.isLong ? "is-long" : column.write ? "" : "is-text";
 }
 
