@@ -58,7 +58,7 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     tab.click(".total-broken")
     tab.wait_for(f"{TILES} === 2", "one with an XID, one lost, and a row for the node")
     badges = tab.texts("main .badge")
-    assert sorted(badges)[:2] == ["Lost", "XID error"]
+    assert sorted(badges)[:2] == ["Lost", "Needs recovery +1"]
     assert badges[2].startswith("gone, last seen")
     lost = tab.evaluate(
         "document.querySelector('.tile.has-broken[data-key*=\"node-2\"]').innerText"
@@ -115,6 +115,28 @@ def test_a_job_with_a_slow_gpu(tab: Tab, demo: Demo) -> None:
         "document.querySelector('#wrong').innerText.includes('is not KIND/NAMESPACE/NAME')",
         "a wrong link",
     )
+
+
+SIDEWAYS = """[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)
+  .filter(hidden => hidden > 0)"""
+
+
+def test_tables_need_no_sideways_scrolling_at_1024_pixels(tab: Tab, demo: Demo) -> None:
+    tab.open(demo.page.address.url)
+    after(tab, demo, 60.0)
+    tab.look(1024)
+    for view in (
+        "#view=pods",
+        "#view=pods&by=job",
+        "#view=pods&by=owner",
+        "#view=nodes",
+        "#view=cost&by=pod",
+        "#view=cost&by=label:team",
+        "#job=PyTorchJob/research/llm-train",
+    ):
+        tab.evaluate(f"location.hash = '{view}'")
+        tab.wait_for("document.querySelectorAll('main tbody tr').length > 0", view)
+        assert tab.evaluate(SIDEWAYS) == [], view
 
 
 def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None:
