@@ -23,7 +23,11 @@ from tests.nodes.node import Node
 from tests.process import EXPORTER, podgpu
 from tests.web.server import Client, running
 
-SOON = ConnectionLimits(header_seconds=0.3, write_seconds=0.3, idle_seconds=0.3)
+# Only one of the limits is short, apart from `header_seconds`: overdue connections are looked for
+# four times within it.
+NO_REQUEST = ConnectionLimits(header_seconds=0.3)
+NO_BODY = ConnectionLimits(header_seconds=0.3, write_seconds=0.3)
+IDLE = ConnectionLimits(header_seconds=0.3, idle_seconds=0.3)
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -59,12 +63,12 @@ def is_closed(opened: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(
-    "first",
+    ("first", "limits"),
     [
-        b"",
-        REQUEST[:20],
-        b"POST /-/release HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc",
-        REQUEST,
+        (b"", NO_REQUEST),
+        (REQUEST[:20], NO_REQUEST),
+        (b"POST /-/release HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc", NO_BODY),
+        (REQUEST, IDLE),
     ],
     ids=["silence", "half of the headers", "half of a body", "idle"],
 )
@@ -72,8 +76,10 @@ def is_closed(opened: socket.socket) -> bool:
     "Clients connect and never finish: no request, half of its headers, half of a body",
     "Each is closed after 10 s, an idle one after 3 min; scrapes go on",
 )
-def test_unfinished_connections_are_closed(node: Node, first: bytes) -> None:
-    with running(node.agent, limits=SOON) as client, connections(client, 1, first) as (opened,):
+def test_unfinished_connections_are_closed(
+    node: Node, first: bytes, limits: ConnectionLimits
+) -> None:
+    with running(node.agent, limits=limits) as client, connections(client, 1, first) as (opened,):
         assert is_closed(opened)
 
 
@@ -183,13 +189,24 @@ async def large(_request: web.Request) -> web.Response:
     "Each is closed after 60 s; scrapers are answered meanwhile",
 )
 def test_slow_readers_are_closed(node: Node) -> None:
-    def app(_agent: object) -> web.Application:
-        return make_application([web.get("/", large), web.get("/small", small)], None)
+    async def answer(request: web.Request) -> web.Response:
+        return await (small(request) if request.query_string else large(request))
 
-    with running(node.agent, app=app, limits=SOON) as client, connect(client, 4096) as slow:
+    def app(_agent: object) -> web.Application:
+        limited = web.get("/", limit_concurrency(1, answer))
+        return make_application([limited, web.get("/small", small)], None)
+
+    limits = ConnectionLimits(header_seconds=2.0, write_seconds=2.0)
+    with running(node.agent, app=app, limits=limits) as client, connect(client, 4096) as slow:
         slow.sendall(REQUEST)
+        wait_until(lambda: client.ask("/?small").status == 503, "the response is being sent")
         assert client.ask("/small").status == 200
-        wait_until(lambda: is_closed(slow), "the slow reader is closed")
+        wait_until(lambda: client.ask("/?small").status == 200, "the slow reader is closed")
+        received = 0
+        with suppress(OSError):
+            while chunk := slow.recv(65536):
+                received += len(chunk)
+        assert received < 8 << 20
 
 
 def test_scrapes_are_limited_until_they_are_sent(node: Node) -> None:
