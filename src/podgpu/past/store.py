@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -76,12 +76,11 @@ RETURNING id"""
 _INSERT_ROUND = "INSERT OR IGNORE INTO round VALUES (?, ?)"
 # SQLite converts the units, because that is faster than Python.
 _SAMPLE_ROW = "(?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"
-_SAMPLE_BLOCK = 50  # rows per statement; single rows need twice the CPU time
+_USAGE_ROW = f"({', '.join('?' for _ in USAGE_COLUMNS)})"
+_BLOCK = 50  # rows per statement; single rows of samples need twice the CPU time
 _ADD_AMOUNTS = "ON CONFLICT DO UPDATE SET " + ", ".join(
     f"{name} = {name} + excluded.{name}" for name in AMOUNT_COLUMNS
 )
-_ADD_USAGE = f"""
-{INTO_USAGE} VALUES ({", ".join("?" for _ in USAGE_COLUMNS)}) {_ADD_AMOUNTS}"""
 _CARRY_USAGE = f"""
 {INTO_USAGE}
 SELECT :resolution, time / :resolution * :resolution AS start, account, currency, {SUMS}
@@ -354,7 +353,7 @@ class HistoryStore(HistoryFile):
 
     def _read_open_spans(self) -> None:
         spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
-        self._open_spans: set[_Span] = set(self._db.execute(spans))
+        self._open_spans: Set[_Span] = set(self._db.execute(spans))
 
     # Rows of a round
 
@@ -381,7 +380,7 @@ class HistoryStore(HistoryFile):
         )
         own = ((FINE, time, *key, *figures) for key, figures in rows.own.items())
         self._db.execute(_INSERT_ROUND, (FINE, time))
-        self._insert_samples(chain(samples, own))
+        self._insert_rows("INSERT OR REPLACE INTO sample", _SAMPLE_ROW, chain(samples, own))
         self._update_spans(rows)
 
     def _keep_open_spans(self, rows: _Round) -> None:
@@ -440,16 +439,19 @@ class HistoryStore(HistoryFile):
         self._ids[account] = row_id
         return row_id
 
-    def _insert_samples(self, rows: Iterable[tuple[float | None, ...]]) -> None:
+    def _insert_rows(
+        self, into: str, row: str, rows: Iterable[tuple[object, ...]], on_conflict: str = ""
+    ) -> None:
+        """Inserts blocks of rows. `row`: the values of one row in SQL."""
         remaining = iter(rows)
-        while block := list(islice(remaining, _SAMPLE_BLOCK)):
-            values = ", ".join([_SAMPLE_ROW] * len(block))
-            sql = f"INSERT OR REPLACE INTO sample VALUES {values}"
+        while block := list(islice(remaining, _BLOCK)):
+            values = ", ".join([row] * len(block))
+            sql = f"{into} VALUES {values} {on_conflict}"
             self._db.execute(sql, list(chain.from_iterable(block)))
 
     def _update_spans(self, rows: _Round) -> None:
-        new = [(*span, began) for span, began in rows.spans.items() if span not in self._open_spans]
-        self._db.executemany(_START_SPAN, new)
+        new = rows.spans.keys() - self._open_spans
+        self._db.executemany(_START_SPAN, [(*span, rows.spans[span]) for span in new])
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.
         is_gap = rows.time - self.last_round > COARSE
@@ -457,7 +459,7 @@ class HistoryStore(HistoryFile):
         self._db.executemany(
             _END_SPAN, [(ended, *span) for span in self._open_spans - rows.spans.keys()]
         )
-        self._open_spans = set(rows.spans)
+        self._open_spans = rows.spans.keys()
         self.last_round = rows.time
 
     # Usage
@@ -470,7 +472,7 @@ class HistoryStore(HistoryFile):
                 accounts, usage.items(), strict=True
             )
         )
-        self._db.executemany(_ADD_USAGE, rows)
+        self._insert_rows(INTO_USAGE, _USAGE_ROW, rows, _ADD_AMOUNTS)
 
     def _close_step(self, now: float) -> None:
         self._make_means(self._step)
