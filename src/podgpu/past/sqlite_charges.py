@@ -29,11 +29,11 @@ _FIELDS = UsageAccount._fields
 # Sums each window by itself, and joins the sums: both save a quarter of the time.
 _WINDOW = f"""
 SELECT {{step}} AS start, account, currency, {SUMS}, ? AS part FROM usage
-WHERE resolution = ? AND time >= ? AND time < ? GROUP BY start, account, currency"""
+WHERE resolution = ? AND time >= ? AND time < ? GROUP BY {{by}}account, currency"""
 _SUMS_OF_PARTS = ", ".join(f"sum({name} * part) AS {name}" for name in AMOUNT_COLUMNS)
 _ACCOUNTS = f"""
 SELECT start, account AS id, currency, {_SUMS_OF_PARTS} FROM ({{windows}})
-GROUP BY start, account, currency"""
+GROUP BY {{by}}account, currency"""
 _CHARGES = f"""
 SELECT start, {{fields}}, currency, {SUMS} FROM account JOIN ({_ACCOUNTS}) USING (id)
 GROUP BY {{names}} ORDER BY {{names}}"""
@@ -96,13 +96,16 @@ def read_usage_start(db: Connection) -> int | None:
 
 
 def _read_windows(
-    db: Connection, windows: Sequence[_Window], step: str = "0", fields: Sequence[str] = _FIELDS
+    db: Connection, windows: Sequence[_Window], step: str = "NULL", fields: Sequence[str] = _FIELDS
 ) -> Iterable[tuple[int, Charge]]:
-    """Yields the start of the step and a charge. `step`: the start as SQL."""
-    window = _WINDOW.format(step=step)
+    """Yields the start of the step and a charge. `step`: the start as SQL, or NULL."""
+    # To group by a constant, too, takes 10 % more time.
+    by = "" if step == "NULL" else "start, "
+    window = _WINDOW.format(step=step, by=by)
     columns = [f"{value} AS {name}" for value, name in zip(fields, _FIELDS, strict=True)]
     sql = _CHARGES.format(
         windows=" UNION ALL ".join([window] * len(windows)),
+        by=by,
         fields=", ".join(columns),
         names=", ".join(map(str, range(1, len(_FIELDS) + 3))),
     )

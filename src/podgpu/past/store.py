@@ -450,8 +450,8 @@ class HistoryStore(HistoryFile):
             self._db.execute(sql, list(chain.from_iterable(block)))
 
     def _update_spans(self, rows: _Round) -> None:
-        new = rows.spans.keys() - self._open_spans
-        self._db.executemany(_START_SPAN, [(*span, rows.spans[span]) for span in new])
+        new = [(*span, began) for span, began in rows.spans.items() if span not in self._open_spans]
+        self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.
         is_gap = rows.time - self.last_round > COARSE
