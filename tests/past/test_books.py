@@ -7,7 +7,8 @@ and SQLite file. `PODGPU_BOOKS_RUNS=1000` runs more seeds.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+import shutil
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -37,7 +38,11 @@ START = 1_800_000_000.0
 DAY = 86_400.0
 WATTS = 300.0
 JUMPS = (-400 * DAY, -9 * DAY, -5 * 3600.0, -90.0, 45.0, 7200.0, 9 * DAY, 365 * DAY, -START)
+MOST_JUMPS = 30  # each may be a day of its own, and 90 recorded days are kept
 FOREVER = 1e11
+LONGEST_COUNTED_GAP = 3600.0
+TROUBLE = (1, 4, 20)
+NAMES = ("allocated", "cost", "busy", "idle", "energy")
 
 
 @dataclass
@@ -46,8 +51,19 @@ class Pod:
     busy: float  # fraction of the time
     until: int  # number of the last round
     share: float | None = None
-    held_seconds: float = 0.0  # for the exporter's counters
+    held_seconds: float = 0.0  # until now
+    read_seconds: float | None = None  # until the last reading that podgpu has
     truth: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def hold(self, seconds: float, price: float) -> None:
+        held = seconds * (self.share or 1.0)
+        self.truth["allocated"] += held
+        self.truth["cost"] += held / 3600 * price
+
+    def use(self, seconds: float) -> None:
+        self.truth["busy"] += seconds * self.busy
+        self.truth["idle"] += seconds * (self.share or 1.0) * (1 - self.busy)
+        self.truth["energy"] += seconds * WATTS * self.busy
 
 
 @dataclass
@@ -70,7 +86,7 @@ class Exporter:
         seconds = pod.held_seconds - self.started_with.get(pod.name, 0.0)
         usage = HolderUsage(
             utilization_ratio=pod.busy,
-            allocated_ns=round(seconds * NS),
+            allocated_ns=round(seconds * (pod.share or 1.0) * NS),
             busy_ns=round(seconds * pod.busy * NS),
             idle_ns=round(seconds * (1 - pod.busy) * NS),
             energy_mj=round(seconds * WATTS * pod.busy * MJ),
@@ -81,17 +97,25 @@ class Exporter:
 
 
 class Simulation:
+    """Draws what happens. What is true is computed from the pods, never from counters."""
+
     def __init__(self, seed: int, folder: Path) -> None:
         self.random = Random(seed)
         self.folder = folder
         self.interval = self.random.choice((15.0, 300.0, 7200.0))
+        self.trouble = self.random.choice(TROUBLE)
         # With a short interval, the churn of a month happens within hours.
         self.rounds = self.random.randint(250, 500)
         self.settings = ViewSettings(interval=self.interval, stale_after=3 * self.interval)
         self.monotonic = 1000.0
         self.true_offset = START - self.monotonic
+        self.drift = self.random.choice((0.0, 0.0, 5e-4, -5e-4))  # NTP corrects the clock slowly
         self.jump = 0.0
+        self.jumps = 0
         self.jump_until = -1
+        self.full_until = -1
+        self.silent_until = -1
+        self.currency = "VND"
         self.price = 2.0
         self.pods: dict[int, list[Pod]] = {0: [], 1: [], 2: []}  # by GPU of the honest node
         self.ended: list[Pod] = []
@@ -99,42 +123,72 @@ class Simulation:
         self.exporters = [Exporter("http://a:9400/metrics"), Exporter("http://b:9400/metrics")]
         self.shown = 0
         self.state: ClusterState | None = None
+        self.honest: NodeReading | None = None
+        self.is_taken = False  # the hostile node has GPU-0, because the honest one is silent
         self.recorded: dict[str, str] = {}
         self.seconds_of_gpus = 0.0
-        self.before: set[str] = set()
+        self.events: Counter[str] = Counter()
         self.open()
 
     def open(self) -> None:
         clock = Clock(lambda: self.monotonic, self.wall)
         self.recorder = HistoryRecorder(clock=clock, directory=str(self.folder))
         self.recorded = self.recorder.list_nodes()
+        self.state = None
+        self.honest = None
 
     def wall(self) -> float:
-        return self.monotonic + self.true_offset + self.jump
+        slewed = self.drift * (self.monotonic - 1000.0)
+        return self.monotonic + self.true_offset + slewed + self.jump
 
     # What may happen before a round
+
+    def draws(self, event: str, probability: float) -> bool:
+        is_drawn = self.random.random() < min(0.3, probability * self.trouble)
+        self.events[event] += is_drawn
+        return is_drawn
 
     def disturb(self, number: int) -> float:
         """Returns the seconds until the next round."""
         random = self.random
+        self.disturb_clock(number)
+        if number >= self.full_until and self.draws("disk full", 0.005):
+            self.full_until = number + random.randint(1, 60)
+        is_full = number < self.full_until
+        self.recorder._store._db.execute(f"PRAGMA query_only = {int(is_full)}")
+        # What is not written is lost if podgpu ends, so it does not end now.
+        if not is_full and self.draws("restart", 0.01):
+            self.recorder.stop()
+            self.open()
+        if self.draws("other exporter", 0.01):
+            self.shown = 1 - self.shown
+        if self.draws("exporter restarts", 0.01):
+            self.exporters[self.shown].restart(self.list_pods())
+        if self.draws("price", 0.01):
+            self.price = random.choice((0.0, 1.5, 75_000.0, 1e9))
+        if self.draws("currency", 0.003):
+            self.currency = "EUR" if self.currency == "VND" else "VND"
+        if number >= self.silent_until and self.draws("silent exporter", 0.01):
+            self.silent_until = number + random.randint(1, 20)
+        self.churn(number)
+        if self.draws("gap of minutes", 0.01):
+            return random.uniform(30.0, 4000.0)
+        if self.draws("gap of days", 0.003):
+            return random.uniform(0.2, 9) * DAY
+        return self.interval
+
+    def disturb_clock(self, number: int) -> None:
+        random = self.random
         if number >= self.jump_until:
             self.jump = 0.0
-        if random.random() < 0.02:
+        if self.jumps < MOST_JUMPS and self.draws("jump", 0.02):
+            self.jumps += 1
             self.jump = random.choice(JUMPS) * random.uniform(0.5, 1.0)
-            self.jump_until = number + random.randint(1, 12)
-        if random.random() < 0.02:  # podgpu is killed: what is not written is lost
-            self.recorder.stop()
-            self.state = None
-            self.before = set()
-            self.open()
-        if random.random() < 0.01:
-            self.exporters[self.shown].restart(self.list_pods())
-        if random.random() < 0.01:
-            self.shown = 1 - self.shown
-        if random.random() < 0.01:
-            self.price = random.choice((0.0, 1.5, 75_000.0, 1e9))
-        self.churn(number)
-        return self.interval if random.random() > 0.01 else random.uniform(0.2, 9) * DAY
+            self.jump_until = number + random.randint(1, 60)
+        # The monotonic clock stands still while a machine sleeps.
+        if self.jumps < MOST_JUMPS and self.draws("sleep", 0.003):
+            self.jumps += 1
+            self.true_offset += random.uniform(60.0, 3 * DAY)
 
     def churn(self, number: int) -> None:
         for gpu, pods in self.pods.items():
@@ -154,42 +208,74 @@ class Simulation:
     def run_round(self, number: int) -> None:
         seconds = self.disturb(number)
         self.monotonic += seconds
-        present = {pod.name for pod in self.list_pods()}
-        is_charged = self.state is not None and seconds <= self.settings.stale_after
+        self.seconds_of_gpus += seconds * (len(self.pods) + 1)
         for pod in self.list_pods():
-            pod.held_seconds += seconds if pod.name in self.before else 0.0
-        previous = self.state
-        reading = ClusterReading((self.read_honest(), self.read_hostile(number)))
-        prices = Prices("VND", {"*": Price(self.price)})
+            is_new = pod.held_seconds == 0.0
+            pod.held_seconds += seconds * (self.random.uniform(0.1, 1.0) if is_new else 1.0)
+
+        before = self.honest
+        is_silent = before is not None and number < self.silent_until
+        if before is None or not is_silent:
+            self.honest = self.read_honest()
+        assert self.honest is not None
+        reading = ClusterReading((self.honest, self.read_hostile(number)))
+        prices = Prices(self.currency, {"*": Price(self.price)})
         self.state = build_cluster_state(
             reading,
-            previous,
+            self.state,
             self.settings,
             self.monotonic,
             self.wall(),
             prices=prices,
             recorded=self.recorded,
         )
-        if is_charged:
-            self.add_truth(seconds, previous)
-        self.before = present
         self.recorder.add(make_records(self.state))
+        is_unwritten = number <= self.full_until
+        if not is_unwritten and self.draws("kill", 0.01):
+            self.kill()
+            return
         self.recorder.record()
+        if is_silent:
+            silence = self.monotonic - self.honest.read_at
+            self.is_taken = self.is_taken or silence > self.settings.stale_after
+        else:
+            self.add_truth(before)
+            self.is_taken = False
 
-    def add_truth(self, seconds: float, previous: ClusterState | None) -> None:
-        self.seconds_of_gpus += seconds * len(self.pods)
-        assert previous is not None
-        is_same = previous.nodes[0].reading.target == self.exporters[self.shown].target
+    def kill(self) -> None:
+        """Goes on with the files as they are in this moment."""
+        copy = self.folder.with_name(f"{self.folder.name}x")
+        shutil.copytree(self.folder, copy)
+        self.recorder._store.close()
+        self.folder = copy
+        self.open()
+
+    def add_truth(self, before: NodeReading | None) -> None:
+        """Adds what podgpu can know: a gap that nobody counted is unknown."""
+        now = self.honest
+        assert now is not None
         for pod in self.list_pods():
-            if pod.name not in self.before:
+            earlier, pod.read_seconds = pod.read_seconds, pod.held_seconds
+            if before is None:
                 continue
-            held = seconds * (1.0 if pod.share is None else pod.share)
-            pod.truth["allocated"] += held
-            pod.truth["cost"] += held / 3600 * self.price
-            if is_same:  # counters of another exporter start a new baseline
-                pod.truth["busy"] += seconds * pod.busy
-                pod.truth["idle"] += held * (1 - pod.busy)
-                pod.truth["energy"] += seconds * WATTS * pod.busy
+            if self.is_taken and pod in self.pods[0]:
+                continue
+            seconds = now.read_at - before.read_at
+            is_same = before.state.exporter_id == now.state.exporter_id
+            is_comparable = is_same or before.target == now.target
+            is_gap = seconds > max(60.0, self.settings.stale_after)
+            if is_gap and not (is_same and seconds <= LONGEST_COUNTED_GAP):
+                continue
+            if earlier is None and not is_comparable:
+                continue
+            # A counter that restarted has only the time since then.
+            last = self.exporters[self.shown].started_with.get(pod.name, 0.0)
+            counted = pod.held_seconds - max(last, earlier or 0.0)
+            pod.hold(counted if earlier is None else pod.held_seconds - earlier, self.price)
+            if is_comparable:
+                pod.use(counted)
+        for pod in self.ended:
+            pod.read_seconds = None
 
     def read_honest(self) -> NodeReading:
         exporter = self.exporters[self.shown]
@@ -213,10 +299,11 @@ class Simulation:
             devices=tuple(gpus),
             usage_at=self.wall(),
         )
-        return NodeReading(exporter.target, state, read_at=self.monotonic)
+        return NodeReading(exporter.target, state, read_at=self.monotonic, listed=True)
 
     def read_hostile(self, number: int) -> NodeReading:
         """Its counters jump, it invents pods, and it reports GPUs of the honest node."""
+        # Negative counters are refused when a document is decoded.
         huge = self.random.choice((0, 1, 10**12, 2**63 - 1, number * 10**9))
         usage = HolderUsage(
             utilization_ratio=1.0,
@@ -232,29 +319,33 @@ class Simulation:
         if number >= 2:  # it comes later than the node that it robs
             gpus.append(DeviceState(uuid="GPU-0", index=1, model="H200", holders=(liar,)))
         state = NodeState(producer="podgpu", node="zz", exporter_id="evil", devices=tuple(gpus))
-        return NodeReading("http://evil:9400/metrics", state, read_at=self.monotonic)
+        target = "http://evil:9400/metrics"
+        return NodeReading(target, state, read_at=self.monotonic, listed=True)
 
 
 def run(seed: int, folder: Path) -> Simulation:
     simulation = Simulation(seed, folder)
     for number in range(simulation.rounds):
         simulation.run_round(number)
+    # The last round writes what a full disk has left.
+    simulation.recorder._store._db.execute("PRAGMA query_only = 0")
+    simulation.recorder.add([])
+    simulation.recorder.record()
     return simulation
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_the_bill_of_every_honest_pod_is_right(seed: int, tmp_path: Path) -> None:
-    simulation = run(seed, tmp_path)
+    simulation = run(seed, tmp_path / "a")
     with simulation.recorder._store.reader() as db:
         _, _, charges = read_range(db, 0.0, FOREVER)
     simulation.recorder.stop()
 
     billed: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    evil = 0.0
+    total = 0.0
     for charge in charges:
         amounts = charge.amounts
-        if charge.account.namespace == "evil":
-            evil += amounts.allocated_seconds
+        total += amounts.allocated_seconds
         bill = billed[charge.account.pod]
         bill["allocated"] += amounts.allocated_seconds
         bill["cost"] += amounts.cost
@@ -263,11 +354,13 @@ def test_the_bill_of_every_honest_pod_is_right(seed: int, tmp_path: Path) -> Non
         bill["energy"] += amounts.energy_joules
 
     for pod in (*simulation.ended, *simulation.list_pods()):
-        for name, truth in pod.truth.items():
+        for name in NAMES:
+            truth = pod.truth[name]
             found = billed[pod.name][name]
             assert found >= truth * 0.995 - 1e-3, (pod.name, name)
             assert found <= truth * 1.001 + 1e-3, (pod.name, name)
-    assert evil <= simulation.seconds_of_gpus  # its own GPU, and nothing of the others
+    # All GPUs, also that of the hostile node: nobody is charged for more than there is.
+    assert total <= simulation.seconds_of_gpus * (1 + 1e-9)
 
 
 def test_a_clock_that_is_wrong_for_some_minutes_changes_no_time(tmp_path: Path) -> None:

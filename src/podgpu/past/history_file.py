@@ -134,8 +134,7 @@ class HistoryFile(ABC):
             self._db.executescript(SCHEMA)
         elif version < SCHEMA_VERSION:
             migrate(self._db, self._path)
-        else:
-            add_columns(self._db)
+        add_columns(self._db)
         self._inode = None if self._path is None else self._path.stat().st_ino
         self._reset_caches()
 

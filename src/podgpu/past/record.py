@@ -101,6 +101,7 @@ def _record_gpu(
             charges=charges,
             conditions=list(_record_conditions(gpu, parts, node, state)),
             holders_known=node.silent is None,
+            taken_from=node.taken.get(gpu.uuid, ""),
         )
 
 

@@ -104,7 +104,11 @@ class HistoryRecorder:
             if moment.settles is not None:
                 self._store.settle_unwritten(moment.settles)
                 self._shifts.append(moment.settles)
-        self._try(lambda: self._write(moment, latest))
+        is_written = self._try(lambda: self._write(moment, latest))
+        with self._lock:
+            # A stop, or the next call, writes it if there is no newer round.
+            if not is_written and self._latest is None:
+                self._latest = latest
         return True
 
     def _write(self, moment: BookTime, gpus: Sequence[GpuSample]) -> None:
@@ -121,24 +125,30 @@ class HistoryRecorder:
         """Stores what pods did in past hours, for the demo."""
         self._try(lambda: self._store.append_loads(loads))
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _try(self, write: Callable[[], None]) -> bool:
+        """Returns False if the file cannot be written."""
         try:
             write()
         except HistoryError as error:
             self._report(f"{error}; values are not stored until this is solved")
-        else:
-            if self._path is not None and self._reopen_at == float("inf"):
-                self._report("")
+            return False
+        if self._path is not None and self._reopen_at == float("inf"):
+            self._report("")
+        return True
 
     def read_time(self) -> float:
         """Returns the Unix time of the books, which does not jump with the machine's clock."""
         return self._books.now
 
     def list_nodes(self) -> dict[str, str]:
-        """Returns the node of each recorded GPU, by UUID. Empty if the history cannot be read."""
+        """Returns the node of each recorded GPU, by UUID. Empty if the history cannot be read.
+
+        If another node took the GPU while its node did not answer, returns its node.
+        """
+        sql = "SELECT uuid, iif(taken_from = '', node, taken_from) FROM gpu"
         try:
             with self._store.reader() as db:
-                return dict(db.execute("SELECT uuid, node FROM gpu").fetchall())
+                return dict(db.execute(sql).fetchall())
         except HistoryError:
             return {}
 

@@ -77,6 +77,7 @@ CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
     id INTEGER PRIMARY KEY,
     uuid TEXT, instance TEXT,    -- instance is empty for a whole GPU
     node TEXT, gpu_index INTEGER,
+    taken_from TEXT NOT NULL DEFAULT '',  -- the node that had it before and does not answer
     UNIQUE (uuid, instance)
 );
 CREATE TABLE account (           -- a pod or job; usage is charged to it
@@ -111,14 +112,12 @@ CREATE TABLE sample (
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-_ADD_MODEL = "ALTER TABLE account ADD COLUMN model TEXT NOT NULL DEFAULT ''"
 # Schema 4 had integers, and a coarser row only after its hour or day had ended.
 _FINER = ((HOUR, COARSE), (DAY, HOUR))
 _MIGRATION = (
     f"""
 ALTER TABLE account ADD COLUMN user TEXT NOT NULL DEFAULT '';
 ALTER TABLE account ADD COLUMN node TEXT NOT NULL DEFAULT '';
-{_ADD_MODEL};
 UPDATE account SET user = substr(job, 6) WHERE job LIKE 'user %';
 DROP INDEX span_gpu;
 DROP INDEX span_account;
@@ -174,19 +173,23 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
     """Converts a file of schema 4 in one transaction. Keeps a copy, because 0.3 reads only that."""
     if path is not None:
         _copy(db, path)
-    db.executescript(f"BEGIN IMMEDIATE; {_MIGRATION} {_LOAD_TABLE} COMMIT;")
+    db.executescript(f"BEGIN IMMEDIATE; {_MIGRATION} COMMIT;")
     _log.warning("%s was converted to schema %d", path, SCHEMA_VERSION)
 
 
 def add_columns(db: sqlite3.Connection) -> None:
-    """Adds what the version that wrote the file did not know: columns of amounts, and a table."""
+    """Adds what the version that wrote the file did not know: columns, and a table."""
     db.execute(_LOAD_TABLE)
-    known = {name for _, name, *_ in db.execute("PRAGMA table_info(usage)")}
     for name in AMOUNT_COLUMNS:
-        if name not in known:
-            db.execute(f"ALTER TABLE usage ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
-    if "model" not in {name for _, name, *_ in db.execute("PRAGMA table_info(account)")}:
-        db.execute(_ADD_MODEL)
+        _add_column(db, "usage", name, "REAL NOT NULL DEFAULT 0")
+    _add_column(db, "account", "model", "TEXT NOT NULL DEFAULT ''")
+    _add_column(db, "gpu", "taken_from", "TEXT NOT NULL DEFAULT ''")
+
+
+def _add_column(db: sqlite3.Connection, table: str, column: str, definition: str) -> None:
+    known = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
+    if column not in known:
+        db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {definition}")
 
 
 def _copy(db: sqlite3.Connection, path: Path) -> None:

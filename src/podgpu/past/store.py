@@ -56,8 +56,9 @@ MAX_UNWRITTEN = 200_000  # rows in memory (100 MB) while the file cannot be writ
 
 
 _UPSERT_GPU = """
-INSERT INTO gpu (uuid, instance, node, gpu_index) VALUES (?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index
+INSERT INTO gpu (uuid, instance, node, gpu_index, taken_from) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index,
+    taken_from = excluded.taken_from
 RETURNING id"""
 _FIND_ACCOUNT = """
 SELECT id FROM account
@@ -146,6 +147,7 @@ class GpuSample(NamedTuple):
     charges: Sequence[Charge] = ()  # of holders and, for what nobody held, of `UNALLOCATED`
     conditions: Sequence[ConditionRecord] = ()
     holders_known: bool = True  # if False, the previous holders still count as holders
+    taken_from: str = ""  # the node that had it before, if that node does not answer
 
 
 # Plain tuples: with 8,000 GPUs, named ones cost 40 ms per round.
@@ -415,7 +417,7 @@ class HistoryStore(HistoryFile):
             rows.spans[span] = round(since) if since is not None and is_new else rows.time
 
     def _find_gpu(self, gpu: GpuSample) -> int:
-        key = (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index)
+        key = (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index, gpu.taken_from)
         row_id = self._ids.get(key)
         if row_id is None:
             [(row_id,)] = self._db.execute(_UPSERT_GPU, key).fetchall()
