@@ -73,7 +73,11 @@ class World:
     def round(
         self, *nodes: NodeReading, at: float = 0.0, wall: float | None = None, **more: Any
     ) -> ClusterState:
-        own = {key: more.pop(key) for key in ("prices", "removed", "budgets") if key in more}
+        own = {
+            key: more.pop(key)
+            for key in ("prices", "removed", "budgets", "recorded")
+            if key in more
+        }
         reading = ClusterReading(nodes, **more)
         wall = WALL + at if wall is None else wall
         self.state = build_cluster_state(reading, self.state, self.settings, at, wall, **own)

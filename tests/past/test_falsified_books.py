@@ -730,6 +730,30 @@ def test_a_stop_writes_the_last_round(books: Books) -> None:
     assert books.minutes_of_day(0) * 60 == pytest.approx(74)
 
 
+def test_a_stop_writes_what_a_full_disk_has_left(books: Books) -> None:
+    books.run(1)
+    books.fail_writes(True)
+    books.run(3)
+    books.fail_writes(False)
+    books.recorder.stop()
+    books.open()
+    assert books.minutes_of_day(0) == pytest.approx(4)
+
+
+def test_a_file_without_the_newest_columns_gets_them(path: Path) -> None:
+    """As if an earlier version of this schema had written it."""
+    store = HistoryStore(path)
+    record(store, START, held(HOUR))
+    store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE gpu DROP COLUMN taken_from")
+        db.execute("ALTER TABLE usage DROP COLUMN counted")
+    store = HistoryStore(path)
+    record(store, START + 15, held(HOUR))
+    assert sum_hours(store) == 2
+    store.close()
+
+
 def test_the_start_of_usage_is_known_if_no_round_is_left(path: Path) -> None:
     store = HistoryStore(path)
     record(store, START, held(HOUR))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,9 +15,10 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.model import NodeState, decode_node
 from podgpu.past.record import make_records
+from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite_charges import read_range
 from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
-from tests.fleet.states import World, gpu, holder, node
+from tests.fleet.states import World, gpu, holder, node, uuids
 
 START = 1_800_000_000 // 86_400 * 86_400
 PRICES = Prices("EUR", {"*": Price(1.0)})
@@ -97,3 +101,30 @@ def test_a_new_method_in_every_round_deletes_no_usage() -> None:
         return GpuSample("GPU-evil", "", "evil", 0, None, charges)
 
     assert run_attack(make) == 60 * 300
+
+
+def test_a_gpu_goes_back_to_its_node_also_after_a_restart_of_podgpu(tmp_path: Path) -> None:
+    """Another node takes it while its own node does not answer, and podgpu restarts meanwhile."""
+    lie = holder("liar", "evil")
+    owner_of: list[str] = []
+    world = World()
+    recorder = HistoryRecorder(directory=str(tmp_path))
+    for number in range(12):
+        at = 15.0 * number
+        if number == 8:
+            recorder.stop()
+            world = World()
+            recorder = HistoryRecorder(directory=str(tmp_path))
+        # The node does not answer from 30 s to 135 s.
+        read_at = 30.0 if 30 <= at < 135 else at
+        honest = node("n1", gpu(0, holder()), read_at=read_at, listed=True)
+        evil = node("evil", gpu(0, lie), read_at=at, listed=True)
+        nodes = [honest, evil] if number else [honest]
+        state = world.round(*nodes, at=at, recorded=recorder.list_nodes())
+        recorder.add(make_records(state))
+        recorder.record()
+        owner_of += [name for name, found in uuids(state).items() if found]
+    recorder.stop()
+    assert owner_of == ["n1"] * 6 + ["evil"] * 3 + ["n1"] * 3
+    with closing(sqlite3.connect(tmp_path / "history.db")) as db:
+        assert db.execute("SELECT node, taken_from FROM gpu").fetchall() == [("n1", "")]
