@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+from podgpu.charge import Tokens
 from podgpu.cli.main import run
+from podgpu.fleet.parts import EngineState
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
@@ -31,6 +33,7 @@ from tests.web.server import running
 PRICES = Prices("EUR", {"*": Price(100.0)}, "example")
 HOSTILE = "a|b\\<img src=x onerror=alert(1)>`c` *d* _e_ ~~f~~ &lt; www.evil m@evil"
 LINK = "[click](http://evil)"
+HOSTILE_MODEL = "llama|<b>"
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +46,22 @@ def url() -> Iterator[str]:
     recorder = cluster_recorder(cluster)
     owners = {("ml", "idle"): WorkloadOwner("Deployment", LINK)}
     labels = {"ml/busy": {"team": "nlp"}, "ml/idle": {"team": HOSTILE}}
-    for _ in range(97):
+    for number in range(97):
+        engine = EngineState("vllm", (HOSTILE_MODEL,), Tokens(4e6 * number, 1e6 * number))
         busy = gpu(0, holder("busy", utilization_ratio=0.5), busy=0.5)
         idle = gpu(1, holder("idle", utilization_ratio=0.0), busy=0.0)
         reading = node("n-1", busy, idle, gpu(2), lost(3), read_at=time.now, pod_labels=labels)
-        asyncio.run(cluster.round(Script(tell(ClusterReading((reading,), owners=owners)))))
+        asyncio.run(
+            cluster.round(
+                Script(
+                    tell(
+                        ClusterReading(
+                            (reading,), owners=owners, engines={("ml", "busy", "main"): engine}
+                        )
+                    )
+                )
+            )
+        )
         recorder.record()
         time.now += 15
     app: Any = partial(
@@ -56,6 +70,15 @@ def url() -> Iterator[str]:
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield f"http://127.0.0.1:{client.address.port}"
     recorder.stop()
+
+
+def test_tokens_by_model(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--url", url, "--range", "24h"]) == 0
+    table = capsys.readouterr().out.partition("## Tokens")[2].partition("##")[0]
+    assert "| Model | Prompt tokens | Generated tokens | J per token |" in table
+    assert "| Cost EUR, per million tokens | Cost EUR, used |" in table
+    cells = "384,000,000 | 96,000,000 | – | 0.08 | 0.04 | 0.00 | 0.04 | 0.04 |"
+    assert f"| ml/llama\\|\\<b\\> | {cells}" in table
 
 
 def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:

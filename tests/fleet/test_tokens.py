@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from random import Random
 from typing import Any
 
 import msgspec
@@ -187,6 +188,37 @@ def test_other_containers_of_a_pod_belong_to_its_cost_per_token() -> None:
     assert tokens.cost_per_million is not None
     assert tokens.cost_per_million.total == pytest.approx(20 / 0.36, abs=1e-3)
     assert tokens.per_used_gpu_second == pytest.approx(100 / 0.6, rel=1e-3)
+
+
+def test_prompt_and_generated_tokens_have_a_cost_of_their_own() -> None:
+    """A prompt token needs 1 ms of the GPU, and a generated one 4 ms."""
+    cluster = Cluster()
+    random = Random(3)
+    prompt = generated = busy = 0.0
+    for number in range(2 * 241):
+        seconds = number * 15.0
+        if number % 20 == 0:  # the load changes every 5 minutes
+            parts = random.uniform(0.1, 0.4), random.uniform(0.1, 0.4)
+        prompt += round(parts[0] * 15 * 1000)
+        generated += round(parts[1] * 15 * 250)
+        busy = prompt / 1000 + generated / 250
+        one = at(seconds, "a", 0.5)
+        usage = msgspec.structs.replace(one.usage, busy_ns=round(busy * 1e9))
+        one = msgspec.structs.replace(one, usage=usage)
+        cluster.round(
+            gpu(0, one, busy=0.5, usage=MEASURED),
+            engines={("ml", "a", "main"): engine(prompt, generated)},
+        )
+    for by in ("pod", "model", "owner"):
+        (tokens,) = [row.tokens for row in cluster.range(by, seconds=2 * HOUR).rows if row.tokens]
+        split = tokens.per_million
+        assert split is not None
+        assert split.prompt_gpu_seconds == pytest.approx(1000, rel=0.01)
+        assert split.generated_gpu_seconds == pytest.approx(4000, rel=0.01)
+        assert split.prompt_cost == pytest.approx(1000 * 10 / 3600, rel=0.01)
+        assert split.generated_cost == pytest.approx(4000 * 10 / 3600, rel=0.01)
+        assert split.residual_ratio < 0.01
+        assert split.steps >= 20
 
 
 def test_tokens_per_second_of_a_history_that_is_shorter_than_the_range() -> None:

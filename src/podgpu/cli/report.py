@@ -31,6 +31,7 @@ from podgpu.fleet.view import decode_view
 from podgpu.http_client import HttpClient
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
 from podgpu.past.savings import SavingsAnswer
+from podgpu.past.token_costs import TokenFigures
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
@@ -122,6 +123,8 @@ def command(url: str, range: str, by: str, format: str) -> int:
 
     broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
     tables = _make_tables(answer, owners, broken)
+    if answer.totals.tokens is not None:
+        tables.append(_make_token_table(_read_range(client, query | {"by": "model"})))
     # Savings need a day, and are computed for up to eight.
     savings = _read_savings(client, "24h" if range == "24h" else "7d")
     if savings is not None:
@@ -195,6 +198,32 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
         _Table(f"By {group}", [group.capitalize(), *columns], rows),
         _Table("Most idle owners", ["Owner", *columns], idle_rows),
         _Table("Broken GPUs now", ["Problem"], [[text] for text in broken], is_prose=True),
+    ]
+
+
+def _make_token_table(models: RangeAnswer) -> _Table:
+    costs = ["per million tokens", "used", "waiting", "idle", "per million of the time used"]
+    columns = ["Model", "Prompt tokens", "Generated tokens", "J per token"]
+    columns += [f"Cost {models.currency}".rstrip() + f", {cost}" for cost in costs]
+    rows = []
+    for row in models.rows:
+        if row.tokens is not None:
+            rows.append([describe_row(row), *_make_token_cells(row, row.tokens)])
+    return _Table("Tokens", columns, rows)
+
+
+def _make_token_cells(row: RangeFigures, tokens: TokenFigures) -> list[str]:
+    parts = tokens.cost_per_million
+    costs: list[float | None] = [None, None, None, None]
+    if parts is not None:
+        costs = [parts.total, parts.used, parts.waiting, parts.idle]
+    joules = tokens.joules_per_token
+    return [
+        f"{row.prompt_tokens or 0:,}",
+        f"{row.generated_tokens or 0:,}",
+        _UNKNOWN if joules is None else f"{joules:.3g}",
+        *(_write_number(cost) for cost in costs),
+        _write_number(tokens.cost_per_million_at_use),
     ]
 
 

@@ -23,8 +23,9 @@ from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by_key
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
-from podgpu.past.sqlite_charges import read_charges, read_usage_start
+from podgpu.past.sqlite_charges import read_charges, read_token_steps, read_usage_start
 from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
+from podgpu.past.token_fit import TokenFit, TokenStep, fit_tokens
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -167,8 +168,13 @@ def make_range(
     prices: Prices,
     now: Mapping[RowName, Mapping[str, Any]],
     recorded_from: float = 0.0,
+    token_steps: Iterable[tuple[int, Charge]] = (),
 ) -> RangeAnswer:
-    """Groups the usage into rows and adds it up. `now`: current values by row."""
+    """Groups the usage into rows and adds it up.
+
+    `now`: current values by row. `token_steps`: charges of pods with LLM engines in 5 minutes.
+    """
+    fits = _fit_rows(token_steps, query)
     seconds = bounds[1] - max(bounds[0], recorded_from)
     groups = group_by_key((name_row(charge, query), charge) for charge in usage)
     rows = []
@@ -176,7 +182,7 @@ def make_range(
         own = groups.get(name, [])
         row = RangeRow(**dict(name), **now.get(name, {}))
         add_up(row, own, prices.currency)
-        add_tokens(row, own, prices.currency, seconds)
+        add_tokens(row, own, prices.currency, seconds, fits.get(name))
         row.methods = _list_methods(own)
         if own and query.by == "pod" and not row.hidden:
             row.labels = _read_labels(own[0].account)
@@ -349,14 +355,33 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
         sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
 
 
-def add_tokens(sums: RangeFigures, usage: Sequence[Charge], currency: str, seconds: float) -> None:
+def _fit_rows(
+    steps: Iterable[tuple[int, Charge]], query: RangeQuery
+) -> dict[RowName, TokenFit | None]:
+    """Adds up the pods of each row in each 5 minutes, and separates the two kinds of tokens."""
+    sums: dict[RowName, dict[int, TokenStep]] = {}
+    for step, charge in steps:
+        amounts = charge.amounts
+        own = TokenStep(amounts.busy_seconds, amounts.prompt_tokens, amounts.generated_tokens)
+        row = sums.setdefault(name_row(charge, query), {})
+        row[step] = row.get(step, TokenStep()).plus(own)
+    return {name: fit_tokens(list(row.values())) for name, row in sums.items()}
+
+
+def add_tokens(
+    sums: RangeFigures,
+    usage: Sequence[Charge],
+    currency: str,
+    seconds: float,
+    fit: TokenFit | None = None,
+) -> None:
     """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine."""
     engines = sum_engines(usage, currency)
     if engines is None:
         return
     sums.prompt_tokens = round(engines.amounts.prompt_tokens)
     sums.generated_tokens = round(engines.amounts.generated_tokens)
-    sums.tokens = make_token_figures(engines, currency, seconds)
+    sums.tokens = make_token_figures(engines, currency, seconds, fit)
 
 
 def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
@@ -467,7 +492,10 @@ def read_range_answer(
     since = read_usage_start(db)
     sums = read_charges(db, start, end, now)
     current = {} if query.end is not None else group_now(state, sums, query)
-    answer = make_range(query, (start, end), sums, state.prices, current, since or 0.0)
+    steps: Sequence[tuple[int, Charge]] = ()
+    if any(charge.amounts.token_seconds for charge in sums):
+        steps = read_token_steps(db, start, end)
+    answer = make_range(query, (start, end), sums, state.prices, current, since or 0.0, steps)
     answer.simulated = state.simulated
     answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
     if since is None or start + COARSE < since:

@@ -37,6 +37,12 @@ GROUP BY {{by}}account, currency"""
 _CHARGES = f"""
 SELECT start, {{fields}}, currency, {SUMS} FROM account JOIN ({_ACCOUNTS}) USING (id)
 GROUP BY {{names}} ORDER BY {{names}}"""
+# A pod whose tokens were read in a part of the 5 minutes only says nothing about its tokens.
+_TOKEN_STEPS = f"""
+SELECT time / {COARSE} AS step, {", ".join(_FIELDS)}, {SUMS}
+FROM usage JOIN account ON account.id = usage.account
+WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ?
+GROUP BY step, usage.account HAVING sum(token_seconds) >= 0.95 * sum(allocated)"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
 
@@ -67,6 +73,16 @@ def read_charges(db: Connection, start: float, end: float, now: float) -> list[C
     """
     windows = _split_windows(db, start, end, now, DAY)
     return [charge for _, charge in _read_windows(db, windows)]
+
+
+def read_token_steps(db: Connection, start: float, end: float) -> list[tuple[int, Charge]]:
+    """Returns the number of each 5 minutes, and the charges of the pods whose tokens were read."""
+    steps = []
+    for step, *row in db.execute(_TOKEN_STEPS, (ceil_time(start, COARSE), end)):
+        account = UsageAccount(*row[: len(_FIELDS)])
+        amounts = Amounts(*row[len(_FIELDS) :])
+        steps.append((step, Charge(account, amounts=amounts)))
+    return steps
 
 
 def read_steps(

@@ -16,6 +16,7 @@ import msgspec
 
 from podgpu.charge import Amounts, Charge
 from podgpu.model import group_by_key
+from podgpu.past.token_fit import TokenFit
 
 _DIGITS = 4
 _MILLION = 1e6
@@ -55,6 +56,20 @@ class TokenCost(msgspec.Struct, frozen=True):
     unknown: float
 
 
+class TokenSplit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """GPU time and cost of a million tokens of each kind, by regression over 5 minutes.
+
+    Costs are those of the time used. Absent if the two kinds cannot be told apart.
+    """
+
+    prompt_gpu_seconds: float
+    generated_gpu_seconds: float
+    residual_ratio: float  # typical error of 5 minutes, divided by their mean busy time
+    steps: int  # number of 5 minutes
+    prompt_cost: float | None = None
+    generated_cost: float | None = None
+
+
 class TokenFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Figures of the pods whose tokens were read, over a range."""
 
@@ -66,6 +81,7 @@ class TokenFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     # As if the pods had paid for the time that they used, and for nothing else. The same for a
     # pod alone on a GPU and on a shared one.
     cost_per_million_at_use: float | None = None
+    per_million: TokenSplit | None = None  # of prompt and of generated tokens
     reason: str = ""  # why figures per token are absent
 
 
@@ -116,7 +132,9 @@ def _divide_cost(amounts: Amounts, cost: float) -> CostParts:
     return CostParts(rate * used, rate * waited, idle, unknown)
 
 
-def make_token_figures(sums: EngineSums, currency: str, seconds: float) -> TokenFigures:
+def make_token_figures(
+    sums: EngineSums, currency: str, seconds: float, fit: TokenFit | None = None
+) -> TokenFigures:
     """`seconds`: length of the range."""
     amounts = sums.amounts
     tokens = amounts.prompt_tokens + amounts.generated_tokens
@@ -150,7 +168,25 @@ def make_token_figures(sums: EngineSums, currency: str, seconds: float) -> Token
         cost=cost,
         cost_per_million=_round_cost(sums.cost, _MILLION / tokens) if sums.is_priced else None,
         cost_per_million_at_use=at_use if sums.is_priced else None,
+        per_million=None if fit is None else _make_split(fit, sums),
         reason=reason,
+    )
+
+
+def _make_split(fit: TokenFit, sums: EngineSums) -> TokenSplit:
+    prompt_cost = None
+    generated_cost = None
+    if sums.is_priced and sums.amounts.busy_seconds:
+        price = sums.cost_at_use / sums.amounts.busy_seconds
+        prompt_cost = round(price * fit.prompt * _MILLION, _DIGITS)
+        generated_cost = round(price * fit.generated * _MILLION, _DIGITS)
+    return TokenSplit(
+        prompt_gpu_seconds=round(fit.prompt * _MILLION, _DIGITS),
+        generated_gpu_seconds=round(fit.generated * _MILLION, _DIGITS),
+        residual_ratio=round(fit.residual_ratio, _DIGITS),
+        steps=fit.steps,
+        prompt_cost=prompt_cost,
+        generated_cost=generated_cost,
     )
 
 

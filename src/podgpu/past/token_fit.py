@@ -1,0 +1,73 @@
+"""Separates the cost of prompt tokens from that of generated tokens.
+
+Engines count both, but not the GPU time of each. In every 5 minutes, the busy time is about
+`a * prompt tokens + b * generated tokens`, so a and b follow from many 5 minutes (least squares).
+They are shown only if both are clearly different from 0: a load whose prompts and answers always
+have the same ratio says nothing about either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_LEAST_STEPS = 12  # an hour
+_LEAST_T = 4.0  # estimate divided by its standard error
+_LEAST_DETERMINANT = 1e-4  # of the correlation of both counters; 0 if they are proportional
+_LARGEST_RESIDUAL = 0.25
+
+
+class TokenStep(NamedTuple):
+    """5 minutes of a pod, model or owner."""
+
+    busy_seconds: float = 0.0
+    prompt: float = 0.0
+    generated: float = 0.0
+
+    def plus(self, other: TokenStep) -> TokenStep:
+        return TokenStep(
+            self.busy_seconds + other.busy_seconds,
+            self.prompt + other.prompt,
+            self.generated + other.generated,
+        )
+
+
+class TokenFit(NamedTuple):
+    """GPU seconds of a token."""
+
+    prompt: float
+    generated: float
+    residual_ratio: float  # typical error of 5 minutes, divided by their mean busy time
+    steps: int
+
+
+def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | None:
+    """Returns None if the two kinds of tokens cannot be told apart."""
+    used = [step for step in steps if step.busy_seconds > 0]
+    if len(used) < _LEAST_STEPS:
+        return None
+    pp = math.fsum(step.prompt**2 for step in used)
+    gg = math.fsum(step.generated**2 for step in used)
+    pg = math.fsum(step.prompt * step.generated for step in used)
+    if not pp or not gg or 1 - pg * pg / (pp * gg) < _LEAST_DETERMINANT:
+        return None
+
+    pb = math.fsum(step.prompt * step.busy_seconds for step in used)
+    gb = math.fsum(step.generated * step.busy_seconds for step in used)
+    determinant = pp * gg - pg * pg
+    prompt = (gg * pb - pg * gb) / determinant
+    generated = (pp * gb - pg * pb) / determinant
+
+    errors = []
+    for step in used:
+        expected = prompt * step.prompt + generated * step.generated
+        errors.append((step.busy_seconds - expected) ** 2)
+    variance = math.fsum(errors) / (len(used) - 2)
+    mean_busy = math.fsum(step.busy_seconds for step in used) / len(used)
+    residual = math.sqrt(variance) / mean_busy
+    is_clear = prompt >= _LEAST_T * math.sqrt(variance * gg / determinant)
+    is_clear = is_clear and generated >= _LEAST_T * math.sqrt(variance * pp / determinant)
+    if not is_clear or min(prompt, generated) <= 0 or residual > _LARGEST_RESIDUAL:
+        return None
+    return TokenFit(prompt, generated, residual, len(used))

@@ -1,0 +1,79 @@
+"""The cost of prompt tokens and of generated tokens, separated by regression."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.past.token_fit import TokenStep, fit_tokens
+
+PROMPT, GENERATED = 2e-5, 4e-4  # GPU seconds of a token
+
+
+def steps_of(number: int, noise: float = 0.0, seed: int = 1) -> list[TokenStep]:
+    random = Random(seed)
+    steps = []
+    for _ in range(number):
+        prompt = random.uniform(1e5, 2e6)
+        generated = random.uniform(1e4, 2e5)
+        busy = PROMPT * prompt + GENERATED * generated
+        steps.append(TokenStep(busy * random.gauss(1.0, noise), prompt, generated))
+    return steps
+
+
+def test_both_costs_are_found() -> None:
+    fit = fit_tokens(steps_of(12))
+    assert fit is not None
+    assert (fit.prompt, fit.generated) == pytest.approx((PROMPT, GENERATED))
+    assert fit.residual_ratio == pytest.approx(0.0, abs=1e-6)
+    assert fit.steps == 12
+
+
+def test_noise_is_the_residual() -> None:
+    fit = fit_tokens(steps_of(200, noise=0.05))
+    assert fit is not None
+    assert (fit.prompt, fit.generated) == pytest.approx((PROMPT, GENERATED), rel=0.05)
+    assert fit.residual_ratio == pytest.approx(0.055, abs=0.02)
+
+
+def test_too_few_steps_or_too_much_noise_say_nothing() -> None:
+    assert fit_tokens([]) is None
+    assert fit_tokens(steps_of(11)) is None
+    idle = [TokenStep(0.0, 0.0, 0.0)] * 20
+    assert fit_tokens(steps_of(11) + idle) is None, "idle steps say nothing"
+    assert fit_tokens(steps_of(30, noise=1.0)) is None
+
+
+def test_prompts_and_answers_of_the_same_ratio_cannot_be_told_apart() -> None:
+    steps = []
+    for step in steps_of(100, noise=0.02):
+        steps.append(step._replace(generated=step.prompt / 10))
+    assert fit_tokens(steps) is None
+
+
+def test_a_pod_that_only_reads_prompts_has_one_kind() -> None:
+    assert fit_tokens([step._replace(generated=0.0) for step in steps_of(50)]) is None
+    assert fit_tokens([step._replace(prompt=0.0) for step in steps_of(50)]) is None
+
+
+def test_a_kind_that_costs_nothing_is_not_shown() -> None:
+    random = Random(2)
+    steps = [
+        step._replace(busy_seconds=GENERATED * step.generated * random.gauss(1.0, 0.05))
+        for step in steps_of(100)
+    ]
+    assert fit_tokens(steps) is None
+
+
+@given(st.integers(0, 10_000))
+def test_random_work_is_never_explained_by_tokens(seed: int) -> None:
+    """Both estimates would have to be four standard errors from 0, with a small residual."""
+    random = Random(seed)
+    steps = [
+        TokenStep(random.expovariate(1.0), random.expovariate(1e-5), random.expovariate(1e-5))
+        for _ in range(40)
+    ]
+    assert fit_tokens(steps) is None
