@@ -316,6 +316,19 @@ class Condition(Document, frozen=True):
     text: Text = ""  # set only for a condition of the history
 
 
+class Orphan(Document, frozen=True, kw_only=True):
+    """A process that holds memory of a device, although its container has ended or the device is
+    free.
+    """
+
+    pid: Count
+    memory_used_bytes: Bytes
+    since: UnixTime
+    program: Name = ""
+    is_gone: bool = False  # the process does not exist, but the driver lists it
+    former: Workload | None = None  # the container that has ended
+
+
 class FailureCount(Document, frozen=True):
     """How often a GPU began to have a condition within 24 hours."""
 
@@ -385,6 +398,7 @@ class GpuOrInstance(Document, frozen=True):
     details: UpTo1024[Detail] = ()
     unsupported: UpTo1024[Name] = ()
     xids: UpTo256[XidCount] = ()
+    orphans: UpTo64[Orphan] = ()  # processes that hold memory although their container has ended
     last_xid: Amount | None = None
     # event -> number in the window, number since the start
     clock_events: Annotated[dict[Name, tuple[Amount, Amount]], Meta(max_length=256)] = {}

@@ -24,6 +24,7 @@ DRIVER_AWAY = "driver_away"
 NODE_GONE = "node_gone"
 UNALLOCATED = "unallocated_use"
 APPLICATION_XID = "application_xid"
+ORPHANED = "orphaned_memory"
 RECOVERY = "recovery_action"
 RECURRING = "recurring"
 FABRIC = "fabric"
@@ -144,6 +145,8 @@ def _describe_detail(condition: str, detail: str) -> str:
         return detail or "13, 31, 43 or 45"
     if condition == RECOVERY:
         return _recovery_action(detail).says
+    if condition == ORPHANED:
+        return detail or "a process holds memory"
     if condition == RECURRING:
         return detail or "repeatedly"
     if condition == FABRIC:

@@ -32,6 +32,7 @@ from podgpu.model import (
     NodeState,
     Pairs,
     VcudaRequest,
+    Workload,
     WorkloadKey,
     all_devices,
 )
@@ -248,6 +249,9 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
             for culprit in xid.culprits:
                 of_container = {**labels, **holder_names(culprit)}
                 yield "podgpu_container_xid_errors_total", of_container, culprit.total
+        for orphan in device.orphans:
+            labels = {**names, **holder_names(orphan.former or Workload()), "pid": str(orphan.pid)}
+            yield "podgpu_device_orphaned_memory_bytes", labels, orphan.memory_used_bytes
         for holder in assigned_holders(device):
             labels = {**names, **holder_names(holder), "source": holder.source}
             yield "podgpu_allocation_info", labels, 1

@@ -24,6 +24,7 @@ from podgpu.model import (
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
 from podgpu.node.agent.health import HealthWatch, PastFailure
+from podgpu.node.agent.orphans import OrphanWatch
 from podgpu.node.agent.publish import (
     COUNTERS,
     ChangeLog,
@@ -168,6 +169,7 @@ class Agent:
             self.settings.deadline,
             self.clock,
             XidBlame(owners.recall, self._list_kernel_xids, self.clock.wall),
+            OrphanWatch(owners.read_program),
         )
 
     def _list_kernel_xids(self) -> Sequence[KernelXid]:

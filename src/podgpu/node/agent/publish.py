@@ -19,7 +19,7 @@ from msgspec import structs
 from podgpu import __version__
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
-from podgpu.metrics.conditions import UNALLOCATED
+from podgpu.metrics.conditions import ORPHANED, UNALLOCATED
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
 from podgpu.metrics.fields import THROTTLE_REASONS, by_name, fields
@@ -40,6 +40,7 @@ from podgpu.model import (
     Holder,
     MigInstance,
     NodeState,
+    Orphan,
     PodLabels,
     RunningProcess,
     SourceStatus,
@@ -72,6 +73,7 @@ _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
 _UNUSED = GpuOrInstance()
 _POWER_LIMIT = 164  # DCGM_FI_DEV_ENFORCED_POWER_LIMIT
 _FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
+_GIB = 1024**3
 _SAME_FAULT = {"hung": "deadline"}  # a call that hangs is first reported as `deadline`
 
 
@@ -222,9 +224,11 @@ class _DeviceBuilder:
         )
 
         users = list(gpu.holders)
+        orphans = list(gpu.orphans)
         for instance in instances:
             users += instance.holders
-        conditions = (*gpu.conditions, *_find_unallocated_use(users))
+            orphans += instance.orphans
+        conditions = (*gpu.conditions, *_find_unallocated_use(users), *_find_orphans(orphans))
         gpu = structs.replace(gpu, conditions=conditions)
 
         reading = self._telemetry.readings.get(device.uuid)
@@ -250,6 +254,7 @@ class _DeviceBuilder:
             **figures,
             "usage": totals,
             "holders": tuple(self._holders.get(key, ())),
+            "orphans": self._usage.orphans.get(key, ()),
             "fields": None if values is None else by_name(values),
             "unsupported": tuple(self._unsupported.get(key, ())),
             **self._health.get(key, {}),
@@ -298,6 +303,19 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> list[Condition]:
     if not users:
         return []
     return [Condition(UNALLOCATED, min(times), few_of(users, 2)[:256])]
+
+
+def _find_orphans(orphans: Sequence[Orphan]) -> list[Condition]:
+    if not orphans:
+        return []
+    texts = []
+    for orphan in sorted(orphans, key=lambda orphan: -orphan.memory_used_bytes):
+        gib = orphan.memory_used_bytes / _GIB
+        program = f" ({orphan.program})" if orphan.program else ""
+        former = f" of {orphan.former.text}" if orphan.former and orphan.former.text else ""
+        texts.append(f"pid {orphan.pid}{program}{former} holds {gib:.1f} GiB")
+    since = min(orphan.since for orphan in orphans)
+    return [Condition(ORPHANED, since, few_of(texts, 2)[:256])]
 
 
 def _read_figures(values: FieldValues) -> dict[str, float]:

@@ -21,6 +21,7 @@ from podgpu.model import (
     DeviceUsage,
     GpuOrInstance,
     NamespaceUsage,
+    Orphan,
     RunningProcess,
     SourceStatus,
     Workload,
@@ -29,6 +30,7 @@ from podgpu.model import (
     split_key,
 )
 from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.orphans import OrphanWatch
 from podgpu.node.agent.xid_blame import Verdict, XidBlame
 from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders import KUBELET
@@ -57,6 +59,7 @@ class UsageResult:
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
     verdicts: tuple[Verdict, ...] = ()  # causes of XIDs that were decided in this reading
+    orphans: Mapping[str, tuple[Orphan, ...]] = field(default_factory=dict)  # by device key
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class UsageCollector:
     _deadline: float
     _clock: Clock
     blame: XidBlame
+    _orphans: OrphanWatch
     _charged_at: float | None = None
     _shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
     _lacking: set[tuple[str, str, str]] = field(default_factory=set)
@@ -119,6 +123,7 @@ class UsageCollector:
             began_at,
             sources,
             tuple(self.blame.decide(reading.usages, owners)),
+            self._orphans.find(reading.usages, owners, allocation, began_at),
         )
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -242,6 +242,7 @@ class AllocationReader:
         return replace(
             merged,
             unmapped=unmapped,
+            listed_pods=_find_listed_pods(results),
             sources=tuple(statuses),
             api_uids=self._identities.api_uids,
             at=at,
@@ -300,11 +301,7 @@ class AllocationReader:
 
         A restarted kubelet does not list all of its pods yet.
         """
-        kubelet = results.get(KUBELET)
-        listed: Set[PodName] = frozenset()
-        if kubelet is not None and kubelet.value is not None:
-            listed = kubelet.value.listed_pods
-
+        listed = _find_listed_pods(results)
         listed_at = {}
         for name in OUTDATED & readings.keys():
             for assignment in readings[name].assignments:
@@ -314,6 +311,14 @@ class AllocationReader:
                 listed_at[pod] = now if is_listed else self._listed_at.get(pod, now)
         self._listed_at = listed_at
         return {pod for pod, at in listed_at.items() if now - at > GRACE_SECONDS}
+
+
+def _find_listed_pods(results: Mapping[str, Result[Allocation]]) -> frozenset[PodName]:
+    """Returns the pods that the kubelet lists. Empty if it does not answer."""
+    kubelet = results.get(KUBELET)
+    if kubelet is None or kubelet.value is None:
+        return frozenset()
+    return kubelet.value.listed_pods
 
 
 def reject_ended(

@@ -199,6 +199,8 @@ class ProcessOwner:
     container: Workload | None = None  # set if the pod of the container is unknown
     is_mps_server: bool = False
     command: str = ""  # only on a node without Kubernetes
+    # True if the process does not exist, although the driver lists it
+    has_ended: bool = field(default=False, compare=False)
     # True if it runs as another user. Without CAP_SYS_ADMIN, the driver then hides its pid.
     may_be_hidden: bool = field(default=True, compare=False)
 
@@ -310,6 +312,7 @@ class ProcessOwners:
             owner,
             is_mps_server=lookup.is_mps_server,
             command=lookup.command,
+            has_ended=has_ended and not self._finder.finds_users,
             may_be_hidden=lookup.user_id != os.geteuid(),
         )
 
@@ -334,6 +337,13 @@ class ProcessOwners:
         # A UID means a pod.
         problem = NO_NAME if workload.uid else ""
         return ProcessOwner(problem=problem, container=workload)
+
+    def read_program(self, pid: int) -> str:
+        """Returns the name of a process, without arguments. Empty if it does not exist."""
+        with suppress(OSError):
+            name = _read(f"{self._finder.proc}/{pid}/comm")
+            return name.decode(errors="replace").strip()[:_MAX_COMMAND]
+        return ""
 
     def require_permission(self) -> None:
         """Raises SourceError if the last lookup found the owner of no process.

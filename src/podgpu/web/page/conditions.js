@@ -20,9 +20,10 @@ const TITLES = {
   node_gone: "Node gone",
   unallocated_use: "Used without an allocation",
   application_xid: "XID of an application",
+  orphaned_memory: "Orphaned memory",
   idle: "Idle",
 };
-const OF_WORKLOADS = new Set(["unallocated_use", "application_xid"]); // problems of workloads: the GPU itself is healthy
+const OF_WORKLOADS = new Set(["unallocated_use", "application_xid", "orphaned_memory"]); // problems of workloads: the GPU itself is healthy
 const GRAVE = new Set([
   "lost",
   "unreadable",
