@@ -191,18 +191,36 @@ def test_an_xid_31_with_a_line_of_xid_13_only(node: Node) -> None:
     assert [one["pod"] for one in node.culprits(31)] == ["red"]
 
 
-def test_without_a_line_the_only_container_that_lost_a_process_is_named(tmp_path: Path) -> None:
-    alone = Node(tmp_path / "alone", "red")
-    alone.fail()
-    alone.driver.remove(40)
-    alone.run(6)
-    assert [one["pod"] for one in alone.culprits()] == ["red"]
-    alone.kernel_log.close()
-
-
-def test_without_switches_two_containers_are_not_told_apart(node: Node) -> None:
+def test_without_a_line_the_only_container_that_stops_working_is_named(node: Node) -> None:
     node.fail()
     node.driver.remove(40)
+    node.run(6)
+    assert [one["pod"] for one in node.culprits()] == ["red"]
+
+
+def test_a_program_that_survives_its_own_error_is_named(node: Node) -> None:
+    """A notebook shows the error and stays. A program of another container ends by chance."""
+    node.fail()
+    node.driver.remove(40)
+    node.driver.place(SimulatedLoad(0, 40, duty=0.0))
+    node.run(6)
+    assert [(one["pod"], one["pid"]) for one in node.culprits()] == [("red", 40)]
+
+
+def test_two_containers_that_stop_working_are_not_told_apart(node: Node) -> None:
+    node.fail()
+    node.driver.remove(40)
+    node.driver.remove(41)
+    node.run(6)
+    assert node.culprits() == []
+
+
+def test_a_container_that_was_idle_before_is_not_blamed(node: Node) -> None:
+    """The culprit began and failed between two readings."""
+    node.driver.remove(40)
+    node.driver.place(SimulatedLoad(0, 40, duty=0.0))
+    node.run(25)
+    node.fail()
     node.run(6)
     assert node.culprits() == []
 

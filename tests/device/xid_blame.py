@@ -92,6 +92,11 @@ class Watch:
         return gpu
 
 
+def kernel_lines() -> list[str]:
+    log = subprocess.run(["dmesg"], capture_output=True, text=True, check=False)
+    return [line for line in log.stdout.splitlines() if "NVRM: Xid" in line]
+
+
 def judge(faults: Sequence[Fault], watch: Watch) -> Counter[str]:
     """Compares the culprits with the truth. A fault is wrong if anybody else is named for it."""
     verdicts: Counter[str] = Counter()
@@ -106,6 +111,9 @@ def judge(faults: Sequence[Fault], watch: Watch) -> Counter[str]:
         elif pods:
             verdict = "wrong"
             print(f"  wrong: XID {fault.kind} of {fault.pod} (pid {fault.pid}): {sorted(pods)}")
+        if verdict == "unknown":
+            lines = [line for line in kernel_lines() if f"pid={fault.pid}," in line]
+            print(f"  unknown: XID {fault.kind} of {fault.pod}; {len(lines)} kernel lines: {lines}")
         verdicts[verdict] += 1
         verdicts[f"{fault.kind} {verdict}"] += 1
     return verdicts

@@ -20,8 +20,9 @@ from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner
 _LINE_BEFORE = 2.0  # maximum time by which the kernel's line is read before NVML's event
 _LINE_AFTER = 1.0
 _SAME_FAULT = 0.5  # lines within this time may belong to the same event, also those of other XIDs
-_DECIDE_AFTER = 3.0  # seconds; a process that failed has ended by then
-_WORKED_BEFORE = 2.5  # seconds; a candidate worked in a reading this close to the event
+_DECIDE_AFTER = 3.0  # seconds; by then, all other processes that work have been seen at work
+_WORKED_BEFORE = 2.5  # seconds
+_WINDOW_SECONDS = 1.2  # length of a usage reading's time window
 _GIVE_UP = 30.0  # if the GPU is no longer read
 _KEPT_SECONDS = 15.0
 _MAX_PENDING = 1000
@@ -47,7 +48,7 @@ class _DeviceReading(NamedTuple):
 
     at: float
     pids: frozenset[int]
-    worked: frozenset[int] | None  # None if context switches are not read
+    worked: frozenset[int] | None  # None if unknown
     owners: Mapping[int, ProcessOwner]
 
 
@@ -93,11 +94,9 @@ class XidBlame:
             return
         key = usage.device.key
         self._slots[key] = parse_slot(usage.device.pci_bus_id)
-        worked = None
+        worked = _find_working(usage)
         pids = {process.pid for process in usage.processes if process.device == key}
-        if usage.resident_ns is not None:
-            worked = frozenset(pid for pid, ns in usage.resident_ns.items() if ns)
-            pids |= worked
+        pids |= worked or set()
         readings = self._readings.setdefault(key, deque())
         own = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
         readings.append(_DeviceReading(now, frozenset(pids), worked, own))
@@ -156,32 +155,33 @@ class XidBlame:
         return owner.workload == other_owner.workload
 
     def _find_sole_candidate(self, event: ErrorEvent) -> int | None:
-        """Returns the only process that worked just before the XID and has ended since."""
-        readings = list(self._readings.get(event.device, ()))
-        before = [one for one in readings if -_WORKED_BEFORE <= one.at - event.at <= 1.0]
-        if not before or readings[-1].at - event.at < _DECIDE_AFTER:
-            return None
-        owners: dict[int, ProcessOwner] = {}
-        worked: set[int] = set()
-        has_switches = True
-        for reading in before:
-            owners.update(reading.owners)
-            worked |= reading.worked or reading.pids
-            has_switches &= reading.worked is not None
-        if HIDDEN_PID in worked or not owners:
+        """Returns a process of the only workload that can have caused the XID.
+
+        A process whose context failed cannot work afterwards. So the candidates are all processes
+        that were there before and were not seen at work since.
+        """
+        readings = self._readings.get(event.device, ())
+        before = [one for one in readings if -_WORKED_BEFORE <= one.at - event.at <= 0.0]
+        # Their time windows begin after the XID.
+        after = [one for one in readings if one.at - event.at > _WINDOW_SECONDS]
+        working = [one.worked for one in (*before, *after)]
+        if not before or not after or None in working or any(HIDDEN_PID in w for w in working if w):
             return None
 
-        workloads = {owner.workload for owner in owners.values()}
-        if len(workloads) > 1 and not has_switches:
+        owners: dict[int, ProcessOwner] = {}
+        worked_before: set[int] = set()
+        for reading in before:
+            owners.update(reading.owners)
+            worked_before |= reading.worked or set()
+        candidates = set(owners)
+        for reading in after:
+            candidates -= reading.worked or set()
+
+        workloads = {owners[pid].workload for pid in candidates}
+        if len(workloads) != 1 or None in workloads:
             return None
-        after = [one for one in readings if one.at - event.at > 1.0]
-        still_there = frozenset[int]().union(*(one.pids for one in after[-2:]))
-        ended = set(owners) - still_there
-        # Every process that ended is a candidate, because the log of switches may have gaps.
-        candidates = {owners[pid].workload for pid in ended}
-        if len(candidates) != 1 or None in candidates:
-            return None
-        return next((pid for pid in sorted(ended) if pid in worked), None)
+        # A process that never worked did not cause it; then the cause was too short-lived.
+        return next((pid for pid in sorted(candidates) if pid in worked_before), None)
 
     def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:
         owner = self._find_owner(pid)
@@ -208,3 +208,13 @@ class XidBlame:
                     if workload is not None:
                         users[workload] = None
         return tuple(users)[:_MAX_AFFECTED]
+
+
+def _find_working(usage: DeviceUsage) -> frozenset[int] | None:
+    """Returns the processes that worked in the time window of a reading. None if unknown."""
+    busy_ns = usage.process_busy_ns
+    if busy_ns is None or usage.method == "mps":
+        return None
+    worked = {pid for pid, ns in busy_ns.items() if ns}
+    worked |= {pid for pid, ns in (usage.resident_ns or {}).items() if ns}
+    return frozenset(worked)

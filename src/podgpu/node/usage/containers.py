@@ -312,7 +312,8 @@ class ProcessOwners:
             owner,
             is_mps_server=lookup.is_mps_server,
             command=lookup.command,
-            has_ended=has_ended and not self._finder.finds_users,
+            # On a plain node, /proc may hide the processes of other users.
+            has_ended=lookup.outcome == "gone" and not self._finder.finds_users,
             may_be_hidden=lookup.user_id != os.geteuid(),
         )
 
