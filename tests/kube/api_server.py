@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from aiohttp import web
@@ -58,6 +58,12 @@ class Selection:
     name: str
     fields: tuple[tuple[str, str], ...]
     labels: tuple[tuple[str, str], ...]  # key, and allowed values separated by commas
+    metadata_only: bool = False  # the client accepts objects without spec and status
+
+    def convert(self, item: Object) -> Object:
+        if self.metadata_only:
+            return {"kind": "PartialObjectMetadata", "metadata": item["metadata"]}
+        return _in_version(item, self.version)
 
     def takes(self, resource: str, item: Object | None) -> bool:
         if item is None or resource != self.resource:
@@ -76,12 +82,10 @@ class Selection:
         """
         was, stays = (self.takes(change.key[0], item) for item in (change.before, change.after))
         if stays and change.after is not None:
-            yield _event("MODIFIED" if was else "ADDED", _in_version(change.after, self.version))
+            yield _event("MODIFIED" if was else "ADDED", self.convert(change.after))
         elif was and change.before is not None:
             metadata = change.before["metadata"] | {"resourceVersion": str(change.version)}
-            yield _event(
-                "DELETED", _in_version(change.before | {"metadata": metadata}, self.version)
-            )
+            yield _event("DELETED", self.convert(change.before | {"metadata": metadata}))
 
 
 def _parse_selection(
@@ -370,11 +374,13 @@ class SimulatedApiServer:
             return _status(400, str(error))
         if selection is None:
             return _status(404, "the server could not find the requested resource")
+        accept = request.headers.get("Accept", "")
+        selection = replace(selection, metadata_only="as=PartialObjectMetadata" in accept)
         if selection.name:
             item = self._objects.get((selection.resource, selection.namespace, selection.name))
             if item is None:
                 return _status(404, f'{selection.resource} "{selection.name}" not found')
-            return web.json_response(_in_version(item, selection.version))
+            return web.json_response(selection.convert(item))
         return await (self._watch if noted.watches else self._list)(request, selection)
 
     async def _review(self, request: web.Request) -> web.StreamResponse:
@@ -415,7 +421,7 @@ class SimulatedApiServer:
         chosen = (
             item for key, item in sorted(self._objects.items()) if selection.takes(key[0], item)
         )
-        items = [_in_version(item, selection.version) for item in chosen]
+        items = [selection.convert(item) for item in chosen]
         metadata = {"resourceVersion": str(version)}
         if limit := int(request.query.get("limit", "0")):
             began, _, first = request.query.get("continue", f"{version}/0").partition("/")

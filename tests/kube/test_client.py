@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from podgpu import __version__
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import ApiConfig
+from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from tests.certificates import Certificates
@@ -95,6 +96,7 @@ def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, re
     error = failure(config)
     assert error.reason == reason
     assert "the server's own words" in str(error)
+    assert ("add this permission" in str(error)) == (status == 403)
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"7", b"\xff", b"[" * 100_000])
@@ -144,6 +146,23 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
         )
         assert get(replace(config, certificate=certificate, key=key))["items"] == []
         assert failure(config).reason in ("tls", "unreachable")
+
+
+def test_a_client_certificate_of_a_plugin_is_shown(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    version = "client.authentication.k8s.io/v1"
+    pair = {
+        "clientCertificateData": certificates.text("client.crt"),
+        "clientKeyData": certificates.text("client.key"),
+    }
+    script = tmp_path / "plugin.py"
+    answer = {"apiVersion": version, "status": pair}
+    script.write_text(f"import json\nprint(json.dumps({answer!r}))")
+    plugin = ExecPlugin(sys.executable, version, ("-S", str(script)))
+    with SimulatedApiServer(certificates.server_context(ask_client=True)) as server:
+        config = config_for(server, certificates)
+        assert get(replace(config, plugin=plugin))["items"] == []
 
 
 @pytest.mark.parametrize(

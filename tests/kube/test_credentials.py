@@ -113,6 +113,38 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
     assert len(count.read_text()) == 4
 
 
+def test_a_credential_that_does_not_expire_is_kept(tmp_path: Path) -> None:
+    count, clock = tmp_path / "count", FakeClock()
+    made = plugin(tmp_path, printing("{'token': 't'}", count))
+    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock.wall)
+    for seconds in (0, 61, 86_400):
+        clock.advance(seconds)
+        assert token_of(credentials) == "t"
+    assert count.read_text() == "x"
+
+
+def test_a_token_of_the_kubeconfig_counts_more_than_a_plugin(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    made = plugin(tmp_path, printing("{'token': 'made'}", count))
+    file = tmp_path / "token"
+    file.write_text("read")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"token": "given"}, "given"),
+        ({"token_file": str(file)}, "read"),
+    ]
+    for options, token in cases:
+        config = ApiConfig("http://127.0.0.1", "the test", plugin=made, **options)
+        assert token_of(Credentials(config)) == token
+    assert not count.exists()
+
+
+def test_a_plugin_that_is_not_installed() -> None:
+    for hint, text in (("get it\n from x", "get it from x"), ("", "install it, or put its full")):
+        made = ExecPlugin("/nothing", V1, install_hint=hint)
+        with pytest.raises(SourceError, match=text):
+            run(made)
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -124,6 +156,8 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
         ("print('secret')", "is not an ExecCredential in JSON"),
         ('print(\'{"apiVersion": "v0", "status": {"token": "t"}}\')', "must have the API version"),
         (printing("{'clientKeyData': 'secret'}"), "a token or a certificate"),
+        (printing("{'token': 'my secret'}"), "is empty or contains spaces"),
+        (printing("{'token': 'a', 'clientKeyData': 'secret'}"), "a certificate with its key"),
         (
             printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"),
             "is not an ExecCredential",
