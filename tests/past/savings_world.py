@@ -16,6 +16,7 @@ from podgpu.model import NS, DeviceState, DeviceTotals, Holder, HolderUsage, Wor
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.web.cluster_app import cluster_application
+from tests.fleet.real_servers import Point
 from tests.fleet.states import gpu, node
 from tests.fleet.test_loop import Script, Time, tell
 from tests.web.server import Client, running
@@ -38,7 +39,8 @@ Use = Callable[[int], float]
 class _Counters:
     """What the exporters of the nodes count."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: float = STEP) -> None:
+        self.step = step
         self.busy: dict[tuple[str, int], float] = defaultdict(float)
         self.idle: dict[tuple[str, int], float] = defaultdict(float)
         self.waited: dict[tuple[str, int], float] = defaultdict(float)
@@ -48,10 +50,10 @@ class _Counters:
         self, pod: str, index: int, busy: float, memory: float, share: float = 1.0, wait: float = 0
     ) -> Holder:
         key = pod, index
-        self.busy[key] += busy * STEP
-        self.idle[key] += 0.0 if busy else STEP
-        self.held[key] += STEP * share
-        self.waited[key] += wait * STEP
+        self.busy[key] += busy * self.step
+        self.idle[key] += 0.0 if busy else self.step
+        self.held[key] += self.step * share
+        self.waited[key] += wait * self.step
         namespace, _, name = pod.rpartition("/")
         shared: dict[str, Any] = {}
         if share < 1:
@@ -158,3 +160,38 @@ def serving(cluster: Cluster, recorder: HistoryRecorder) -> Iterator[Client]:
     app: Any = partial(cluster_application, past=past)
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client
+
+
+def points(end: float, hours: float) -> Iterator[Point]:
+    """What Prometheus stores of the same cluster, a sample per minute, until the time `end`."""
+    counters = _Counters(60.0)
+    minutes = round(hours * 60)
+    for minute in range(minutes + 1):
+        at = end - 60 * (minutes - minute)
+        # The use of a step of 5 minutes is counted in its last sample.
+        for reading in read_nodes(counters, (minute - 1) // 5 + 1, at):
+            for device in reading.state.devices:
+                yield from _points_of(reading.state.node, device, at)
+
+
+def _points_of(node: str, device: DeviceState, at: float) -> Iterator[Point]:
+    target = {"job": "podgpu", "instance": node, "Hostname": node}
+    of_gpu = target | {"gpu": str(device.index), "UUID": device.uuid, "modelName": MODEL}
+    yield Point("DCGM_FI_DEV_GPU_UTIL", of_gpu, 100 * (device.utilization_ratio or 0.0), at)
+    yield Point("podgpu_device_memory_used_bytes", of_gpu, device.memory_used_bytes or 0, at)
+    for one in device.holders:
+        labels = of_gpu | {"namespace": one.namespace, "pod": one.pod, "container": one.container}
+        usage = one.known_usage
+        yield Point("podgpu_allocation_info", labels | {"source": "kubelet"}, 1, at)
+        counted = {
+            "allocated_seconds_total": usage.allocated_ns,
+            "busy_seconds_total": usage.busy_ns,
+            "busy_seconds_max_total": usage.busy_max_ns,
+            "idle_seconds_total": usage.idle_ns,
+            "wait_seconds_total": usage.wait_ns,
+        }
+        for name, value in counted.items():
+            if value is not None:
+                yield Point(f"podgpu_container_gpu_{name}", labels, value / NS, at)
+        memory = usage.memory_used_bytes or 0
+        yield Point("podgpu_container_gpu_memory_used_bytes", labels, memory, at)

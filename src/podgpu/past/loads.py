@@ -254,7 +254,8 @@ def _make_load(
 
 
 def _is_whole(part: HeldPart) -> bool:
-    is_shared = part.share < 1 or len({holder.key[:2] for holder in part.device.holders}) > 1
+    pods = {(holder.pod_name, holder.job_or_user) for holder in part.device.holders}
+    is_shared = part.share < 1 or len(pods) > 1
     return part.instance is None and not part.gpu.instances and not is_shared
 
 

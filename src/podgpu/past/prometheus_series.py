@@ -41,6 +41,8 @@ from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill, read_costs
 from podgpu.past.prometheus_events import read_prometheus_events
+from podgpu.past.prometheus_savings import read_savings
+from podgpu.past.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.schema import COARSE, FINE, ceil_time
 from podgpu.past.sqlite import (
     JSON,
@@ -141,6 +143,7 @@ class PrometheusPast(Past):
         self._sparklines_at = -math.inf
         self._lock = asyncio.Lock()
         self._costs: dict[tuple[CostsQuery, Prices], tuple[float, CostsAnswer]] = {}
+        self._savings: dict[tuple[SavingsQuery, Prices], tuple[float, SavingsAnswer]] = {}
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         state = self._cluster.published.state
@@ -156,6 +159,17 @@ class PrometheusPast(Past):
                 del self._costs[next(iter(self._costs))]
             self._costs[key] = self._clock(), answer
         return replace_fields(answer, budgets=select_budgets(state.budgets, query.range))
+
+    async def savings(self, query: SavingsQuery) -> SavingsAnswer:
+        key = query._replace(is_csv=False), self._prices()[0]
+        read_at, answer = self._savings.get(key, (-math.inf, None))
+        if answer is None or self._clock() - read_at > _COSTS_SECONDS:
+            state = self._cluster.published.state
+            answer = await read_savings(self._server, key[0], key[1], state)
+            while len(self._savings) >= _MAX_COSTS:
+                del self._savings[next(iter(self._savings))]
+            self._savings[key] = self._clock(), answer
+        return answer
 
     async def find(self, query: GpuQuery) -> PublishedState:
         return await self._select(query)

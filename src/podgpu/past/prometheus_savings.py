@@ -1,0 +1,306 @@
+"""Reads what each pod did in every 5 minutes from Prometheus, for savings (`past/advice.py`).
+
+A query returns one number per GPU and step: the busy seconds, less 1 if the GPU was certainly idle.
+Without a number, the step is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from podgpu.charge import UsageAccount
+from podgpu.errors import SourceError
+from podgpu.fleet.parts import HeldPart
+from podgpu.fleet.prices import Prices
+from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
+from podgpu.fleet.state import ClusterState
+from podgpu.metrics.adapter import UUID_LABELS, WORKLOAD_LABELS, first_label, read_workload
+from podgpu.metrics.promql import by, one_of, select
+from podgpu.model import DeviceState, PodName
+from podgpu.past.advice import make_savings
+from podgpu.past.loads import HeldPod, PodKey, collect_held, list_rooms
+from podgpu.past.mixes import FULL, UNKNOWN, step_value, write_steps
+from podgpu.past.savings import (
+    FleetLoad,
+    SavingsAnswer,
+    SavingsQuery,
+    SharedLoad,
+    SharedPodLoad,
+)
+from podgpu.past.schema import COARSE, floor_time
+
+_TIMEOUT = 60.0
+MAX_PODS = 1500  # 2,016 numbers each; the cheaper pods of a larger cluster are left out and counted
+_GPUS_PER_QUERY = 200  # VictoriaMetrics rejects queries of more than 16 KiB
+_MAX_QUERIES = 4  # at the same time
+_LEAST_HELD = 0.8  # of a step
+_CERTAINLY_IDLE = 0.999
+_IDLE = -0.5  # a value below it says that the GPU was certainly idle
+_KEYS = (*UUID_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
+_ALLOCATED = "podgpu_container_gpu_allocated_seconds_total"
+_BUSY = "podgpu_container_gpu_busy_seconds_total"
+_MOST_BUSY = "podgpu_container_gpu_busy_seconds_max_total"
+_IDLE_TIME = "podgpu_container_gpu_idle_seconds_total"
+_WAITED = "podgpu_container_gpu_wait_seconds_total"
+_MEMORY = ("podgpu_device_memory_used_bytes", "podgpu_container_gpu_memory_used_bytes")
+_ANNOTATION = 'annotation_podgpu_io_savings="false"'
+
+
+async def read_savings(
+    server: PrometheusServer, query: SavingsQuery, prices: Prices, state: ClusterState
+) -> SavingsAnswer:
+    """Returns the answer to `/api/v1/savings`. Raises SourceError."""
+    server = replace(server, timeout=_TIMEOUT)
+    async with aclosing(PrometheusClient(server)) as client:
+        end = floor_time(await client.query_time(), COARSE)
+        fleet = FleetLoad(end - query.seconds, end)
+        reader = _LoadReader(client, server, fleet, state)
+        if state.fleet is None:
+            await reader.read()
+        else:
+            fleet.notes.append(
+                "there are too many GPUs to read what each pod did: choose clusters or nodes with"
+                " --match"
+            )
+    answer = make_savings(query, fleet, prices.currency)
+    answer.prices = prices.source
+    answer.simulated = state.simulated
+    answer.source = "counters"
+    answer.notes[:0] = dict.fromkeys(client.notes)
+    return answer
+
+
+@dataclass
+class _LoadReader:
+    client: PrometheusClient
+    server: PrometheusServer
+    fleet: FleetLoad
+    state: ClusterState
+    held: dict[PodKey, HeldPod] = field(default_factory=dict)
+    gpus: dict[str, DeviceState] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)  # UUID -> node
+
+    async def read(self) -> None:
+        for node in self.state.nodes:
+            for gpu in node.gpus:
+                self.gpus[gpu.uuid] = gpu
+                self.nodes[gpu.uuid] = node.name
+        self.held = collect_held(self.state)
+        self.fleet.pods = [pod.load for pod in self.held.values()]
+        await self._find_start()
+        await self._find_kept()
+        chosen = self._choose()
+        uuids = sorted({part.gpu.uuid for pod in chosen for part in pod.parts})
+        limit = asyncio.Semaphore(_MAX_QUERIES)
+        chunks = []
+        for first in range(0, len(uuids), _GPUS_PER_QUERY):
+            chunks.append(self._read_gpus(uuids[first : first + _GPUS_PER_QUERY], limit))
+        await asyncio.gather(*chunks, self._read_sizes())
+        self.fleet.rooms = list(list_rooms(self.state, self.fleet.pods))
+        await self._read_shared()
+
+    def _choose(self) -> list[HeldPod]:
+        """Returns the pods to read. Marks the others, the cheapest, if there are too many."""
+        pods = [pod for pod in self.held.values() if not pod.load.problem]
+        pods.sort(key=lambda pod: (-(pod.load.price or 0.0), -pod.load.gpus, pod.load.account.key))
+        for pod in self.held.values():
+            pod.load.steps = self._write([None] * self._count)
+        for pod in pods[MAX_PODS:]:
+            pod.load.problem = "many"
+        return pods[:MAX_PODS]
+
+    @property
+    def _count(self) -> int:
+        return round((self.fleet.end - self.fleet.start) / COARSE)
+
+    def _write(self, values: Sequence[int | None]) -> bytes:
+        return write_steps([UNKNOWN if value is None else value for value in values])
+
+    async def _find_start(self) -> None:
+        """Shortens the range if the server has no older counters."""
+        series = select((_ALLOCATED,), self.server.match)
+        points = await self.client.query_range(
+            f"group({series})", self.fleet.start + COARSE, self.fleet.end, COARSE
+        )
+        known = [at for _, line in points for at, _ in line]
+        first = min(known) - COARSE if known else self.fleet.end
+        if first > self.fleet.start:
+            self.fleet.start = first
+            self.fleet.recorded_from = first
+
+    async def _find_kept(self) -> None:
+        series = select(("kube_pod_annotations",), _ANNOTATION, self.server.match)
+        labels = by(self.server.cluster_label, *WORKLOAD_LABELS)
+        try:
+            samples = await self.client.query(f"group {labels} ({series})", self.fleet.end)
+        except SourceError:
+            return
+        for sample in samples:
+            key = self._key_of(sample.labels)
+            if key is not None:
+                self.held[key].load.problem = "annotation"
+
+    # Steps
+
+    async def _read_gpus(self, uuids: Sequence[str], limit: asyncio.Semaphore) -> None:
+        start = self.fleet.start + COARSE
+        async with limit:
+            lines = await self.client.query_range(
+                self._busy_query(uuids), start, self.fleet.end, COARSE
+            )
+            memory = await self._read_memory(uuids)
+        pods: dict[PodKey, list[tuple[str, Mapping[int, float]]]] = defaultdict(list)
+        for labels, points in lines:
+            key = self._key_of(labels)
+            if key is not None:
+                values = {round(at - start) // COARSE: value for at, value in points}
+                pods[key].append((first_label(labels, UUID_LABELS), values))
+        for key, own in pods.items():
+            self._add_steps(self.held[key], own)
+        for pod in self.held.values():
+            if any(part.gpu.uuid in uuids for part in pod.parts):
+                pod.load.peak_bytes = _add_memory(pod, memory)
+
+    def _key_of(self, labels: Mapping[str, str]) -> PodKey | None:
+        workload = read_workload(labels)
+        if workload is None:
+            return None
+        cluster = labels.get(self.server.cluster_label, "")
+        job = workload.job_or_user
+        account = UsageAccount(workload.namespace, workload.pod, job).key
+        for name in (cluster, ""):
+            if (name, account) in self.held:
+                return name, account
+        return None
+
+    def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, Mapping[int, float]]]) -> None:
+        load = pod.load
+        shares = {part.gpu.uuid: part.share for part in pod.parts}
+        values: list[int | None] = [None] * self._count
+        for number in range(self._count):
+            known = [line[number] for _, line in own if number in line]
+            if len(known) < load.devices:
+                continue
+            is_idle = all(value < _IDLE for value in known)
+            busy = sum(max(0.0, value) for value in known) / COARSE
+            values[number] = min(load.devices * FULL, step_value(busy, is_idle))
+        load.steps = self._write(values)
+        if load.price is not None:
+            hours = sum(value is not None for value in values) * COARSE / 3600
+            load.cost = round(load.price * hours, 2)
+        for uuid, _ in own:
+            gpu = self.gpus.get(uuid)
+            if uuid not in shares and (gpu is None or gpu.model != load.model):
+                load.problem = load.problem or "model"
+
+    def _busy_query(self, uuids: Sequence[str]) -> str:
+        keys = ", ".join(dict.fromkeys((self.server.cluster_label, *_KEYS)))
+        busy = f"({self._increase(_MOST_BUSY, uuids)} or {self._increase(_BUSY, uuids)})"
+        allocated = self._increase(_ALLOCATED, uuids)
+        idle = self._increase(_IDLE_TIME, uuids)
+        # Counted times of a share are multiplied by it, idle times are not.
+        is_idle = f"({idle} >= bool on ({keys}) {_CERTAINLY_IDLE} * {allocated})"
+        return f"({busy} - on ({keys}) {is_idle}) and on ({keys}) ({allocated} > 0)"
+
+    def _increase(self, name: str, uuids: Sequence[str]) -> str:
+        keys = (self.server.cluster_label, *_KEYS)
+        series = f"increase({self._select((name,), uuids)}[{COARSE}s])"
+        return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({series}))"
+
+    def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
+        return select(names, one_of("UUID", uuids), self.server.match)
+
+    async def _read_memory(self, uuids: Sequence[str]) -> dict[tuple[str, PodKey | None], float]:
+        """Returns the largest memory of each GPU, and of each pod on it."""
+        window = f"{round(self.fleet.end - self.fleet.start)}s"
+        peaks: dict[tuple[str, PodKey | None], float] = {}
+        for name in _MEMORY:
+            keys = by(self.server.cluster_label, *_KEYS)
+            series = f"max_over_time({self._select((name,), uuids)}[{window}])"
+            for sample in await self.client.query(f"max {keys} ({series})", self.fleet.end):
+                uuid = first_label(sample.labels, UUID_LABELS)
+                key = self._key_of(sample.labels) if name == _MEMORY[1] else None
+                if sample.labels.get("GPU_I_ID"):
+                    continue
+                if key is not None or name == _MEMORY[0]:
+                    before = peaks.get((uuid, key), 0.0)
+                    peaks[uuid, key] = max(before, sample.value)
+        return peaks
+
+    async def _read_sizes(self) -> None:
+        """Finds how many GPUs of a node the pods of the range held."""
+        window = f"{round(self.fleet.end - self.fleet.start)}s"
+        keys = by(self.server.cluster_label, *_KEYS)
+        series = select(("podgpu_allocation_info",), self.server.match)
+        query = f"group {keys} (last_over_time({series}[{window}]))"
+        sizes: dict[tuple[str, str, str, PodName, str], int] = defaultdict(int)
+        for sample in await self.client.query(query, self.fleet.end):
+            uuid = first_label(sample.labels, UUID_LABELS)
+            gpu = self.gpus.get(uuid)
+            workload = read_workload(sample.labels)
+            if gpu is None or workload is None or sample.labels.get("GPU_I_ID"):
+                continue
+            cluster = sample.labels.get(self.server.cluster_label, "")
+            pod = workload.pod_name
+            sizes[cluster, gpu.model, self.nodes[uuid], pod, workload.job] += 1
+        for (cluster, model, *_), count in sizes.items():
+            # With a single cluster, the state names none.
+            for name in (cluster, ""):
+                self.fleet.sizes.setdefault((name, model), set()).add(count)
+
+    # Pods that share a GPU
+
+    async def _read_shared(self) -> None:
+        groups = list(self._list_shared())
+        if not groups:
+            return
+        window = f"{round(self.fleet.end - self.fleet.start)}s"
+        keys = (self.server.cluster_label, *_KEYS)
+        series = f"increase({select((_WAITED,), self.server.match)}[{window}])"
+        query = f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({series}))"
+        waited: dict[PodKey, float] = {}
+        for sample in await self.client.query(query, self.fleet.end):
+            key = self._key_of(sample.labels)
+            if key is not None:
+                waited[key] = waited.get(key, 0.0) + sample.value
+        seconds = self.fleet.end - self.fleet.start
+        for node, parts, pods in groups:
+            if any(key not in waited for key in pods):
+                continue
+            shared = []
+            for key in pods:
+                load = self.held[key].load
+                shared.append(SharedPodLoad(load.account, load.steps, waited[key] / seconds))
+            cluster = self.held[pods[0]].load.cluster
+            self.fleet.shared.append(SharedLoad(cluster, node, parts[0].gpu.model, shared))
+
+    def _list_shared(self) -> Iterator[tuple[str, Sequence[HeldPart], list[PodKey]]]:
+        keys_of = {}
+        for key, pod in self.held.items():
+            for part in pod.parts:
+                keys_of[id(part)] = key
+        for node in self.state.nodes:
+            if node.gone:
+                continue
+            for parts in node.held_by_device().values():
+                pods = list(dict.fromkeys(keys_of[id(p)] for p in parts if id(p) in keys_of))
+                if len(pods) > 1 and parts[0].instance is None:
+                    yield node.name, parts, pods
+
+
+def _add_memory(pod: HeldPod, peaks: Mapping[tuple[str, PodKey | None], float]) -> float | None:
+    """Returns the sum of the peaks of its GPUs, which is at least the peak of the sum."""
+    key = pod.load.cluster, pod.load.account.key
+    total = 0.0
+    for uuid in {part.gpu.uuid for part in pod.parts}:
+        own = peaks.get((uuid, key))
+        whole = peaks.get((uuid, None))
+        known = whole if pod.load.is_whole and whole is not None else own
+        if known is None:
+            return None
+        total += known
+    return total
