@@ -6,8 +6,8 @@ First finds how many operations take BUSY_MS, while no other load calibrates. Th
 its NAME is in the file GO: one burst per period. After each burst it adds to LOG:
 `monotonic_time seconds`, the time from the start of the burst until its result was there.
 
-`random` makes pauses exponentially distributed. `syncs` waits for the GPU after each operation,
-which takes longer than a time slice of 2.2 ms.
+`random` makes pauses exponentially distributed. `syncs` waits for the GPU after each operation, so
+the model predicts too little.
 `clustered` does four bursts at once, and then pauses for four periods. The kind `sleep` needs no
 GPU; it is for a trial of the scripts.
 """
