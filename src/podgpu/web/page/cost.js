@@ -82,6 +82,7 @@ export class Cost {
 
   // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page of a single node.
   show(criteria, isKube, now, isCluster) {
+    /** @type {Record<string, string>} */
     const groups = { ...groupsFor(isKube) };
     if (this.knowsTokens || criteria.by === "model") groups.model = "Models";
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";

@@ -2,7 +2,7 @@
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
-import { gpuHash, jobHash, jobOf, nodeHash, ofCluster, pastRange, pastTime, podHash, RANGES, writeHash } from "./criteria.js";
+import { gpuHash, jobOf, ofCluster, pastRange, pastTime, podHash, RANGES, writeHash } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, count, duration, memory, moment, money, parts, percent, perHour, plural, watts } from "./format.js";
 import { ownMemory, ownPower, ownUtilization } from "./history.js";
