@@ -7,13 +7,16 @@ period is a sum of charges.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import fsum
 from operator import add
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import astuple
 
-from podgpu.model import add_known
+from podgpu.known import add_known, round_known
+from podgpu.model import WorkloadOwner
 
 _HOUR = 3600
 
@@ -173,6 +176,12 @@ class UsageAccount(NamedTuple):
     def key(self) -> tuple[str, str, str, str, str]:
         return self.namespace, self.pod, self.job, self.uid, self.container_id
 
+    @property
+    def owner(self) -> WorkloadOwner | None:
+        if not self.owner_name:
+            return None
+        return WorkloadOwner(self.owner_kind, self.owner_name)
+
 
 UNALLOCATED = UsageAccount()  # the account for GPUs, and fractions of GPUs, that no pod or job held
 
@@ -190,6 +199,12 @@ class Charge(NamedTuple):
     figures: Figures | None = None
     currency: str = ""  # empty if the GPU has no price
     cluster: str = ""  # set only if the usage is read from Prometheus
+
+
+def sum_charges(charges: Iterable[Charge]) -> Amounts:
+    """Adds up with `fsum`, so that the order of the charges does not matter."""
+    columns = zip(Amounts(), *(charge.amounts for charge in charges), strict=True)
+    return Amounts(*map(fsum, columns))
 
 
 class Tokens(NamedTuple):
@@ -246,7 +261,7 @@ class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
         return Waste(*(None if part is None else part * factor for part in astuple(self)))
 
     def rounded(self, digits: int) -> Waste:
-        return Waste(*(None if part is None else round(part, digits) for part in astuple(self)))
+        return Waste(*(round_known(part, digits) for part in astuple(self)))
 
 
 def charge(time: HeldTime, size: float, price: float | None) -> Amounts:

@@ -19,7 +19,6 @@ import msgspec
 from msgspec import Meta
 
 K = TypeVar("K")
-N = TypeVar("N", int, float)
 T = TypeVar("T")
 W = TypeVar("W", bound="Workload")
 NS = 1_000_000_000  # nanoseconds per second
@@ -128,13 +127,6 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     return groups
 
 
-def add_known(one: N | None, other: N | None) -> N | None:
-    """Returns the sum of the values that are not None. None if both are."""
-    if one is None:
-        return other
-    return one if other is None else one + other
-
-
 # The document
 
 
@@ -218,6 +210,10 @@ class WorkloadOwner(Document, frozen=True, order=True):
 
     kind: Name
     name: Name
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}/{self.name}"
 
 
 WORKLOAD_PARTS = Workload.__struct_fields__

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from podgpu.errors import UsageError
 from podgpu.files import read_last_valid
+from podgpu.known import divide_known, round_known
 
 _MAX_FILE_BYTES = 256 * 1024
 _Text = Annotated[str, Meta(max_length=256)]
@@ -58,7 +59,7 @@ class BudgetUse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def forecast_ratio(self) -> float | None:
-        return None if self.forecast is None else round(self.forecast / self.per_month, 4)
+        return round_known(divide_known(self.forecast, self.per_month), 4)
 
     @property
     def warning(self) -> str:

@@ -30,6 +30,7 @@ from podgpu.fleet.parts import (
     may_be_busy,
 )
 from podgpu.fleet.readings import NodeEntry
+from podgpu.known import divide_known
 from podgpu.model import (
     MJ,
     NS,
@@ -220,7 +221,7 @@ class IdleTimes:
         """Returns the idle seconds before podgpu first read it, from counters or Prometheus."""
         if self.earlier is not None:
             return 0.0  # the holder is new on a known node
-        counted = None if usage.idle_ns is None else usage.idle_ns / NS
+        counted = divide_known(usage.idle_ns, NS)
         if counted is not None and usage.busy_ns == 0:
             return counted
         observed = self.idle_for.get(device, 0.0)

@@ -12,6 +12,7 @@ from podgpu.fleet.parts import WasteRate, device_memory, device_model, gpu_id, s
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.stragglers import Against, Reason
 from podgpu.fleet.view import API, ApiVersion
+from podgpu.known import mean_known, round_known
 from podgpu.model import PodName
 
 
@@ -129,8 +130,8 @@ def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
         "pods": len({part.holder.pod for part in parts}),
         "nodes": len({gpu.node.name for gpu in gpus}),
         "gpus": round(sum(part.gpu_fraction for part in parts), 6),
-        "utilization_ratio": _mean(gpu.sample.busy for gpu in gpus),
-        "wait_ratio": _mean(gpu.sample.waiting for gpu in gpus),
+        "utilization_ratio": round_known(mean_known(gpu.sample.busy for gpu in gpus)),
+        "wait_ratio": round_known(mean_known(gpu.sample.waiting for gpu in gpus)),
         "cost_per_hour": sums.cost_per_hour,
         "waste": sums.waste,
         "slowest": _make_slowest(state, key),
@@ -160,18 +161,18 @@ def _make_device(gpu: JobGpu, is_slowest: bool) -> JobDevice:
         model=device_model(first.gpu, first.instance),
         pods=_sort_names(part.holder.pod for part in gpu.parts),
         is_slowest=is_slowest,
-        utilization_ratio=_rounded(sample.busy),
+        utilization_ratio=round_known(sample.busy),
         memory_used_bytes=device_memory(first.device),
         memory_total_bytes=first.device.memory_total_bytes,
         sm_clock_mhz=sample.clock,
-        power_watts=_rounded(sample.power),
-        power_limit_watts=_rounded(sample.power_limit),
-        power_capped_ratio=_rounded(sample.capped),
-        throttled_ratio=_rounded(sample.throttled),
-        tensor_active_ratio=_rounded(sample.tensor),
-        dram_active_ratio=_rounded(sample.dram),
+        power_watts=round_known(sample.power),
+        power_limit_watts=round_known(sample.power_limit),
+        power_capped_ratio=round_known(sample.capped),
+        throttled_ratio=round_known(sample.throttled),
+        tensor_active_ratio=round_known(sample.tensor),
+        dram_active_ratio=round_known(sample.dram),
         bytes_per_second=sample.bytes,
-        wait_ratio=_rounded(sample.waiting),
+        wait_ratio=round_known(sample.waiting),
     )
 
 
@@ -188,12 +189,3 @@ def _place(gpu: JobGpu) -> dict[str, Any]:
 
 def _sort_names(names: Iterable[str]) -> list[str]:
     return sorted(set(names))
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 4) if known else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

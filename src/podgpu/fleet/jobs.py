@@ -9,6 +9,7 @@ from podgpu.fleet.choose import Alert
 from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.stragglers import GpuSample, Reason, SlowGpu, StragglerDetector
+from podgpu.known import add_known, divide_known
 from podgpu.metrics.fields import (
     ACTIVITY_FIELDS,
     DRAM_ACTIVE,
@@ -16,7 +17,7 @@ from podgpu.metrics.fields import (
     PCIE_BYTES,
     TENSOR_ACTIVE,
 )
-from podgpu.model import NS, DeviceState, GpuOrInstance, add_known, group_by_key
+from podgpu.model import NS, DeviceState, GpuOrInstance, group_by_key
 
 JOB_KINDS = frozenset(
     {
@@ -180,8 +181,8 @@ def _make_sample(
     throttled = _measure_throttling(node, gpu, earlier)
     return sample._replace(
         clock=_read(gpu, SM_CLOCK),
-        power=_watts(gpu.power_mw),
-        power_limit=_watts(gpu.power_limit_mw),
+        power=divide_known(gpu.power_mw, 1000),
+        power_limit=divide_known(gpu.power_limit_mw, 1000),
         capped=_most(throttled, _CAPPED),
         throttled=_most(throttled, _THROTTLED),
         bytes=moved,
@@ -191,10 +192,6 @@ def _make_sample(
 def _read(device: GpuOrInstance, name: str) -> float | None:
     value = device.fields.get(name) if device.fields else None
     return float(value) if isinstance(value, int | float) else None
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def _measure_throttling(

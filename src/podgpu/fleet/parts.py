@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from podgpu.charge import HeldTime, Tokens, Waste
 from podgpu.fleet.prices import Prices
+from podgpu.known import select_known
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
 from podgpu.model import (
@@ -232,7 +233,7 @@ def _divide(wanted: Sequence[float | None]) -> list[float]:
 
     None stands for an equal share of the remainder.
     """
-    total = sum(fraction for fraction in wanted if fraction is not None)
+    total = sum(select_known(wanted))
     scale = 1.0 / max(1.0, total)
     rest = max(0.0, 1.0 - total) / max(1, wanted.count(None))
     return [rest if fraction is None else fraction * scale for fraction in wanted]
@@ -284,7 +285,7 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
     If holders have values, prefers `window`, which covers the same time as these values.
     Otherwise, prefers `latest`.
     """
-    known = [value for value in of_holders if value is not None]
+    known = select_known(of_holders)
     if not known:
         return window if latest is None else latest
     whole = latest if window is None else window

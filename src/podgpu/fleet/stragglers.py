@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Generic, Literal, NamedTuple, TypeVar
 
+from podgpu.known import select_known
+
 K = TypeVar("K")
 Reason = Literal["power_limit", "throttled", "waiting", "clock", "power", "bytes", "tensor"]
 Against = Literal["siblings", "past"]
@@ -169,7 +171,7 @@ def _close_minute(job: _JobHistory, since: float) -> None:
 def _combine(samples: Sequence[GpuSample], mean: Callable[[Iterable[float]], float]) -> GpuSample:
     combined = []
     for values in zip(*samples, strict=True):
-        known = [value for value in values if value is not None]
+        known = select_known(values)
         combined.append(mean(known) if known else None)
     return GpuSample(*combined)
 
@@ -228,7 +230,7 @@ def _find_slowest(job: _JobHistory, evidence: _Evidence, since: float) -> SlowGp
             found += [siblings, past]
         elif siblings is not None and past is not None and siblings.device == past.device:
             found.append(siblings)
-    findings = [finding for finding in found if finding is not None]
+    findings = select_known(found)
     if not findings:
         return None
 
@@ -365,7 +367,7 @@ class _Siblings(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> _Siblings:
-        return cls(sorted(value for value in values if value is not None))
+        return cls(sorted(select_known(values)))
 
     def median_without(self, value: float) -> float | None:
         """Returns the median of the other GPUs. None if there are none."""

@@ -41,6 +41,7 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.readings import FleetCounts, NodeEntry
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
+from podgpu.known import divide_known, round_known
 from podgpu.metrics.conditions import breaks_gpu, xid_spec
 from podgpu.metrics.fields import (
     CLOCK_EVENTS_FIELD,
@@ -434,7 +435,7 @@ def _make_node(node: NodeEntry) -> NodeView:
         cluster=node.reading.cluster,
         old=node.stale,
         gone=node.gone,
-        age_seconds=_rounded(node.age_seconds, 1),
+        age_seconds=round_known(node.age_seconds, 1),
         notes=list(node.notes),
         simulated=node.state.simulated,
         gpus=[_make_gpu(gpu, held, node) for gpu in node.gpus],
@@ -466,10 +467,10 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
             )
         )
     if not gpu.hidden:
-        values["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
+        values["power_watts"] = round_known(divide_known(gpu.power_mw, 1000), 1)
         values["temperature_celsius"] = gpu.temperature_celsius
         values["last_holders"] = gpu.last_holders
-    values["utilization_ratio"] = _rounded(gpu_utilization(gpu))
+    values["utilization_ratio"] = round_known(gpu_utilization(gpu))
     return GpuView(
         uuid=uuid,
         index=gpu.index,
@@ -486,14 +487,14 @@ def _device_fields(
     device: GpuOrInstance = instance or gpu
     usage = device.known_usage
     return {
-        "utilization_ratio": _rounded(device_utilization(device)),
+        "utilization_ratio": round_known(device_utilization(device)),
         "memory_used_bytes": device_memory(device),
         "memory_total_bytes": device.memory_total_bytes,
-        "energy_joules": _divided(usage.energy_mj, MJ),
+        "energy_joules": round_known(divide_known(usage.energy_mj, MJ), 1),
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition, gpu) for condition in gpu.conditions],
         "absent": is_lost(gpu),
-        "price_per_hour": _rounded(prices.of(device_model(gpu, instance)).gpu_hour),
+        "price_per_hour": round_known(prices.of(device_model(gpu, instance)).gpu_hour),
     }
 
 
@@ -511,20 +512,20 @@ def _make_holder(part: HeldPart) -> HolderView:
         waits_for.append(rounded)
     return HolderView(
         *parts_of(holder),
-        share_ratio=_rounded(holder.share_ratio),
-        utilization_ratio=_rounded(usage.utilization_ratio),
+        share_ratio=round_known(holder.share_ratio),
+        utilization_ratio=round_known(usage.utilization_ratio),
         memory_used_bytes=usage.memory_used_bytes,
         power_watts=watts,
         processes=usage.processes,
-        busy_seconds=_divided(usage.busy_ns, NS),
-        idle_seconds=_divided(usage.idle_ns, NS),
-        wait_seconds=_divided(usage.wait_ns, NS),
-        wait_ratio=_rounded(usage.wait_ratio),
+        busy_seconds=round_known(divide_known(usage.busy_ns, NS), 1),
+        idle_seconds=round_known(divide_known(usage.idle_ns, NS), 1),
+        wait_seconds=round_known(divide_known(usage.wait_ns, NS), 1),
+        wait_ratio=round_known(usage.wait_ratio),
         waits_for=tuple(waits_for),
-        energy_joules=_divided(usage.energy_mj, MJ),
-        idle_since=_rounded(part.idle_since, 0),
+        energy_joules=round_known(divide_known(usage.energy_mj, MJ), 1),
+        idle_since=round_known(part.idle_since, 0),
         owner=part.owner,
-        cost_per_hour=_rounded(part.cost_per_hour),
+        cost_per_hour=round_known(part.cost_per_hour),
         part=round(part.gpu_fraction, 6),
         use=part.use,
         unknown_because=part.unknown_because,
@@ -543,8 +544,8 @@ def _make_engine(state: EngineState) -> EngineView:
         generated_tokens_per_second=None if rates is None else round(rates.generated, 2),
         requests_running=state.running,
         requests_waiting=state.waiting,
-        cache_ratio=_rounded(state.cache_ratio),
-        first_token_seconds=_rounded(state.first_token_seconds),
+        cache_ratio=round_known(state.cache_ratio),
+        first_token_seconds=round_known(state.first_token_seconds),
         reason=state.reason,
         message=state.message,
     )
@@ -554,19 +555,11 @@ def _make_condition(condition: Condition, gpu: DeviceState) -> ConditionView:
     says, do = describe_condition(condition, gpu)
     return ConditionView(
         condition=condition.name,
-        since=_rounded(condition.since, 0),
+        since=round_known(condition.since, 0),
         says=says,
         do=do,
         detail=condition.detail,
     )
-
-
-def _rounded(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
-
-
-def _divided(value: int | None, by: int) -> float | None:
-    return None if value is None else round(value / by, 1)
 
 
 # One pod, one GPU

@@ -15,8 +15,9 @@ from statistics import fmean
 from podgpu.errors import few_of, plural, utc_text
 from podgpu.fleet.jobs import JOB_KINDS
 from podgpu.fleet.readings import duration_text
+from podgpu.known import round_known, select_known
 from podgpu.metrics.mig import list_mig_sizes
-from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.model import group_by_key
 from podgpu.past.mixes import (
     FULL,
     UNKNOWN,
@@ -317,11 +318,11 @@ class _Rules:
 
     def _make_mix(self, model: str, pods: Sequence[_Pod], mix: Mix) -> Advice:
         slowest = max(shared.slowdown for shared in mix.shared)
-        prices = [pod.load.price for pod in pods]
         price = None
-        if all(one is not None for one in prices):
+        prices = select_known(pod.load.price for pod in pods)
+        if len(prices) == len(pods):
             # GPUs of one model may differ in price, by node: the cheapest is given back last.
-            price = sum(sorted(one for one in prices if one is not None)[:-1])
+            price = sum(sorted(prices)[:-1])
         described = []
         for pod, shared in zip(pods, mix.shared, strict=True):
             described.append(_describe(pod, wait=shared.wait, slowdown=shared.slowdown))
@@ -420,23 +421,20 @@ def _describe(
     advice.busy = round(pod.mean, _DIGITS)
     advice.peak_busy = round(pod.peak, _DIGITS)
     advice.peak_memory_bytes = pod.load.peak_bytes
-    advice.wait = None if wait is None else round(wait, _DIGITS)
-    advice.slowdown = None if slowdown is None else round(slowdown, _DIGITS)
+    advice.wait = round_known(wait, _DIGITS)
+    advice.slowdown = round_known(slowdown, _DIGITS)
     advice.idle_seconds = idle_seconds
     return advice
 
 
 def _name(load: PodLoad) -> PodAdvice:
     account = load.account
-    owner = None
-    if account.owner_name:
-        owner = WorkloadOwner(account.owner_kind, account.owner_name)
     return PodAdvice(
         cluster=load.cluster,
         namespace=account.namespace,
         pod=account.pod,
         job=account.job,
-        owner=owner,
+        owner=account.owner,
         node=load.node,
         gpus=round(load.gpus, _DIGITS),
     )
@@ -597,7 +595,7 @@ def _add_up(parts: Sequence[Monthly]) -> Monthly:
 
 def _sum_known(values: Sequence[float | None]) -> float | None:
     """Returns None if no value is known."""
-    known = [value for value in values if value is not None]
+    known = select_known(values)
     return math.fsum(known) if known else None
 
 
@@ -612,7 +610,7 @@ def _rounded(amounts: Monthly) -> Monthly:
     return Monthly(
         gpus=round(amounts.gpus, _DIGITS),
         gpu_hours=round(amounts.gpu_hours, 1),
-        cost=None if amounts.cost is None else round(amounts.cost, 2),
+        cost=round_known(amounts.cost, 2),
     )
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from sqlite3 import Connection
@@ -15,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount, Waste
+from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount, Waste, sum_charges
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
@@ -299,7 +298,7 @@ def name_row(charge: Charge, query: RangeQuery) -> RowName:
         return cluster, namespace
     if query.by == "model":
         return cluster, namespace, ("model", account.model)
-    owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
+    owner = account.owner
     if query.by == "owner" and owner is not None:
         return cluster, namespace, ("owner", owner)
     return (
@@ -385,7 +384,7 @@ def add_tokens(
 
 
 def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
-    return sum_usage([one for one in usage if (one.account != UNALLOCATED) == is_held])
+    return sum_charges(one for one in usage if (one.account != UNALLOCATED) == is_held)
 
 
 def _make_waste(held: Amounts, idle: float, underused: float, unallocated: float) -> Waste:
@@ -411,11 +410,6 @@ def _list_methods(usage: Iterable[Charge]) -> list[str]:
     for charge in usage:
         methods.update(charge.account.methods.split())
     return sorted(methods)
-
-
-def sum_usage(usage: Iterable[Charge]) -> Amounts:
-    columns = zip(Amounts(), *(charge.amounts for charge in usage), strict=True)
-    return Amounts(*map(math.fsum, columns))
 
 
 def _hours(seconds: float) -> float:
@@ -461,12 +455,16 @@ def _describe_missing(
         )
 
 
+def describe_owner(owner: WorkloadOwner | None) -> str:
+    return "" if owner is None else owner.text
+
+
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
     if row.unallocated:
         return "/".join(filter(None, (row.cluster, "unallocated")))
     if row.hidden:
         return "/".join(filter(None, (row.cluster, "other namespaces")))
-    owner = f"{row.owner.kind}/{row.owner.name}" if row.owner and not row.pod else ""
+    owner = "" if row.pod else describe_owner(row.owner)
     job = f"job {row.job}" if row.job and not row.user else row.job
     model = "" if row.pod else row.model
     names = (

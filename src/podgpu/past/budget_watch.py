@@ -6,10 +6,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from math import fsum
 
 from podgpu.errors import PodgpuError, StartError
 from podgpu.fleet.budgets import Budget, BudgetUse, ReadBudgets
+from podgpu.known import round_known, sum_all
 from podgpu.past.bill import RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.interface import Past
@@ -99,15 +99,13 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
             continue
         costs.append(row.cost)
         forecasts.append(row.forecast)
-    known = [cost for cost in costs if cost is not None]
-    if len(known) < len(costs):
+    total = sum_all(costs)
+    if total is None:
         return None
-    cost = round(fsum(known), 4)
+    cost = round(total, 4)
     forecast = None
     if answer.forecast is not None:
-        parts = [part for part in forecasts if part is not None]
-        if len(parts) == len(forecasts):
-            forecast = round(fsum(parts), 4)
+        forecast = round_known(sum_all(forecasts), 4)
     return BudgetUse(
         namespace=budget.namespace,
         label=budget.label,

@@ -19,6 +19,7 @@ from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.known import select_known
 from podgpu.model import group_by_key
 from podgpu.past.bill import (
     RangeFigures,
@@ -375,7 +376,7 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
             so_far += day.charges
         if day.is_complete and day.start >= first:
             means.append(_cost_of(day.charges, currency))
-    known = [cost for cost in means if cost is not None]
+    known = select_known(means)
     spent = _cost_of(so_far, currency)
     if not known or spent is None:
         return None

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from podgpu.past.bill import (
     RangeQuery,
     RangeRow,
     RangeWaste,
+    describe_owner,
     describe_row,
 )
 from podgpu.past.schema import COARSE, DAY, floor_time
@@ -54,23 +55,30 @@ def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
 def encode_csv(days: Iterable[RangeAnswer]) -> bytes:
     """Writes the rows of each day. `days`: the bills of single UTC days, or of parts of a day."""
     nothing = RangeAnswer(from_=0.0, to=0.0, by="pod", totals=RangeFigures(), rows=[])
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(_make_cells(nothing, RangeRow())), lineterminator="\r\n")
-    writer.writeheader()
+    rows = []
     for day in days:
-        for row in day.rows:
-            cells = _make_cells(day, row)
-            for name, value in cells.items():
-                if isinstance(value, str):
-                    cells[name] = escape_cell(value)
-            writer.writerow(cells)
+        rows += [_make_cells(day, row) for row in day.rows]
+    return write_table(_make_cells(nothing, RangeRow()), rows)
+
+
+def write_table(columns: Collection[str], rows: Iterable[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\r\n")
+    writer.writeheader()
+    for cells in rows:
+        for name, value in cells.items():
+            if isinstance(value, str):
+                cells[name] = escape_cell(value)
+        writer.writerow(cells)
     return text.getvalue().encode()
 
 
 def escape_cell(text: str) -> str:
     """Prevents spreadsheets from running the cell as a formula."""
     is_formula = _first_visible(text) in _FORMULA_STARTS
-    return f"'{text}" if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")) else text
+    if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")):
+        return f"'{text}"
+    return text
 
 
 def _first_visible(text: str) -> str:
@@ -86,7 +94,7 @@ def _first_visible(text: str) -> str:
 
 
 def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
-    owner = "" if row.owner is None else f"{row.owner.kind}/{row.owner.name}"
+    owner = describe_owner(row.owner)
     tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
     if day.by.startswith("label:"):
         tags[day.by.removeprefix("label:")] = row.label

@@ -14,6 +14,7 @@ import msgspec
 from podgpu.fleet.job_view import SlowestView, find_slowest
 from podgpu.fleet.parts import device_utilization
 from podgpu.fleet.state import ClusterState
+from podgpu.known import divide_known, mean_known, round_known, select_known
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
@@ -209,7 +210,7 @@ def _is_broken(mark: Mark) -> bool:
 
 def _select_finished(values: Values, finished: int | None) -> list[float]:
     """Returns the known values of the finished steps or, if there are none, of all steps."""
-    return _known(values[:finished]) or _known(values)
+    return select_known(values[:finished]) or select_known(values)
 
 
 def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
@@ -229,7 +230,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
     watts = []
     uuids = set()
     for past in history.devices:
-        watts += _known(past.series["power_watts"])
+        watts += select_known(past.series["power_watts"])
         if not past.instance:
             uuids.add(past.uuid)
     summary.mean_power_watts = _mean(watts)
@@ -241,13 +242,13 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
         for part in node.held:
             if _is_of(part.holder, summary) and not node.stale:
                 devices[part.device_key] = part.device
-    summary.power_limit_watts = _mean([limit / 1000 for limit in _known(limits)])
+    summary.power_limit_watts = _mean(divide_known(limit, 1000) for limit in limits)
 
     for device in devices.values():
         if not all(_is_of(holder, summary) for holder in device.holders):
             return  # the pod has begun to share a device
 
-    summary.current_use = _mean(_known(map(device_utilization, devices.values())))
+    summary.current_use = _mean(map(device_utilization, devices.values()))
     summary.tensor_active_ratio = _mean_field(devices.values(), TENSOR_ACTIVE)
     summary.dram_active_ratio = _mean_field(devices.values(), DRAM_ACTIVE)
     activity = Activity(
@@ -266,7 +267,7 @@ def _is_of(holder: Workload, summary: JobSummary) -> bool:
 
 def _mean_field(devices: Iterable[GpuOrInstance], field: str) -> float | None:
     values = [device.fields.get(field) for device in devices if device.fields]
-    return _mean([value for value in values if isinstance(value, float)])
+    return _mean(value for value in values if isinstance(value, float))
 
 
 def _mean_traffic(devices: Iterable[GpuOrInstance], fields: Sequence[str]) -> float | None:
@@ -280,9 +281,5 @@ def _mean_traffic(devices: Iterable[GpuOrInstance], fields: Sequence[str]) -> fl
     return _mean(sums)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 4) if values else None
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _mean(values: Iterable[float | None]) -> float | None:
+    return round_known(mean_known(values), 4)

@@ -13,7 +13,8 @@ from sqlite3 import Connection
 from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Charge, UsageAccount
-from podgpu.model import MIB, add_known
+from podgpu.known import add_known
+from podgpu.model import MIB
 from podgpu.past.mixes import STEP_BYTES, UNKNOWN, step_value
 from podgpu.past.schema import COARSE, HOUR, floor_time
 

@@ -11,6 +11,7 @@ from podgpu.fleet.hold import find_rest
 from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
+from podgpu.known import round_known, sum_all
 from podgpu.model import MIB, DeviceState, group_by_key
 from podgpu.past.bill import account_of
 from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
@@ -230,7 +231,6 @@ def _make_load(
         costs.append(part.cost_per_hour)
         is_whole = is_whole and _is_whole(part)
     known_sizes = [size for size in sizes if size]
-    known_costs = [cost for cost in costs if cost is not None]
     load = PodLoad(
         account_of(own[0][1]),
         steps=b"",
@@ -241,7 +241,7 @@ def _make_load(
         gpus=sum(part.gpu_fraction for _, part in own),
         is_whole=is_whole,
         gpu_bytes=float(min(known_sizes)) if len(known_sizes) == len(own) else None,
-        price=sum(known_costs) if len(known_costs) == len(own) else None,
+        price=sum_all(costs),
     )
     pod = load.account.namespace, load.account.pod
     if load.account.namespace in state.settings.savings_skip_namespaces:
@@ -289,7 +289,7 @@ def _add_costs(db: Connection, fleet: FleetLoad) -> None:
             costs[key] = costs.get(key, 0.0) + charge.amounts.cost
     for pod in fleet.pods:
         cost = costs.get(pod.account.key)
-        pod.cost = None if cost is None else round(cost, 2)
+        pod.cost = round_known(cost, 2)
 
 
 def _check_gpus(

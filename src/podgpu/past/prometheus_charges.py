@@ -25,6 +25,7 @@ from podgpu.charge import (
     UsageAccount,
     charge,
     charge_rest,
+    sum_charges,
 )
 from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.prices import Prices
@@ -62,7 +63,6 @@ from podgpu.past.bill import (
     group_now,
     make_range,
     name_row,
-    sum_usage,
 )
 from podgpu.past.costs import (
     CostsAnswer,
@@ -398,7 +398,7 @@ class _RangeReader:
         rows = {}
         groups = group_by_key((name_row(one, self.query), one) for one in usage)
         for name, group in groups.items():
-            amounts = sum_usage(group)
+            amounts = sum_charges(group)
             cost = None
             if any(one.currency for one in group):
                 cost = round(amounts.cost * HOUR / COARSE, 2)

@@ -23,6 +23,7 @@ from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState
+from podgpu.known import divide_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
 from podgpu.past.advice import make_savings
@@ -199,7 +200,7 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     device = instance or gpu
     figures = Figures(device_utilization(device), device_memory(device))
     if instance is None:
-        power = None if gpu.power_mw is None else gpu.power_mw / 1000
+        power = divide_known(gpu.power_mw, 1000)
         figures = figures._replace(power_watts=power, temperature_celsius=gpu.temperature_celsius)
     return None if figures == Figures() else figures
 

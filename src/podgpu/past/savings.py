@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,8 @@ import msgspec
 from podgpu.charge import UsageAccount
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner
-from podgpu.past.focus import escape_cell
+from podgpu.past.bill import describe_owner
+from podgpu.past.focus import write_table
 from podgpu.past.schema import DAY, HOUR
 from podgpu.past.sqlite import parse_range
 
@@ -275,9 +274,7 @@ _CELLS = (
 
 def encode_savings_csv(answer: SavingsAnswer) -> bytes:
     """Writes one row per pod. What a line saves is in the row of its first pod, so it adds up."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _CELLS, lineterminator="\r\n")
-    writer.writeheader()
+    rows = []
     for number, line in enumerate(answer.advice, 1):
         for place, pod in enumerate(line.pods):
             cells = _make_cells(answer, line, pod)
@@ -285,15 +282,12 @@ def encode_savings_csv(answer: SavingsAnswer) -> bytes:
             if place:
                 for name in ("SavedGpus", "SavedGpuHoursPerMonth", "SavedCostPerMonth"):
                     cells[name] = None
-            for name, value in cells.items():
-                if isinstance(value, str):
-                    cells[name] = escape_cell(value)
-            writer.writerow(cells)
-    return text.getvalue().encode()
+            rows.append(cells)
+    return write_table(_CELLS, rows)
 
 
 def _make_cells(answer: SavingsAnswer, line: Advice, pod: PodAdvice) -> dict[str, Any]:
-    owner = "" if pod.owner is None else f"{pod.owner.kind}/{pod.owner.name}"
+    owner = describe_owner(pod.owner)
     return {
         "Kind": line.kind,
         "Cluster": pod.cluster,

@@ -16,6 +16,7 @@ import msgspec
 
 from podgpu.charge import Figures
 from podgpu.errors import UsageError
+from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import Workload, group_by_key
 from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
@@ -343,7 +344,7 @@ def _add_series(histories: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
     for name in Figures._fields:
         values: list[float | None] = []
         for step in zip(*(history[name] for history in histories), strict=True):
-            known = [value for value in step if value is not None]
+            known = select_known(step)
             values.append(_add_values(name, known) if known else None)
         added[name] = values
     return added

@@ -9,12 +9,12 @@ fourth part. So a range can be added up from charges of any length, and the part
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from podgpu.charge import Amounts, Charge
+from podgpu.charge import Amounts, Charge, sum_charges
 from podgpu.model import group_by_key
 from podgpu.past.token_fit import TokenFit
 
@@ -93,11 +93,11 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
     at_use = 0.0
     is_priced = bool(currency)
     for charges in pods.values():
-        own = _sum(charges)
+        own = sum_charges(charges)
         if not own.token_seconds:
             continue
         amounts = amounts.plus(own)
-        priced = _sum([charge for charge in charges if charge.currency == currency])
+        priced = sum_charges([charge for charge in charges if charge.currency == currency])
         is_priced = is_priced and priced.allocated_seconds == own.allocated_seconds
         parts.append(_divide_cost(own, priced.cost))
         at_use += _find_rate(own, priced.cost) * own.busy_seconds
@@ -109,11 +109,6 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
 
 def _key_of(charge: Charge) -> tuple[str, ...]:
     return charge.cluster, *charge.account.key
-
-
-def _sum(charges: Sequence[Charge]) -> Amounts:
-    columns = zip(Amounts(), *(charge.amounts for charge in charges), strict=True)
-    return Amounts(*map(math.fsum, columns))
 
 
 def _find_rate(amounts: Amounts, cost: float) -> float:

@@ -21,6 +21,7 @@ from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState, read_field, used_value
+from podgpu.known import sum_all
 from podgpu.model import GpuOrInstance, HolderUsage, group_by_key
 from podgpu.scale.catalogue import (
     BUSY,
@@ -125,7 +126,7 @@ def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int,
     """Returns a pod's values by column."""
     values = _measure_ratios(devices)
     values[MEMORY.column] = _measure_memory(devices)
-    values[POWER.column] = _sum(device.read_watts() for device in devices)
+    values[POWER.column] = sum_all(device.read_watts() for device in devices)
     values[IDLE] = _measure_idle(devices)
     values |= _measure_used(devices, settings)
     return values
@@ -136,7 +137,7 @@ def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
     ratios = [device.read_ratios() for device in devices]
     means: dict[int, float | None] = {}
     for column in ratios[0]:
-        total = _sum(each.get(column) for each in ratios)
+        total = sum_all(each.get(column) for each in ratios)
         if total is not None:
             means[column] = 100 * total / len(devices)
     return means
@@ -144,8 +145,8 @@ def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
 
 def _measure_memory(devices: Sequence[_PodDevice]) -> float | None:
     """Returns the used part of the memory, in per cent."""
-    used = _sum(device.read_memory() for device in devices)
-    total = _sum(device.device.memory_total_bytes or None for device in devices)
+    used = sum_all(device.read_memory() for device in devices)
+    total = sum_all(device.device.memory_total_bytes or None for device in devices)
     if used is None or total is None:
         return None
     return min(100.0, 100 * used / total)
@@ -196,7 +197,7 @@ class _PodDevice(NamedTuple):
     def read_ratios(self) -> dict[int, float]:
         """Returns the known ratios by column. A pod's value is the mean over its devices."""
         ratios = {
-            UTILIZATION.column: _sum(usage.utilization_ratio for usage in self._usages),
+            UTILIZATION.column: sum_all(usage.utilization_ratio for usage in self._usages),
             BUSY.column: self._sum_rates("busy", _MAX_BUSY),
             WAIT.column: self._sum_rates("waited", _MAX_BUSY),
         }
@@ -210,7 +211,7 @@ class _PodDevice(NamedTuple):
 
     def read_memory(self) -> float | None:
         """Returns the used bytes."""
-        memory = _sum(usage.memory_used_bytes for usage in self._usages)
+        memory = sum_all(usage.memory_used_bytes for usage in self._usages)
         if memory is None and self.is_alone:
             return self.device.memory_used_bytes
         return memory
@@ -236,16 +237,6 @@ class _PodDevice(NamedTuple):
                 return None
             total += amount / window.held
         return total
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Returns the sum, or None if one of the values is unknown."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
 
 
 # The stored rounds

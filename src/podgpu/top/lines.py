@@ -16,6 +16,7 @@ import msgspec
 from podgpu.errors import few_of, plural
 from podgpu.fleet.parts import BLIND, Use, may_be_busy
 from podgpu.fleet.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
+from podgpu.known import select_known
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
 from podgpu.model import RunningProcess, Workload, WorkloadKey, device_key, parts_of
 
@@ -327,7 +328,7 @@ def describe_free(slot: SlotOfView) -> str:
 
 def _sum_processes(lines: Iterable[Line]) -> int | None:
     """Returns None if the number is unknown for all lines."""
-    known = [line.processes for line in lines if line.processes is not None]
+    known = select_known(line.processes for line in lines)
     return sum(known) if known else None
 
 

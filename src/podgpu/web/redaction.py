@@ -24,8 +24,9 @@ from podgpu.fleet.view import (
     View,
     XidView,
 )
+from podgpu.known import add_known
 from podgpu.metrics.conditions import breaks_gpu
-from podgpu.model import add_known, group_by_key
+from podgpu.model import group_by_key
 from podgpu.past.events import Event, EventsAnswer
 from podgpu.past.schema import IDLE
 from podgpu.past.sqlite import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory

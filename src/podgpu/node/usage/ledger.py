@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import structs
 
+from podgpu.known import add_known
 from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.metrics.usage_methods import HIDDEN_USERS, MPS
 from podgpu.model import (
@@ -31,7 +32,6 @@ from podgpu.model import (
     WaitPart,
     Workload,
     WorkloadKey,
-    add_known,
     parts_of,
 )
 
