@@ -149,6 +149,15 @@ def test_wrong_queries_are_refused(client: Client, query: str, error: str) -> No
     assert error in get(client, query, 400)["error"]
 
 
+def test_memory_peaks_before_a_short_range_count() -> None:
+    cluster, recorder = record(34)
+    with serving(cluster, recorder) as client:
+        found = get(client, "?range=24h")
+    recorder.stop()
+    [wide] = [line["pods"][0] for line in found["advice"] if line["kind"] == "shrink"]
+    assert wide["peak_memory_bytes"] == 40 * 1024**3
+
+
 def test_too_little_history_is_said() -> None:
     cluster, recorder = record(20)
     with serving(cluster, recorder) as client:

@@ -38,6 +38,7 @@ PODS = (
     "Peak",
     "Wait",
     "Slowdown",
+    "In the worst 5 min",
     "Memory, GiB",
     "Idle, h",
 )
@@ -136,6 +137,7 @@ def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
         _UNKNOWN if pod.peak_busy is None else f"{pod.peak_busy:.3f}",
         _UNKNOWN if pod.wait is None else f"{100 * pod.wait:.1f} %",
         _UNKNOWN if pod.slowdown is None else f"{pod.slowdown:.2f}",
+        _UNKNOWN if pod.worst_slowdown is None else f"{pod.worst_slowdown:.2f}",
         _UNKNOWN if memory is None else f"{memory / _GIB:.1f}",
         _UNKNOWN if pod.idle_seconds is None else f"{pod.idle_seconds / 3600:.0f}",
     ]

@@ -20,10 +20,12 @@ from podgpu.metrics.mig import list_mig_sizes
 from podgpu.model import group_by_key
 from podgpu.past.mixes import (
     FULL,
+    LEAST_KNOWN,
     UNKNOWN,
     Candidate,
     Mix,
     find_mixes,
+    find_worst,
     predict_mix,
     read_steps,
     write_steps,
@@ -51,7 +53,6 @@ from podgpu.past.savings import (
 from podgpu.past.schema import COARSE, HOUR
 from podgpu.past.slowdown import MAX_BUSY
 
-LEAST_KNOWN = 0.95
 COMPUTE_HEADROOM = 0.2
 MEMORY_HEADROOM = 0.1
 REASONS = {
@@ -81,7 +82,9 @@ class _Pod:
     load: PodLoad
     mean: float  # in GPUs
     peak: float
-    idle_seconds: float
+    idle_seconds: float = 0.0  # up to the end of the range
+    pause_seconds: float = 0.0  # the longest one after which it worked again
+    worked: float = 0.0  # share of the steps before `idle_seconds` in which it worked
 
 
 def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> SavingsAnswer:
@@ -219,10 +222,10 @@ class _Rules:
         if peak > FULL * load.devices:
             self._left["devices"].append(load)
             return None
-        idle = 0
+        pod = _Pod(load, sum(known) / len(known) / FULL, peak / FULL)
         if not values[-1] or values[-1] == UNKNOWN:
-            idle = _count_idle(values)
-        return _Pod(load, sum(known) / len(known) / FULL, peak / FULL, idle * COARSE)
+            _add_idle(pod, values)
+        return pod
 
     def may_change(self, load: PodLoad) -> bool:
         reason = ""
@@ -239,15 +242,21 @@ class _Rules:
     def stop(self, pod: _Pod) -> Advice | None:
         # 5 % of the whole range may be unknown.
         least = min(self._query.idle, LEAST_KNOWN * self._seconds)
-        if pod.idle_seconds < least:
+        # A pod that worked again after such a pause is likely to do so again.
+        if pod.idle_seconds < least or pod.pause_seconds >= pod.idle_seconds:
             return None
         load = pod.load
         has = "its GPU" if load.devices == 1 else f"its {load.devices} GPUs"
+        says = f"Nothing ran on {has} for the last {_days(pod.idle_seconds)}."
+        assumes = "Nobody needs what the pod keeps in GPU memory, and it can be started again."
+        if pod.worked:
+            says += f" Before, it worked in {_percent(pod.worked)} of all intervals of 5 minutes."
+            assumes = f"Its work does not start again, as after a weekend. {assumes}"
         return Advice(
             kind="stop",
             model=load.model,
-            says=f"Nothing ran on {has} for the last {_days(pod.idle_seconds)}.",
-            assumes="Nobody needs what the pod keeps in GPU memory, and it can be started again.",
+            says=says,
+            assumes=assumes,
             falsified_by="Any busy time on its GPU since the end of this range.",
             pods=[_describe(pod, idle_seconds=pod.idle_seconds)],
             gpus_before=round(load.gpus, _DIGITS),
@@ -324,8 +333,11 @@ class _Rules:
             # GPUs of one model may differ in price, by node: the cheapest is given back last.
             price = sum(sorted(prices)[:-1])
         described = []
-        for pod, shared in zip(pods, mix.shared, strict=True):
-            described.append(_describe(pod, wait=shared.wait, slowdown=shared.slowdown))
+        worst = find_worst(mix)
+        for pod, shared, most in zip(pods, mix.shared, worst, strict=True):
+            one = _describe(pod, wait=shared.wait, slowdown=shared.slowdown)
+            one.worst_slowdown = round(most, _DIGITS)
+            described.append(one)
         return Advice(
             kind="share",
             model=model,
@@ -334,12 +346,9 @@ class _Rules:
                 f"{len(pods)} pods would need one GPU: while two of them ran, they were busy for"
                 f" less than {_percent(MAX_BUSY)} of any 5 minutes together. Their memory peaks add"
                 f" up to {mix.memory / _GIB:.1f} GiB. The slowest would take {slowest:.2f} times as"
-                " long."
+                f" long, and {max(worst):.2f} times in the worst 5 minutes."
             ),
-            assumes=(
-                "Their work stays as it was in each 5 minutes of this range, and the GPU is shared"
-                " by time slices. A pod that synchronises with the GPU very often waits longer."
-            ),
+            assumes=_assume_mix(pods),
             falsified_by=(
                 f"After they share: a waiting time above {_percent(self._query.slowdown - 1)} of a"
                 " pod's busy time, or memory above the sum of the peaks."
@@ -352,24 +361,44 @@ class _Rules:
         )
 
 
+def _assume_mix(pods: Sequence[_Pod]) -> str:
+    texts = [
+        "Their work stays as it was in each 5 minutes of this range, and they do not start their"
+        " work at the same moments within them. The GPU is shared by time slices. A pod that"
+        " synchronises with the GPU very often waits longer."
+    ]
+    if len({pod.load.node for pod in pods}) > 1:
+        texts.append("All of them can run on one node.")
+    if len({pod.load.account.namespace for pod in pods}) > 1:
+        texts.append("They are of different namespaces, and memory errors of one may end all.")
+    return " ".join(texts)
+
+
 def _is_training(load: PodLoad) -> bool:
     if load.account.owner_kind:
         return load.account.owner_kind in _TRAINING_KINDS
     return bool(load.account.job)
 
 
-def _count_idle(values: Sequence[int]) -> int:
-    """Returns for how many steps before the end the pod was certainly idle."""
-    idle = 0
-    unknown = 0
-    for value in reversed(values):
-        if value == UNKNOWN:
-            unknown += 1
-        elif value:
-            break
+def _add_idle(pod: _Pod, values: Sequence[int]) -> None:
+    """Finds for how long before the end the pod was certainly idle, and what it did before."""
+    pauses = [0]  # steps between two that worked; unknown ones may be idle
+    worked = 0
+    for value in values:
+        if value == 0 or value == UNKNOWN:
+            pauses[-1] += 1
         else:
-            idle += 1
-    return idle if idle >= LEAST_KNOWN * (idle + unknown) else 0
+            worked += 1
+            pauses.append(0)
+
+    last = pauses.pop()
+    idle = values[len(values) - last :].count(0)
+    if idle < LEAST_KNOWN * last:
+        return
+    pod.idle_seconds = idle * COARSE
+    if worked:
+        pod.pause_seconds = max(pauses) * COARSE
+        pod.worked = worked / (len(values) - last)
 
 
 def _find_mig_size(

@@ -34,6 +34,8 @@ _LOADS = "SELECT time, account, busy, memory FROM load WHERE time >= ? AND time 
 _LOADS_OF_ONE = f"""
 SELECT time, account, busy, memory FROM period CROSS JOIN load USING (time)
 WHERE resolution = {HOUR} AND time >= ? AND time < ? AND account = ?"""
+# A peak of memory that comes once a week is not in a short range.
+_EARLIER_MEMORY = "SELECT account, max(memory) FROM load WHERE time < ? GROUP BY account"
 _FIRST_HOUR = "SELECT time, busy FROM load WHERE time = (SELECT min(time) FROM load)"
 # The GPUs of each holder in the range. The containers of a pod begin in the same round.
 _HELD = f"""
@@ -54,7 +56,7 @@ PodKey = tuple[str, AccountKey]  # cluster and account
 
 
 class _History(NamedTuple):
-    """Steps and largest memory in bytes by account."""
+    """Steps of the range, and the largest memory in bytes since the oldest record, by account."""
 
     steps: Mapping[AccountKey, bytes]
     memory: Mapping[AccountKey, float]
@@ -165,6 +167,9 @@ def _read_history(
             unknown.add(account)
         elif mib > memory.get(account, -1):
             memory[account] = mib
+    for account, mib in db.execute(_EARLIER_MEMORY, (first,)):
+        if mib is not None and account in memory:
+            memory[account] = max(memory[account], mib)
 
     before = (start - first) // COARSE * STEP_BYTES
     after = before + (end - start) // COARSE * STEP_BYTES

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, SWITCH_COST, weigh
 
+LEAST_KNOWN = 0.95  # of the range, of one pod and of all pods of a mix together
 FULL = 2000
 """Value of a step in which one GPU was busy all the time."""
 UNKNOWN = 0xFFFF
@@ -28,6 +29,8 @@ _MAX_STEP = UNKNOWN - 1
 _LIMIT = round(MAX_BUSY * FULL)
 _HIGH = 0x8000  # the highest bit of a lane
 _WEIGHTS = [weigh(value / FULL) for value in range(FULL + 1)]
+# Times a `stretch`, the slowdown of a pod in a step.
+_RATIOS = [weigh(value / FULL) / max(1, value) * FULL for value in range(FULL + 1)]
 _HOURS = 24
 _STEPS_PER_HOUR = 12
 # A pod is compared with this many open mixes, and those that overlap least are computed. With
@@ -167,13 +170,15 @@ def _join(
             continue
         members = [*mix.members, candidate]
         known = mix.known & candidate.known
+        if known.bit_count() < LEAST_KNOWN * _LANE_BITS * len(candidate.steps) / STEP_BYTES:
+            continue
         shared = _predict(members, known)
         if all(one.slowdown < most_slowdown for one in shared):
             mix.pods.append(place)
             mix.members = members
             mix.memory += candidate.memory
             mix.known = known
-            mix.lanes = (mix.lanes + candidate.lanes) & known
+            mix.lanes += candidate.lanes
             mix.active |= candidate.active
             mix.profile = list(map(add, mix.profile, candidate.profile))
             mix.shared = shared
@@ -194,35 +199,54 @@ def _estimate_overlap(mix: Mix, candidate: Candidate) -> float:
 def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:
     """Returns whether the busy shares add up to less than `MAX_BUSY` in every step that counts.
 
-    Those are the known steps in which at least two of the pods are busy.
+    Those are the steps in which at least two of the pods are busy, even if another is unknown.
     """
     count = len(candidate.steps) // STEP_BYTES
-    counted = mix.active & candidate.active & mix.known & candidate.known
+    counted = mix.active & candidate.active
     sums = (mix.lanes & counted) + (candidate.lanes & counted)
     return not (sums + _all_lanes(count, _HIGH - _LIMIT)) & _all_lanes(count, _HIGH)
 
 
-def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
+class _Members(NamedTuple):
+    values: list[array[int]]  # of each pod, 0 where a pod is unknown
+    factors: list[float]  # `slowdown.stretch` of each step
+
+
+def _read_members(members: Sequence[Candidate], known: int) -> _Members:
     length = len(members[0].steps)
-    steps = known.bit_count() // _LANE_BITS
-    busy = []
+    values = []
     weights = []
     for member in members:
-        values = read_steps((member.lanes & known).to_bytes(length, "little"))
-        busy.append(sum(values) / FULL)
-        weights.append([_WEIGHTS[value] for value in values])
+        own = read_steps((member.lanes & known).to_bytes(length, "little"))
+        values.append(own)
+        weights.append([_WEIGHTS[value] for value in own])
     sums = weights[0]
     for others in weights[1:]:
         sums = list(map(add, sums, others))
     # `slowdown.stretch`, written out: it is applied to 2,000 steps of each mix.
-    factors = [1 / (1 - SWITCH_COST * weight) for weight in sums]
+    return _Members(values, [1 / (1 - SWITCH_COST * weight) for weight in sums])
 
+
+def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
+    steps = max(1, known.bit_count() // _LANE_BITS)
+    read = _read_members(members, known)
     shared = []
-    for alone, own in zip(busy, weights, strict=True):
-        wanted = sum(map(mul, own, factors))
-        wait = max(0.0, wanted - alone)
-        shared.append(Shared(alone / max(1, steps), wait / max(1, steps)))
+    for values in read.values:
+        alone = sum(values) / FULL
+        weights = [_WEIGHTS[value] for value in values]
+        wait = max(0.0, sum(map(mul, weights, read.factors)) - alone)
+        shared.append(Shared(alone / steps, wait / steps))
     return shared
+
+
+def find_worst(mix: Mix) -> list[float]:
+    """Returns the largest slowdown of each pod in one step."""
+    read = _read_members(mix.members, mix.known)
+    worst = []
+    for values in read.values:
+        ratios = [_RATIOS[value] for value in values]
+        worst.append(max(1.0, max(map(mul, ratios, read.factors))))
+    return worst
 
 
 @lru_cache(maxsize=64)

@@ -25,13 +25,14 @@ from podgpu.past.advice import make_savings
 from podgpu.past.loads import HeldPod, PodKey, collect_held, list_rooms
 from podgpu.past.mixes import FULL, UNKNOWN, step_value, write_steps
 from podgpu.past.savings import (
+    MAX_DAYS,
     FleetLoad,
     SavingsAnswer,
     SavingsQuery,
     SharedLoad,
     SharedPodLoad,
 )
-from podgpu.past.schema import COARSE, floor_time
+from podgpu.past.schema import COARSE, DAY, floor_time
 
 _TIMEOUT = 60.0
 MAX_PODS = 1500  # 2,016 numbers each; the cheaper pods of a larger cluster are left out and counted
@@ -215,8 +216,11 @@ class _LoadReader:
         return select(names, one_of("UUID", uuids), self.server.match)
 
     async def _read_memory(self, uuids: Sequence[str]) -> dict[tuple[str, PodKey | None], float]:
-        """Returns the largest memory of each GPU, and of each pod on it."""
-        window = f"{round(self.fleet.end - self.fleet.start)}s"
+        """Returns the largest memory of each GPU, and of each pod on it.
+
+        It is read of the longest range: a peak that comes once a week is not in a short one.
+        """
+        window = f"{MAX_DAYS * DAY}s"
         peaks: dict[tuple[str, PodKey | None], float] = {}
         for name in _MEMORY:
             keys = by(self.server.cluster_label, *_KEYS)

@@ -167,6 +167,7 @@ class PodAdvice(msgspec.Struct, omit_defaults=True, kw_only=True):
     peak_busy: float | None = None  # largest mean of 5 minutes, in GPUs
     wait: float | None = None  # share of time in which it would wait for others
     slowdown: float | None = None
+    worst_slowdown: float | None = None  # in one interval of 5 minutes
     peak_memory_bytes: float | None = None
     idle_seconds: float | None = None  # up to the end of the range
 
@@ -260,6 +261,7 @@ _CELLS = (
     "PeakBusyGpus",
     "PredictedWait",
     "PredictedSlowdown",
+    "WorstSlowdown",
     "PeakMemoryBytes",
     "IdleSeconds",
     "SavedGpus",
@@ -303,6 +305,7 @@ def _make_cells(answer: SavingsAnswer, line: Advice, pod: PodAdvice) -> dict[str
         "PeakBusyGpus": pod.peak_busy,
         "PredictedWait": pod.wait,
         "PredictedSlowdown": pod.slowdown,
+        "WorstSlowdown": pod.worst_slowdown,
         "PeakMemoryBytes": pod.peak_memory_bytes,
         "IdleSeconds": pod.idle_seconds,
         "SavedGpus": line.saved.gpus,

@@ -91,7 +91,7 @@ export class Savings {
   showLeft(rows) {
     this.left.hidden = !rows.length;
     const pods = rows.reduce((sum, row) => sum + row.pods, 0);
-    setText(this.leftSummary, `${plural(pods, "pod")} in no line`);
+    setText(this.leftSummary, `${plural(pods, "pod")} without a recommendation`);
     place(this.leftList, rows.map((row) => h("li", {}, `${plain(row.says)}: ${plural(row.pods, "pod")}, ${gpus(row.gpus)}`)));
   }
 
@@ -175,7 +175,7 @@ function lineOf(line, { currency }) {
   );
   const table = sortable("Pods of this line");
   table.show(line.pods, podColumns(line), "-pod", nameOf);
-  const texts = h("dl", { class: "saving-texts" }, fact("Assumes", plain(line.assumes)), fact("Would be wrong", plain(line.falsified_by)));
+  const texts = h("dl", { class: "saving-texts" }, fact("Assumes", plain(line.assumes)), fact("Wrong if", plain(line.falsified_by)));
   const cost = line.cost === undefined ? "" : ` In this range, its GPUs cost ${money(line.cost, currency)}.`;
   return h("li", {}, h("details", {}, head, h("p", {}, `${plain(line.says)}${cost}`), table.element, texts));
 }
@@ -192,6 +192,7 @@ function podColumns(line) {
     busy("peak_busy", `Peak of 5 min${unit}`),
     { name: "wait", title: "Would wait", value: (pod) => pod.wait, write: tenths },
     { name: "slowdown", title: "Slowdown", value: (pod) => pod.slowdown, write: (factor) => factor.toFixed(2) },
+    { name: "worst", title: "In the worst 5 min", value: (pod) => pod.worst_slowdown, write: (factor) => factor.toFixed(2) },
     { name: "memory", title: "Memory peak", value: (pod) => pod.peak_memory_bytes, write: memory },
     { name: "idle", title: "Idle for", value: (pod) => pod.idle_seconds, write: duration },
   ];
