@@ -354,6 +354,61 @@ def _from_podgpu_cluster() -> Row:
     )
 
 
+def _savings() -> Row:
+    # Replicas of podgpu cluster have the same figures.
+    columns = {
+        "kind": "Do",
+        "namespace": "Namespace",
+        "pod": "Pod",
+        "model": "Model",
+        "target": "Then",
+    }
+    by = ", ".join(columns)
+    pods = f"max by ({by}) (podgpu_savings_pod_gpus{{{_HOLDER}}})"
+    costs = f"max by ({by}, currency) (podgpu_savings_pod_cost_per_month{{{_HOLDER}}})"
+    return Row(
+        "Savings (needs podgpu cluster)",
+        (
+            stat(
+                "GPUs that could be given back",
+                "sum(max by (kind) (podgpu_savings_gpus))",
+                "From the last 7 days, of all namespaces. Empty with less than a day of history.",
+                decimals=1,
+                width=6,
+            ),
+            stat(
+                "Their cost per month",
+                "sum by (currency) (max by (kind, currency) (podgpu_savings_cost_per_month))",
+                "Of 730 hours, by --prices.",
+                decimals=0,
+                width=6,
+            ),
+            stat(
+                "Error of predicted waiting times",
+                "max(podgpu_savings_prediction_error_ratio)",
+                "Mean over pods that share a GPU already, as a fraction of time.",
+                "percentunit",
+                decimals=1,
+                width=6,
+            ),
+            table(
+                "What could be given back",
+                [
+                    Query(largest(pods, 200), "GPUs saved", decimals=2),
+                    Query(f"sum by ({by}) ({costs})", "Cost per month", decimals=2),
+                ],
+                columns,
+                (
+                    "What each pod would save: the 200 largest. podgpu savings and the page "
+                    "also show the evidence, the assumptions and how much slower pods would be."
+                ),
+                link=("Pod", "This pod", _POD_PAGE),
+            ),
+        ),
+        collapsed=True,
+    )
+
+
 def waste() -> Json:
     variables = [
         choice(
@@ -369,5 +424,5 @@ def waste() -> Json:
         "podgpu: waste and cost",
         about,
         variables,
-        [_overview(), _waste(), _from_podgpu_cluster()],
+        [_overview(), _waste(), _savings(), _from_podgpu_cluster()],
     )

@@ -8,13 +8,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from podgpu.past.record import SqlitePast
+from podgpu.past.savings_watch import SavingsWatch
 from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers
 from tests.deploy.grafana import (
     DASHBOARDS,
@@ -27,8 +29,10 @@ from tests.deploy.grafana import (
     several,
     variables,
 )
+from tests.fleet.real_servers import expositions_at
 from tests.net import free_port
 from tests.nodes.clock import wait_until
+from tests.past.savings_world import record_with
 from tests.process import podgpu
 
 each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
@@ -46,6 +50,21 @@ NVIDIA_12239 = (
 """Queries of dashboard 12239. Both variables are label_values(DCGM_FI_DEV_GPU_TEMP, …)."""
 
 
+@contextmanager
+def serving_savings() -> Iterator[str]:
+    """Yields HOST:PORT of the metrics of savings. They need a day of history."""
+    cluster, recorder, run_round = record_with(26)
+    watch = SavingsWatch(SqlitePast(recorder, lambda: cluster.published.state))
+    watch.update()
+    cluster.read_savings = watch.read
+    run_round()
+    recorder.stop()
+    lines = cluster.published.metrics.plain.decode().splitlines(keepends=True)
+    text = "".join(line for line in lines if "podgpu_savings_" in line)
+    with expositions_at(lambda name: text) as address:
+        yield address
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     """A fleet with data for every panel: an error, a lasting alert, a failed source, an idle
@@ -58,7 +77,9 @@ def fleet() -> Iterator[Fleet]:
         port = free_port()  # chosen first, because Prometheus needs it at its start
         job: dict[str, Any] = {"job_name": "podgpu-cluster", "honor_labels": True}
         job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
-        running = stack.enter_context(fleet_in(folder, [job], ("4.8", "4.9")))
+        savings: dict[str, Any] = {"job_name": "savings", "honor_labels": True}
+        savings["static_configs"] = [{"targets": [stack.enter_context(serving_savings())]}]
+        running = stack.enter_context(fleet_in(folder, [job, savings], ("4.8", "4.9")))
         (folder / "prices.yaml").write_text("currency: EUR\nmodels: {'*': {gpu_hour: 2.5}}\n")
         targets = ",".join(f"http://{node.instance}/metrics" for node in running.nodes)
         options = (

@@ -133,25 +133,39 @@ def read_nodes(counters: _Counters, number: int, at: float) -> tuple[NodeReading
     return first, second
 
 
-def record(
-    hours: float, read: Callable[[_Counters, int, float], tuple[NodeReading, ...]] = read_nodes
-) -> tuple[Cluster, HistoryRecorder]:
+Read = Callable[[_Counters, int, float], tuple[NodeReading, ...]]
+
+
+def record(hours: float, read: Read = read_nodes) -> tuple[Cluster, HistoryRecorder]:
     """Runs a round every 5 minutes. Call `stop` of the recorder afterwards."""
+    cluster, recorder, _ = record_with(hours, read)
+    return cluster, recorder
+
+
+def record_with(
+    hours: float, read: Read = read_nodes
+) -> tuple[Cluster, HistoryRecorder, Callable[[], None]]:
+    """Like `record`. The function runs one more round."""
     time = Time()
     time.now = 800.0  # a step begins
     cluster = Cluster(Script, SETTINGS, lambda: (PRICES, ()), time.clock)
     recorder = cluster_recorder(cluster)
     counters = _Counters()
-    for number in range(round(hours * 12)):
+    rounds = round(hours * 12)
+
+    def run_round(number: int = rounds) -> None:
         reading = ClusterReading(
             read(counters, number, time.now),
             owners=OWNERS,
             kept_pods=frozenset({("ml", "kept")}),
         )
         asyncio.run(cluster.round(Script(tell(reading))))
+
+    for number in range(rounds):
+        run_round(number)
         recorder.record()
         time.now += STEP
-    return cluster, recorder
+    return cluster, recorder, run_round
 
 
 @contextmanager

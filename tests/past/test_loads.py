@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
+from podgpu.fleet.saved_gpus import NO_SAVINGS
+from podgpu.fleet.state import ClusterState
+from podgpu.past.record import SqlitePast
+from podgpu.past.savings_watch import SavingsWatch
 from podgpu.past.slowdown import predict_waits
-from tests.past.savings_world import record, serving
+from tests.past.savings_world import record, record_with, serving
 from tests.web.server import Client
 
 HOURS = 26.0
@@ -207,6 +211,60 @@ def test_the_command_the_report_and_the_csv_show_the_figures_of_the_json(
             if "slowdown" in pod:
                 assert f"{pod['slowdown']:.2f}" in shown
                 assert f"{100 * pod['wait']:.1f} %" in shown
+
+
+def test_metrics_show_the_figures_of_the_json() -> None:
+    cluster, recorder, record_round = record_with(HOURS)
+    past = SqlitePast(recorder, lambda: cluster.published.state)
+    watch = SavingsWatch(past)
+    watch.update()
+    cluster.read_savings = watch.read
+    record_round()
+    with serving(cluster, recorder) as client:
+        found = get(client)
+        lines = client.ask("/metrics").text.splitlines()
+    recorder.stop()
+    samples = {}
+    for line in lines:
+        if line.startswith("podgpu_savings_"):
+            name, _, value = line.rpartition(" ")
+            samples[name] = float(value)
+
+    for row in found["kinds"]:
+        if row["kind"] == "pack":
+            continue
+        kind = row["kind"]
+        assert samples[f'podgpu_savings_gpus{{kind="{kind}"}}'] == row["saved"].get("gpus", 0)
+        cost = f'podgpu_savings_cost_per_month{{kind="{kind}",currency="EUR"}}'
+        assert samples[cost] == row["saved"].get("cost", 0)
+    total = sum(value for name, value in samples.items() if name.startswith("podgpu_savings_pod_g"))
+    assert total == found["totals"]["saved"]["gpus"] == 5
+    wide = 'podgpu_savings_pod_gpus{kind="shrink",namespace="ml",pod="wide",model="NVIDIA L40S",'
+    assert samples[wide + 'target="1 GPU"}'] == 1
+    error = samples["podgpu_savings_prediction_error_ratio"]
+    assert error == found["prediction_error_ratio"] > 0
+
+
+def test_savings_before_the_first_round_are_not_kept() -> None:
+    cluster, recorder = record(HOURS)
+    state = ClusterState(cluster.settings, None)
+    past = SqlitePast(recorder, lambda: state)
+    watch = SavingsWatch(past)
+    watch.update()
+    assert watch.read() == NO_SAVINGS
+    state = cluster.published.state
+    watch.update()
+    recorder.stop()
+    assert sum(row.gpus for row in watch.read().kinds) == 5
+
+
+def test_without_a_day_of_history_there_are_no_metrics() -> None:
+    cluster, recorder = record(20)
+    watch = SavingsWatch(SqlitePast(recorder, lambda: cluster.published.state))
+    watch.update()
+    recorder.stop()
+    assert watch.read() == NO_SAVINGS
+    assert watch.pause < 60
 
 
 def test_wrong_options_end_with_2(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
+from podgpu.past.savings_watch import SavingsWatch
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes
@@ -120,6 +121,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             watch = BudgetWatch(past, budgets)
             cluster.read_budgets = watch.read
             services.append(watch)
+        savings = SavingsWatch(past)
+        cluster.read_savings = savings.read
+        services.append(savings)
         app = cluster_application(
             cluster, protection, past, options["web_enable_lifecycle"], access
         )

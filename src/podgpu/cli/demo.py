@@ -36,6 +36,7 @@ from podgpu.labs.demo_engines import DemoEngines
 from podgpu.labs.demo_past import write_past
 from podgpu.labs.simulate.simulated_node import DemoNode
 from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.savings_watch import SavingsWatch
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 
@@ -90,6 +91,8 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         for exporter in exporters:
             exporter.agent.read_telemetry()  # the last values may be too old by now
         past = SqlitePast(recorder, lambda: cluster.published.state)
+        savings = SavingsWatch(past)
+        cluster.read_savings = savings.read
         app = cluster_application(cluster, past=past)
 
         services: list[Service] = []
@@ -101,7 +104,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
                 # After the port of the cluster view, so that Prometheus can scrape the node.
                 where = Address(address.host, address.port and address.port + 1 + number)
             listeners.append(Listener(exporter.application, where))
-        services += [cluster, recorder]
+        services += [cluster, recorder, savings]
         listeners.append(Listener(engines.application, Address(_LOOPBACK, 0)))
         listeners.append(Listener(app, cluster_address, "--cluster-address"))
 

@@ -26,6 +26,7 @@ from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.parts import is_lost
 from podgpu.fleet.prices import ReadPrices, no_prices
 from podgpu.fleet.readings import ClusterReading, Collector, ViewSettings
+from podgpu.fleet.saved_gpus import NO_SAVINGS, SavingsFigures
 from podgpu.fleet.series import cluster_families, node_families, self_families
 from podgpu.fleet.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
 from podgpu.fleet.view import View, make_view
@@ -119,6 +120,8 @@ class Cluster:
         self.read_time: Callable[[], float] = self.clock.wall
         # Returns the use of budgets, and notes. A `BudgetWatch` replaces it.
         self.read_budgets: ReadBudgets = lambda: ((), ())
+        # Returns the figures of savings. A `SavingsWatch` replaces it.
+        self.read_savings: Callable[[], SavingsFigures] = lambda: NO_SAVINGS
         self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history
         self.readers: list[Callable[[ClusterState], None]] = []  # called after every round
         self._previous: ClusterState | None = None
@@ -158,6 +161,7 @@ class Cluster:
             notes=(*notes, *budget_notes, *self.other_warnings()),
             recorded=self.recorded_nodes,
             budgets=budgets,
+            savings=self.read_savings(),
             detector=self._detector,
         )
         self._previous = state

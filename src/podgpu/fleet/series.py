@@ -20,6 +20,7 @@ from podgpu.fleet.parts import (
     sum_held,
 )
 from podgpu.fleet.readings import NodeEntry, duration_text
+from podgpu.fleet.saved_gpus import SavingsFigures
 from podgpu.fleet.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import (
@@ -42,6 +43,7 @@ from podgpu.model import (
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _WASTE_LABELS = ("kind", "namespace", "currency", "cluster")
+_SAVINGS_LABELS = ("kind", "namespace", "pod", "model", "target", "cluster")
 # `gpu_id`: the GPU, even of a MIG instance
 _MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 
@@ -61,6 +63,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families += _count_families(state)
     families += _cost_families(state)
     families += _budget_families(state)
+    families += _savings_families(state.savings)
     families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
     families += self_families(state)
     return families
@@ -367,6 +370,22 @@ def _budget_families(state: ClusterState) -> list[Family]:
         if budget.forecast_ratio is not None:
             sample = Sample(labels, budget.forecast_ratio)
             samples["podgpu_budget_forecast_ratio"].append(sample)
+    return make_families("cluster", samples)
+
+
+def _savings_families(savings: SavingsFigures) -> list[Family]:
+    samples: dict[str, list[Sample]] = defaultdict(list)
+    for rows, name in ((savings.kinds, "podgpu_savings"), (savings.pods, "podgpu_savings_pod")):
+        for row in rows:
+            values = (row.kind, row.namespace, row.pod, row.model, row.target, row.cluster)
+            named = [pair for pair in zip(_SAVINGS_LABELS, values, strict=True) if pair[1]]
+            samples[f"{name}_gpus"].append(Sample(Labels(named), round(row.gpus, 4)))
+            if row.cost is not None:
+                labels = Labels([*named, ("currency", savings.currency)])
+                samples[f"{name}_cost_per_month"].append(Sample(labels, round(row.cost, 2)))
+    if savings.prediction_error_ratio is not None:
+        error = Sample(NO_LABELS, savings.prediction_error_ratio)
+        samples["podgpu_savings_prediction_error_ratio"].append(error)
     return make_families("cluster", samples)
 
 

@@ -45,6 +45,7 @@ from podgpu.fleet.readings import (
     TargetOutcome,
     ViewSettings,
 )
+from podgpu.fleet.saved_gpus import NO_SAVINGS, SavingsFigures
 from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
 from podgpu.fleet.stragglers import SlowGpu
 from podgpu.fleet.tokens import Charged, charge_tokens
@@ -106,6 +107,7 @@ class ClusterState:
     kept_pods: frozenset[PodName] = frozenset()  # savings leave them out, by an annotation
     prices: Prices = NO_PRICES
     budgets: Sequence[BudgetUse] = ()
+    savings: SavingsFigures = NO_SAVINGS
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Totals, if there are too many GPUs to read. Then `nodes` has only a selection.
@@ -147,6 +149,7 @@ def build_cluster_state(
     notes: Sequence[str] = (),
     recorded: Mapping[str, str] | None = None,
     budgets: Sequence[BudgetUse] = (),
+    savings: SavingsFigures = NO_SAVINGS,
     detector: JobDetector | None = None,
 ) -> ClusterState:
     """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
@@ -198,6 +201,7 @@ def build_cluster_state(
         kept_pods=reading.kept_pods,
         prices=prices,
         budgets=budgets,
+        savings=savings,
         outcomes=tuple(sorted_outcomes),
         errors=reading.errors,
         fleet=reading.fleet,

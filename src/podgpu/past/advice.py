@@ -124,6 +124,7 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
         step_seconds=COARSE,
         month_hours=MONTH_HOURS,
         currency=currency,
+        is_computed=seconds >= SHORTEST,
         notes=notes,
         limits=SavingsLimits(
             slowdown=query.slowdown,

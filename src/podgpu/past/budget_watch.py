@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from podgpu.errors import PodgpuError, StartError
+from podgpu.errors import PodgpuError
 from podgpu.fleet.budgets import Budget, BudgetUse, ReadBudgets
 from podgpu.known import round_known, sum_all
 from podgpu.past.bill import RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.interface import Past
+from podgpu.past.watch import Watch
 
 _SECONDS = 60.0  # the page and the alerts show a changed file after at most this time
 _FIRST_SECONDS = 5.0  # until there is a record
-_STOP_SECONDS = 2.0
-_log = logging.getLogger(__name__)
 
 
-class BudgetWatch:
+class BudgetWatch(Watch):
+    name = "budgets"
+
     def __init__(self, past: Past, budgets: ReadBudgets) -> None:
-        self.fatal: StartError | None = None
+        super().__init__()
         self._past = past
         self._budgets = budgets
         self._latest: tuple[Sequence[BudgetUse], Sequence[str]] = ((), ())
-        self._wake = threading.Event()
-        self._is_stopping = False
-        self._thread: threading.Thread | None = None
 
     def read(self) -> tuple[Sequence[BudgetUse], Sequence[str]]:
         """Returns the last result, and notes about what is wrong."""
@@ -36,6 +32,7 @@ class BudgetWatch:
 
     def update(self) -> None:
         self._latest = asyncio.run(self._compute())
+        self.pause = _SECONDS if self._latest[0] else _FIRST_SECONDS
 
     async def _compute(self) -> tuple[Sequence[BudgetUse], Sequence[str]]:
         file, notes = self._budgets()
@@ -60,32 +57,6 @@ class BudgetWatch:
             if use is not None:
                 uses.append(use)
         return uses, notes
-
-    # Thread
-
-    def start(self, on_fatal: Callable[[], object]) -> None:
-        del on_fatal  # unused, because podgpu continues without budgets
-        self._thread = threading.Thread(target=self._run, name="budgets", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._is_stopping:
-            try:
-                self.update()
-            except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues
-                _log.exception("unexpected error while comparing budgets; please report it")
-            self._wake.wait(_SECONDS if self._latest[0] else _FIRST_SECONDS)
-            self._wake.clear()
-
-    def reload(self) -> None:
-        """Reads the file now (SIGHUP)."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        self._is_stopping = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
 
 
 def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:

@@ -166,6 +166,9 @@ class PrometheusPast(Past):
         if answer is None or self._clock() - read_at > _COSTS_SECONDS:
             state = self._cluster.published.state
             answer = await read_savings(self._server, key[0], key[1], state)
+            # Before the first round, no pod holds a GPU.
+            if not answer.totals.before.gpus:
+                return answer
             while len(self._savings) >= _MAX_COSTS:
                 del self._savings[next(iter(self._savings))]
             self._savings[key] = self._clock(), answer

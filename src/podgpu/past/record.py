@@ -286,6 +286,9 @@ class SqlitePast(Past):
         answer.prices = state.prices.source
         answer.simulated = state.simulated
         answer.in_memory = self._recorder.is_in_memory
+        # Before the first round, no pod holds a GPU.
+        if not fleet.pods:
+            return answer
         if len(self._savings) >= _MAX_SAVINGS:
             self._savings = {}
         self._savings[key] = answer

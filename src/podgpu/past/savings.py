@@ -229,6 +229,8 @@ class SavingsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     source: str = ""
     simulated: bool = False
     in_memory: bool = False
+    # False if there is less than a day of history, so that nothing can be said.
+    is_computed: bool = msgspec.field(name="computed", default=True)
     notes: list[str] = []
     limits: SavingsLimits
     totals: SavingsTotals
