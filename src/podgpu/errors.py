@@ -20,7 +20,9 @@ def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def utc_text(time: float) -> str:

@@ -152,7 +152,9 @@ def with_scheme(place: str, scheme: str = "http") -> str:
 
 def url_host(host: str) -> str:
     """Returns the host as in a URL: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"
+    return host
 
 
 def redact_url(url: str) -> str:

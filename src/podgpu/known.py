@@ -18,7 +18,9 @@ def add_known(one: N | None, other: N | None) -> N | None:
     """Returns the sum of the values that are not None. None if both are."""
     if one is None:
         return other
-    return one if other is None else one + other
+    if other is None:
+        return one
+    return one + other
 
 
 def sum_all(values: Iterable[float | None]) -> float | None:
@@ -34,12 +36,18 @@ def sum_all(values: Iterable[float | None]) -> float | None:
 def mean_known(values: Iterable[float | None]) -> float | None:
     """Returns the mean of the known values, or None if there are none."""
     known = select_known(values)
-    return sum(known) / len(known) if known else None
+    if not known:
+        return None
+    return sum(known) / len(known)
 
 
 def round_known(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
+    if value is None:
+        return None
+    return round(value, digits)
 
 
 def divide_known(value: float | None, by: float) -> float | None:
-    return None if value is None else value / by
+    if value is None:
+        return None
+    return value / by

@@ -95,7 +95,9 @@ class Device:
     @property
     def name(self) -> str:
         """Value of the label `device`, such as nvidia0. Empty if the index is unknown."""
-        return "" if self.index is None else f"{self.maker}{self.index}"
+        if self.index is None:
+            return ""
+        return f"{self.maker}{self.index}"
 
     @property
     def key(self) -> str:
@@ -108,7 +110,9 @@ class Device:
 
 
 def device_key(uuid: str, gi_id: int | None) -> str:
-    return uuid if gi_id is None else f"{uuid}/gi{gi_id}"
+    if gi_id is None:
+        return uuid
+    return f"{uuid}/gi{gi_id}"
 
 
 def split_key(key: str) -> tuple[str, int | None]:
@@ -161,7 +165,9 @@ class Workload(Document, frozen=True):
             return "pod", self.namespace, self.pod, self.container
         if self.uid or self.container_id:
             return "uid", self.uid, self.container or self.container_id
-        return ("user", self.user) if self.user else ()
+        if not self.user:
+            return ()
+        return "user", self.user
 
     @property
     def pod_name(self) -> PodName:
@@ -193,7 +199,9 @@ class Workload(Document, frozen=True):
     def text(self) -> str:
         """The workload's name in messages. Empty if no field is known."""
         if self.job:
-            return f"job {self.job} ({self.user})" if self.user else f"job {self.job}"
+            if self.user:
+                return f"job {self.job} ({self.user})"
+            return f"job {self.job}"
         if self.pod:
             return "/".join(filter(None, (self.namespace, self.pod, self.container)))
         short_id = self.container_id[:_SHORT_ID]
@@ -202,7 +210,9 @@ class Workload(Document, frozen=True):
         container = short_id or self.container
         if container:
             return f"container {container}"
-        return f"user {self.user}" if self.user else ""
+        if not self.user:
+            return ""
+        return f"user {self.user}"
 
 
 class WorkloadOwner(Document, frozen=True, order=True):
@@ -721,7 +731,9 @@ class Allocation:
     def with_api_uid(self, workload: W) -> W:
         """Replaces the UID of a static pod by its UID in the API server, if that is known."""
         uid = self.api_uids.get(workload.uid)
-        return workload if uid is None else msgspec.structs.replace(workload, uid=uid)
+        if uid is None:
+            return workload
+        return msgspec.structs.replace(workload, uid=uid)
 
 
 @dataclass(frozen=True, slots=True)

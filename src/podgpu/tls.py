@@ -39,7 +39,9 @@ class Pem:
         return self.file or self.origin
 
     def read(self) -> bytes:
-        return read_bounded(self.file, _MAX_PEM_BYTES) if self.file else self.text.encode()
+        if self.file:
+            return read_bounded(self.file, _MAX_PEM_BYTES)
+        return self.text.encode()
 
 
 NO_PEM = Pem()

@@ -184,7 +184,9 @@ class AutoscaleServer:
             yield
 
     def _check_live(self) -> tuple[bool, str]:
-        return (True, "OK\n") if self.cluster.is_on_time else (False, "the cluster loop is stuck\n")
+        if self.cluster.is_on_time:
+            return True, "OK\n"
+        return False, "the cluster loop is stuck\n"
 
     def _check_ready(self) -> tuple[bool, str]:
         if self.api is not None and self.api.find_proxy() is None:

@@ -62,7 +62,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         findings += examine_node(options)
     text = as_json(findings) if options["json"] else as_text(findings, wants_colour())
     print_out(text + "\n")
-    return 1 if _count(findings, Level.WRONG) else 0
+    if _count(findings, Level.WRONG):
+        return 1
+    return 0
 
 
 def examine_node(

@@ -42,7 +42,9 @@ def _describe_successor(field: Field) -> str:
     rename = rename_of(field.name)
     if rename is None or rename.new_name == field.name:
         return ""
-    return f"{rename.new_name} ({rename.new.unit})" if rename.new.unit else rename.new_name
+    if rename.new.unit:
+        return f"{rename.new_name} ({rename.new.unit})"
+    return rename.new_name
 
 
 def _describe_source(field: Field) -> str:

@@ -132,7 +132,9 @@ def run(arguments: list[str]) -> int:
         install = INSTALL_EXTRA.format(extra=arguments[0])
         advice = f"run {install}, or use the image with the tag -autoscale"
         return _fail(f"podgpu {arguments[0]} needs the package {error.name}: {advice}", 1)
-    return result if isinstance(result, int) else 0
+    if not isinstance(result, int):
+        return 0
+    return result
 
 
 def _explain(error: click.UsageError) -> str:

@@ -250,19 +250,25 @@ def _make_cells(figures: RangeFigures) -> list[str]:
 
 
 def _write_number(amount: float | None) -> str:
-    return _UNKNOWN if amount is None else f"{amount:,.2f}"
+    if amount is None:
+        return _UNKNOWN
+    return f"{amount:,.2f}"
 
 
 def _write_use(use: float | None) -> str:
     if use is None:
         return _UNKNOWN
-    return f"{use:.0%} of its share" if use >= _MORE_THAN_ALL else f"{use:.0%}"
+    if use >= _MORE_THAN_ALL:
+        return f"{use:.0%} of its share"
+    return f"{use:.0%}"
 
 
 def _write_cost(amount: float | None, figures: RangeFigures) -> str:
     """Writes a lower bound if some hours have no price."""
     is_bound = amount and figures.unpriced_hours
-    return f"≥ {_write_number(amount)}" if is_bound else _write_number(amount)
+    if is_bound:
+        return f"≥ {_write_number(amount)}"
+    return _write_number(amount)
 
 
 def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:

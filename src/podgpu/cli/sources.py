@@ -148,7 +148,9 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
     if not options["kubernetes_enable_pod_labels"]:
         return dict
     pods = open_if_api("kubernetes-enable-pod-labels", api.pods)
-    return dict if pods is None else lambda: label_filter.select(pods.items())
+    if pods is None:
+        return dict
+    return lambda: label_filter.select(pods.items())
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
@@ -283,7 +285,9 @@ def _create_source(
 
 def _podlist_paths(options: Options) -> tuple[str, ...]:
     path = os.path.join(os.path.dirname(options["pod_resources_kubelet_socket"]), "podlist.json")
-    return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
+    if os.path.normpath(path) == DEFAULT_PATHS[0]:
+        return DEFAULT_PATHS
+    return (path,)
 
 
 def _in_kubelet_directory(name: str, options: Options) -> str:
@@ -307,7 +311,9 @@ def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
     path = _in_kubelet_directory(DRIVER_CHECKPOINT, options)
     slices = open_if_api("kubernetes-enable-dra", lambda: watch_slices(api))
     if slices is None:
-        return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
+        if not os.path.exists(path):
+            return None
+        return DraClaims(None, DriverCheckpoint(path))
     return DraClaims(slices, DriverCheckpoint(path), ClaimReader(api.config), api.known_pods)
 
 

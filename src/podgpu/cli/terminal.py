@@ -71,7 +71,9 @@ class _Formatter(logging.Formatter):
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if not self._is_json:
             text = f"{at} {record.levelname:<7} {one_line(record.getMessage())}"
-            return f"{text}\n{trace}" if trace else text
+            if trace:
+                return f"{text}\n{trace}"
+            return text
         entry = {
             "time": at,
             "level": record.levelname.lower(),

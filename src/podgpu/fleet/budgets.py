@@ -33,7 +33,9 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        return f"{self.label}={self.value}" if self.label else f"namespace {self.namespace}"
+        if self.label:
+            return f"{self.label}={self.value}"
+        return f"namespace {self.namespace}"
 
 
 class BudgetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -438,7 +438,9 @@ def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | No
 
 def severity_of(condition: Condition) -> str:
     spec = conditions().get(condition.name)
-    return "broken" if spec is None else spec.severity
+    if spec is None:
+        return "broken"
+    return spec.severity
 
 
 def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
@@ -576,4 +578,6 @@ def _find_recovery(gpu: DeviceState) -> str:
     for condition in gpu.conditions:
         if condition.name == RECOVERY:
             return condition.detail
-    return NO_RECOVERY if RECOVERY in gpu.healthy else ""
+    if RECOVERY not in gpu.healthy:
+        return ""
+    return NO_RECOVERY

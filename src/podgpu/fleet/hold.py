@@ -56,7 +56,9 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
         return "idle"
     whole = device.utilization_ratio
     if holder.source == RESERVATION:
-        return "used" if whole else "unknown"
+        if whole:
+            return "used"
+        return "unknown"
     if is_mps_client(device, holder):
         return "unknown"
     own = usage.utilization_ratio
@@ -66,8 +68,12 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
         return "unknown"
     ratio = whole if own is None else own
     if ratio is None:
-        return "idle" if usage.processes == 0 else "unknown"
-    return "used" if ratio else "idle"
+        if usage.processes == 0:
+            return "idle"
+        return "unknown"
+    if ratio:
+        return "used"
+    return "idle"
 
 
 class HolderTimes(NamedTuple):
@@ -158,7 +164,9 @@ class IdleTimes:
             return since
         last = part.holder.known_usage
         goes_on = self._is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
-        return min(since, last_since) if goes_on else since
+        if goes_on:
+            return min(since, last_since)
+        return since
 
     def _estimated_start(self, part: HeldPart, use: Use, usage: HolderUsage) -> float | None:
         """Estimates the start from two readings. Returns None if the holder was busy."""
@@ -168,12 +176,16 @@ class IdleTimes:
         last = part.holder.known_usage
         if use != "idle" or _growth(last.busy_ns, usage.busy_ns, NS):
             return None
-        return self._last_read_at + self.offset if last_since is None else last_since
+        if last_since is None:
+            return self._last_read_at + self.offset
+        return last_since
 
     def _last_start(self, part: HeldPart) -> float | None:
         """Returns the start that the last round found, by the wall clock of now."""
         since = part.last_idle_since
-        return None if since is None else since + self.clock_change
+        if since is None:
+            return None
+        return since + self.clock_change
 
     def _compare(self, part: HeldPart, usage: HolderUsage) -> HeldTime | None:
         """Returns what the holder did since the last reading. None if this is unknown."""
@@ -208,7 +220,9 @@ class IdleTimes:
                 return None
             return max(0.0, _counted_at(self.node) - usage.idle_since)
         if part is None or window is None or window.busy is None or window.idle is None:
-            return 0.0 if usage.busy_ns else usage.idle_ns / NS
+            if usage.busy_ns:
+                return 0.0
+            return usage.idle_ns / NS
         if window is part.window:
             return part.measured_idle
         if window.busy:
@@ -225,7 +239,9 @@ class IdleTimes:
         if counted is not None and usage.busy_ns == 0:
             return counted
         observed = self.idle_for.get(device, 0.0)
-        return observed if counted is None else min(observed, counted)
+        if counted is None:
+            return observed
+        return min(observed, counted)
 
 
 def _counted_at(node: NodeEntry) -> float:
@@ -253,7 +269,9 @@ def estimate_idle(part: HeldPart, seconds: float, at: float) -> float:
     """
     if part.use != "idle":
         return 0.0
-    return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
+    if part.idle_since is None:
+        return seconds
+    return max(0.0, min(seconds, at - part.idle_since))
 
 
 def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -> float | None:
@@ -264,7 +282,9 @@ def wasteful_since(part: HeldPart, at: float | None, idle_after: float | None) -
     since = part.idle_since
     if since is None or at is None or idle_after is None:
         return None
-    return since if at - since > idle_after else None
+    if at - since > idle_after:
+        return since
+    return None
 
 
 def describe_idle(holder: Workload) -> str:

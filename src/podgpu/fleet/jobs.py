@@ -139,7 +139,9 @@ def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]
 
 
 def compared_with(slow: SlowGpu) -> str:
-    return "its siblings" if slow.against == "siblings" else "before"
+    if slow.against == "siblings":
+        return "its siblings"
+    return "before"
 
 
 def explain_slow(slow: SlowGpu) -> str:
@@ -191,7 +193,9 @@ def _make_sample(
 
 def _read(device: GpuOrInstance, name: str) -> float | None:
     value = device.fields.get(name) if device.fields else None
-    return float(value) if isinstance(value, int | float) else None
+    if not isinstance(value, int | float):
+        return None
+    return float(value)
 
 
 def _measure_throttling(

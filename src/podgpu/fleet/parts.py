@@ -120,7 +120,9 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cost_per_hour(self) -> float | None:
-        return None if self.price is None else self.price * self.share
+        if self.price is None:
+            return None
+        return self.price * self.share
 
     @property
     def waste(self) -> WasteRate:
@@ -149,12 +151,16 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     @property
     def idle_since(self) -> float | None:
         """Unix time when the holder became idle. None if it is busy or its use is unknown."""
-        return self.last_idle_since if self.use == "idle" else None
+        if self.use != "idle":
+            return None
+        return self.last_idle_since
 
     @property
     def unknown_because(self) -> str:
         """The reason why `use` is unknown. Empty if there is none, or if it is not known."""
-        return MPS_REASON if self.use == "unknown" and self.is_mps_client else ""
+        if self.use == "unknown" and self.is_mps_client:
+            return MPS_REASON
+        return ""
 
     @property
     def is_mps_client(self) -> bool:
@@ -182,7 +188,9 @@ def key_of(gpu: DeviceState, instance: MigInstance | None) -> str:
 
 def device_model(gpu: DeviceState, instance: MigInstance | None) -> str:
     """Returns the model name for prices and bills: `<model>`, or `<model> MIG <profile>`."""
-    return gpu.model if instance is None else billed_name(gpu.model, instance.profile)
+    if instance is None:
+        return gpu.model
+    return billed_name(gpu.model, instance.profile)
 
 
 def device_price(
@@ -245,7 +253,9 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
     Then, if the GPU is shown, returns None (the GPU itself) with the remainder.
     """
     if not gpu.instances:
-        return [] if gpu.hidden else [(None, 1.0)]
+        if gpu.hidden:
+            return []
+        return [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
     wanted = [fraction_of_gpu(gpu.model, instance.profile) for instance in instances]
     fractions = _divide(wanted)
@@ -287,9 +297,13 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
     """
     known = select_known(of_holders)
     if not known:
-        return window if latest is None else latest
+        if latest is None:
+            return window
+        return latest
     whole = latest if window is None else window
-    return sum(known) if whole is None else max(whole, sum(known))
+    if whole is None:
+        return sum(known)
+    return max(whole, sum(known))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:
@@ -307,7 +321,9 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
             slices += size
     if slices:
         return total / slices
-    return None if gpu.hidden else device_utilization(gpu)
+    if gpu.hidden:
+        return None
+    return device_utilization(gpu)
 
 
 def may_be_busy(utilization: float | None, memory: int | None) -> bool:

@@ -67,7 +67,9 @@ class ViewSettings:
     def used_field_name(self) -> str:
         """Key of --used-field in `GpuOrInstance.fields`."""
         spec = meaning(self.used_field)
-        return spec.field.name if spec else self.used_field
+        if spec:
+            return spec.field.name
+        return self.used_field
 
 
 def check_window(option: str, window: float, interval: float) -> None:
@@ -188,11 +190,9 @@ class TargetOutcome:
     def text(self) -> str:
         """The error message, with the target's name."""
         text = self.message or self.error
-        return (
-            text
-            if text.startswith(self.target.removesuffix("/metrics"))
-            else f"{self.target}: {text}"
-        )
+        if text.startswith(self.target.removesuffix("/metrics")):
+            return text
+        return f"{self.target}: {text}"
 
 
 class FleetShare(NamedTuple):

@@ -158,7 +158,9 @@ def metric_name(node: str) -> str:
     """
     known = {"-": "_", ".": ":"}
     name = re.sub(r"[^a-zA-Z0-9]", lambda match: known.get(match[0], f"::{ord(match[0]):x}:"), node)
-    return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"
+    if name[:1].isdigit():
+        return f"_{name}_info"
+    return f"{name}_info"
 
 
 # GPUs in use, as in gpu-utilization-metric-exporter

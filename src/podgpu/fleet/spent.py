@@ -110,7 +110,9 @@ class Spending:
             return None
         start = 0 if self._has_restarted or now < before else before
         seconds = (now - start) / NS
-        return seconds if seconds <= self._most_seconds else None
+        if seconds <= self._most_seconds:
+            return seconds
+        return None
 
     def find_counted_at(self, device_key: str, holder: Holder) -> float:
         """Returns the monotonic time of the reading in which the holder's counters last changed."""

@@ -123,7 +123,9 @@ class ClusterState:
     def used_ratio(self) -> float | None:
         """Mean of --used-field over the GPUs in use, from 0 to 1. None if there is no data."""
         used = self.used.get(CLUSTER)
-        return None if used is None else used.mean / self.settings.full
+        if used is None:
+            return None
+        return used.mean / self.settings.full
 
     @property
     def messages(self) -> list[str]:

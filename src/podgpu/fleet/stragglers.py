@@ -213,7 +213,9 @@ def _keep_slow(job: _JobHistory, found: SlowGpu | None, evidence: _Evidence) -> 
         return found
     if found is not None:
         job.unjudged = 0
-        return found._replace(since=before.since) if found.device == before.device else found
+        if found.device == before.device:
+            return found._replace(since=before.since)
+        return found
     if evidence.judges(before) or job.unjudged >= WINDOW:
         job.unjudged = 0
         return None
@@ -242,7 +244,9 @@ def _find_slowest(job: _JobHistory, evidence: _Evidence, since: float) -> SlowGp
 
 def _limit(job: _JobHistory, device: str, limit: float) -> float:
     stays = job.slow is not None and job.slow.device == device
-    return limit * _STAYS if stays else limit
+    if stays:
+        return limit * _STAYS
+    return limit
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -277,7 +281,9 @@ def _measure(rule: _Rule, sample: GpuSample, differences: _Differences) -> float
     if rule.reason == "clock":
         return _measure_clock(size, sample, differences)
     if rule.reason == "power":
-        return size if _has_hidden_limit(sample, differences) else None
+        if not _has_hidden_limit(sample, differences):
+            return None
+        return size
     if rule.reason in _WORK:
         if not amounts:
             return None
@@ -322,7 +328,9 @@ def _measure_clock(size: float, sample: GpuSample, differences: _Differences) ->
     if not computed:
         return None
     explained = _CLOCK_BY_WORK * max(0.0, *computed)
-    return size if size < 0 else max(0.0, size - explained)
+    if size < 0:
+        return size
+    return max(0.0, size - explained)
 
 
 def _is_capped(sample: GpuSample) -> bool:
@@ -339,7 +347,9 @@ def _difference(name: str, value: float | None, expected: float | None) -> float
         return None
     if name in _RATIOS:
         return value - expected
-    return value / expected - 1.0 if expected > _WORK.get(name, 0.0) else None
+    if expected > _WORK.get(name, 0.0):
+        return value / expected - 1.0
+    return None
 
 
 # Against siblings
@@ -468,7 +478,9 @@ def _find_against_past(
     for minute in job.minutes:
         if worst in minute.samples:
             minutes.append(_compare(minute.samples[worst], usual))
-    return _Finding(worst, rule, size, "past") if _is_lasting(minutes, rule, limit) else None
+    if not _is_lasting(minutes, rule, limit):
+        return None
+    return _Finding(worst, rule, size, "past")
 
 
 class _Change(NamedTuple):

@@ -362,7 +362,9 @@ def _sum_unallocated(fleet: FleetCounts, prices: Prices) -> WasteRate:
 
 def _find_price(prices: Prices, model: str) -> float | None:
     """Returns the price of an hour. None if it depends on node labels."""
-    return prices.of(model).gpu_hour if prices.currency else None
+    if not prices.currency:
+        return None
+    return prices.of(model).gpu_hour
 
 
 def _make_totals(

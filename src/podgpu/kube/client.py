@@ -286,7 +286,9 @@ class Credentials:
         if credential.token:
             return credential.token
         if not config.token_file:
-            return _check_token(config.token, config.origin) if config.token else ""
+            if not config.token:
+                return ""
+            return _check_token(config.token, config.origin)
         try:
             text = read_bounded(config.token_file, _MAX_TOKEN).decode("ascii", "replace").strip()
         except SourceError as error:

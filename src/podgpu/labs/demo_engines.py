@@ -41,7 +41,9 @@ _MODELS = {
 def find_model(tenant: Tenant) -> str:
     """Returns the name of the model that the container serves. Empty if it is no engine."""
     model = _find(tenant)
-    return "" if model is None else model.name
+    if model is None:
+        return ""
+    return model.name
 
 
 def count_tokens(tenant: Tenant, busy_seconds: float) -> Tokens | None:

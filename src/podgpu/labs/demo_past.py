@@ -351,4 +351,6 @@ def _account_of(tenant: Tenant) -> UsageAccount:
 
 def _method_of(tenant: Tenant) -> str:
     """Returns how the exporter measures it now."""
-    return "exact" if tenant.resource.endswith(".shared") or tenant.user else "samples"
+    if tenant.resource.endswith(".shared") or tenant.user:
+        return "exact"
+    return "samples"

@@ -260,7 +260,9 @@ class _NodeBuilder:
         if part == "namespaces":
             namespace = labels.get("exported_namespace") or labels.get("namespace")
             model, _, profile = labels.get("modelName", "").partition(" MIG ")
-            return self._namespaces[namespace, model, profile] if namespace else None
+            if not namespace:
+                return None
+            return self._namespaces[namespace, model, profile]
 
         found = self._find_device(labels)
         if found is None:
@@ -268,7 +270,9 @@ class _NodeBuilder:
         gpu, device, workload = found
         if part == "conditions":
             # Ignores unknown conditions, which a newer podgpu may report.
-            return gpu.conditions if labels.get("condition") in conditions() else None
+            if labels.get("condition") not in conditions():
+                return None
+            return gpu.conditions
         if part == "device_totals":
             return device.usage
         if workload is None:

@@ -151,7 +151,9 @@ def _describe_detail(condition: str, detail: str) -> str:
         return detail or "repeatedly"
     if condition == FABRIC:
         return _FABRIC_TEXTS.get(detail, "the GPU is not registered with the NVLink fabric")
-    return f" ({detail})" if detail else ""
+    if not detail:
+        return ""
+    return f" ({detail})"
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, str | None]:
@@ -186,7 +188,9 @@ def fabric_detail(status: object, links_up: int | None) -> dict[str, str | None]
         return {}
     detail = _FABRIC_STATES[status]
     needs_fabric = bool(links_up) or detail in (None, "failed")
-    return {FABRIC: detail} if needs_fabric else {}
+    if not needs_fabric:
+        return {}
+    return {FABRIC: detail}
 
 
 # Recovery actions

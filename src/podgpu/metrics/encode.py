@@ -151,7 +151,9 @@ def format_float(value: float) -> str:
         return repr(value)
     if math.isnan(value):
         return "NaN"
-    return "+Inf" if value > 0 else "-Inf"
+    if value > 0:
+        return "+Inf"
+    return "-Inf"
 
 
 # Response bodies

@@ -96,7 +96,9 @@ class TokenCounters(NamedTuple):
 
 
 def _increase(before: float, now: float) -> float:
-    return now if now < before else now - before
+    if now < before:
+        return now
+    return now - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,9 @@ def _read_model(engine: Engine, sample: ParsedSample) -> str:
 def clean_model(name: str) -> str:
     """Returns the name as one short printable line. TensorRT-LLM may report `undefined`."""
     printable = "".join(letter if letter.isprintable() else " " for letter in name)
-    return "" if name == "undefined" else printable[:_MAX_MODEL_NAME]
+    if name == "undefined":
+        return ""
+    return printable[:_MAX_MODEL_NAME]
 
 
 def _read_gauge(
@@ -252,13 +256,17 @@ def _read_gauge(
 ) -> float | None:
     values = [sample.value for sample in samples if sample.name in names]
     are_usable = bool(values) and all(0 <= value <= MOST_TOKENS for value in values)
-    return combine(values) if are_usable else None
+    if not are_usable:
+        return None
+    return combine(values)
 
 
 def _read_ratio(engine: Engine, samples: Iterable[ParsedSample]) -> float | None:
     """Returns the use of the fullest cache of the engine's ranks."""
     ratio = _read_gauge(engine.cache, samples, max)
-    return None if ratio is None or ratio > 1 else ratio
+    if ratio is None or ratio > 1:
+        return None
+    return ratio
 
 
 def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float, float]:
@@ -273,7 +281,9 @@ def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float
         if not 0 <= sample.value <= MOST_TOKENS or bound < 0:
             return {}
         buckets[bound] += sample.value
-    return dict(sorted(buckets.items())) if len(buckets) <= _MAX_BUCKETS else {}
+    if len(buckets) <= _MAX_BUCKETS:
+        return dict(sorted(buckets.items()))
+    return {}
 
 
 def find_quantile(buckets: Mapping[float, float], quantile: float) -> float | None:

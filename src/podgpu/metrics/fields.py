@@ -321,7 +321,9 @@ class Meaning(NamedTuple):
     factor: float  # value in the metrics text = value in the field's unit * factor
 
     def value(self, printed: float) -> float:
-        return printed if self.factor == 1.0 else round(printed / self.factor, DECIMALS)
+        if self.factor == 1.0:
+            return printed
+        return round(printed / self.factor, DECIMALS)
 
 
 @lru_cache(maxsize=8192)  # exporters choose the names of labels, so the cache needs a limit
@@ -339,7 +341,9 @@ def meaning(name: str) -> Meaning | None:
 
 def factor_1x(field: Field) -> float:
     """Returns the factor by which dcgm-exporter 1.x multiplied a value: it printed times in µs."""
-    return 1e-3 if field.unit == "ns" else 1.0
+    if field.unit == "ns":
+        return 1e-3
+    return 1.0
 
 
 @cache

@@ -99,7 +99,9 @@ class Policy:
         return tuple((label, self.hostname) for label in self.hostname_labels)
 
     def model_name(self, model: str) -> str:
-        return re.sub(r"\s+", "-", model.strip()) if self.replace_blanks_in_model_name else model
+        if self.replace_blanks_in_model_name:
+            return re.sub(r"\s+", "-", model.strip())
+        return model
 
 
 make_labels = lru_cache(maxsize=2048)(Labels)

@@ -58,7 +58,9 @@ def fraction_of_gpu(model: str, profile: str) -> float | None:
     Returns None if the profile has no size.
     """
     slices = slices_of_profile(profile)
-    return None if slices is None else min(slices / slices_of_gpu(model), 1.0)
+    if slices is None:
+        return None
+    return min(slices / slices_of_gpu(model), 1.0)
 
 
 @lru_cache(maxsize=1024)

@@ -185,11 +185,15 @@ def _parse_labels(text: str) -> dict[str, str]:
 
 
 def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda escape: _ESCAPED[escape[0]], text) if "\\" in text else text
+    if "\\" in text:
+        return _ESCAPE.sub(lambda escape: _ESCAPED[escape[0]], text)
+    return text
 
 
 def _shorten(text: str) -> str:
-    return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"
+    if len(text) <= 40:
+        return ascii(text)
+    return f"{text[:40]!a}…"
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:

@@ -357,4 +357,6 @@ def _add(numbers: Iterable[Number]) -> Number:
         if number is None:
             return None
         total = number + (total or 0)
-    return None if total is None else round(total, _DECIMALS)
+    if total is None:
+        return None
+    return round(total, _DECIMALS)

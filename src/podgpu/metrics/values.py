@@ -74,7 +74,9 @@ def _fabric_status(info: Any) -> int:
         return int(info.state)
     if info.state > _FABRIC_COMPLETED:
         return 5
-    return 3 if info.status == 0 else 4
+    if info.status == 0:
+        return 3
+    return 4
 
 
 def _fabric_error(info: Any) -> int:
@@ -206,7 +208,9 @@ def within_unit(field: Field, number: int | float) -> int | float:
     if not is_within_unit(field, number):
         raise Blank(f"{number} {field.unit}")
     is_ratio = _LIMITS.get(field.unit) == (0.0, MAX_RATIO)
-    return min(number, 1.0) if is_ratio else number
+    if is_ratio:
+        return min(number, 1.0)
+    return number
 
 
 def is_within_unit(field: Field, number: int | float) -> bool:
@@ -223,7 +227,9 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
     exact = number * factor
     if field.type != "int":
         return round(exact, DECIMALS)
-    return math.floor(exact + _CLOSE) if factor < 1 else round(exact)
+    if factor < 1:
+        return math.floor(exact + _CLOSE)
+    return round(exact)
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:

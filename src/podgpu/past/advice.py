@@ -626,7 +626,9 @@ def _add_up(parts: Sequence[Monthly]) -> Monthly:
 def _sum_known(values: Sequence[float | None]) -> float | None:
     """Returns None if no value is known."""
     known = select_known(values)
-    return math.fsum(known) if known else None
+    if not known:
+        return None
+    return math.fsum(known)
 
 
 def _subtract(whole: Monthly, part: Monthly) -> Monthly:

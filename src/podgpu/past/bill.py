@@ -456,7 +456,9 @@ def _describe_missing(
 
 
 def describe_owner(owner: WorkloadOwner | None) -> str:
-    return "" if owner is None else owner.text
+    if owner is None:
+        return ""
+    return owner.text
 
 
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:

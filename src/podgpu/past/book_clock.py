@@ -44,7 +44,9 @@ class BookClock:
     @property
     def jump(self) -> float:
         """By how many seconds the wall clock jumped. 0 if it agrees, or is accepted."""
-        return 0.0 if self._jumped_offset is None else self._jumped_offset - self._offset
+        if self._jumped_offset is None:
+            return 0.0
+        return self._jumped_offset - self._offset
 
     def read(self) -> BookTime:
         """Compares the clocks. Call it once per round."""

@@ -98,7 +98,9 @@ class Span(NamedTuple):
     @property
     def gpu(self) -> str:
         index = "?" if self.gpu_index is None else str(self.gpu_index)
-        return f"{index}/{self.instance}" if self.instance else index
+        if self.instance:
+            return f"{index}/{self.instance}"
+        return index
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
@@ -185,7 +187,9 @@ def _find_runs(spans: Sequence[Span]) -> Iterator[tuple[list[Span], float]]:
 
 
 def _length(started: float, ended: float) -> float | None:
-    return None if math.isinf(started) else ended - started
+    if math.isinf(started):
+        return None
+    return ended - started
 
 
 def _group(

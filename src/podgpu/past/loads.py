@@ -357,4 +357,6 @@ def _find_common(fleet: FleetLoad, steps: Sequence[bytes]) -> tuple[int, int] | 
         first = max(first, _count_unknown(line))
     start = ceil_time(fleet.start + first * COARSE, HOUR)
     end = floor_time(fleet.end, HOUR)
-    return (start, end) if start < end else None
+    if start < end:
+        return (start, end)
+    return None

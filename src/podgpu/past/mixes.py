@@ -43,7 +43,9 @@ _MARGIN = 1.1  # mixes that are computed may overlap by so much more than the li
 def step_value(busy_gpus: float, is_idle: bool) -> int:
     """`is_idle`: the pod certainly ran nothing. Only then is the value 0."""
     value = min(_MAX_STEP, round(busy_gpus * FULL))
-    return 0 if is_idle else max(1, value)
+    if is_idle:
+        return 0
+    return max(1, value)
 
 
 def read_steps(steps: bytes) -> array[int]:
@@ -97,7 +99,9 @@ class Shared(NamedTuple):
 
     @property
     def slowdown(self) -> float:
-        return 1 + self.wait / self.busy if self.busy else 1.0
+        if not self.busy:
+            return 1.0
+        return 1 + self.wait / self.busy
 
 
 @dataclass(slots=True)

@@ -390,7 +390,9 @@ class _RangeReader:
         With a recording rule, these are means of the last 5 minutes.
         """
         if not self.rule:
-            return group_now(self.state, usage, self.query) if self.state.nodes else {}
+            if not self.state.nodes:
+                return {}
+            return group_now(self.state, usage, self.query)
         function = f"last_over_time({{}}[{2 * COARSE}s])"
         recorded = await self._read_rule(USAGE_RULE, function, end)
         held = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}

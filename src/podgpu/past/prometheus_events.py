@@ -210,7 +210,9 @@ class _EventReader:
     def _name_node(self, labels: LabelMap) -> str:
         name = first_label(labels, self._server.node_labels)
         cluster = labels.get(self._server.cluster_label, "")
-        return f"{cluster}/{name}" if self._has_clusters and cluster else name
+        if self._has_clusters and cluster:
+            return f"{cluster}/{name}"
+        return name
 
 
 def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Period]:
@@ -321,4 +323,6 @@ def _overlap(span: Span, other: Span) -> bool:
 
 
 def _changed_at(span: Span) -> float:
-    return span.started if span.ended is None else max(span.started, span.ended)
+    if span.ended is None:
+        return span.started
+    return max(span.started, span.ended)

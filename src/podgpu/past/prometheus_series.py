@@ -190,7 +190,9 @@ class PrometheusPast(Past):
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds)
             device = (await reader.read_devices([uuid])).get((uuid, instance))
-            return None if device is None else device.make_history(device.figures)
+            if device is None:
+                return None
+            return device.make_history(device.figures)
 
     async def pod(
         self, namespace: str, pod: str, seconds: int, cluster: str | None = None

@@ -202,7 +202,9 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     if instance is None:
         power = divide_known(gpu.power_mw, 1000)
         figures = figures._replace(power_watts=power, temperature_celsius=gpu.temperature_celsius)
-    return None if figures == Figures() else figures
+    if figures == Figures():
+        return None
+    return figures
 
 
 def _differs(part: HeldPart) -> bool:

@@ -204,4 +204,6 @@ class Deletion:
 
     def _fetch_value(self, sql: str, *parameters: int) -> Any:
         row = self._db.execute(sql, parameters).fetchone()
-        return None if row is None else row[0]
+        if row is None:
+            return None
+        return row[0]

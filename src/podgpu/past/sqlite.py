@@ -147,7 +147,9 @@ def utilization_byte(ratio: float | None) -> int:
     """Encodes a ratio from 0 to 1 as a byte from 0 to FULL. A ratio above 0 never becomes 0."""
     if ratio is None:
         return NO_DATA
-    return min(FULL, max(1, round(ratio * FULL))) if ratio > 0 else 0
+    if ratio > 0:
+        return min(FULL, max(1, round(ratio * FULL)))
+    return 0
 
 
 def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
@@ -287,7 +289,9 @@ def read_gpu(
 ) -> GpuHistory | None:
     """Returns the history of a GPU in at most MAX_POINTS steps, or None if the GPU is unknown."""
     row = db.execute(_GPU, (uuid, instance)).fetchone()
-    return None if row is None else _read_history(db, row, _choose_window(db, start, end))
+    if row is None:
+        return None
+    return _read_history(db, row, _choose_window(db, start, end))
 
 
 def read_pod(
@@ -354,7 +358,9 @@ def _add_values(name: str, values: Sequence[float]) -> float:
     if name == "temperature_celsius":
         return max(values)
     total = sum(values)
-    return min(total, 1.0) if name == "utilization_ratio" else total
+    if name == "utilization_ratio":
+        return min(total, 1.0)
+    return total
 
 
 def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:

@@ -113,7 +113,9 @@ def _key_of(charge: Charge) -> tuple[str, ...]:
 
 def _find_rate(amounts: Amounts, cost: float) -> float:
     """Returns the price of a second of the GPUs."""
-    return cost / amounts.allocated_seconds if amounts.allocated_seconds else 0.0
+    if not amounts.allocated_seconds:
+        return 0.0
+    return cost / amounts.allocated_seconds
 
 
 def _divide_cost(amounts: Amounts, cost: float) -> CostParts:

@@ -95,7 +95,9 @@ def _read_value(
         return rows[0][metric.column]
     total = sum(row[USED.column] for row in rows)
     devices = sum(row[USED_COUNT] for row in rows)
-    return total / devices if devices else 0.0
+    if not devices:
+        return 0.0
+    return total / devices
 
 
 def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricValue:
@@ -272,4 +274,6 @@ def _explain_missing(
 def _describe_place(snapshot: MetricsSnapshot, pod: PodSeen) -> str:
     place = f"{pod.name} on {pod.node or 'no node'}"
     age = snapshot.stale_nodes.get(pod.node)
-    return place if age is None else f"{place}, last read {age:.0f} s ago"
+    if age is None:
+        return place
+    return f"{place}, last read {age:.0f} s ago"

@@ -151,7 +151,9 @@ class ExternalScaler:
 
 def _round_up(value: float) -> int:
     """Rounds to an integer, but never rounds a value above 0 to 0."""
-    return max(1, round(value)) if value > 0 else 0
+    if value > 0:
+        return max(1, round(value))
+    return 0
 
 
 def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:

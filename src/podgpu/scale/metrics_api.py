@@ -243,7 +243,9 @@ def format_quantity(value: float) -> str:
         return "0"
     thousandths = round(max(value, MIN_VALUE) * 1000)
     whole, rest = divmod(thousandths, 1000)
-    return str(whole) if rest == 0 else f"{thousandths}m"
+    if rest == 0:
+        return str(whole)
+    return f"{thousandths}m"
 
 
 def make_discovery() -> dict[str, KubeObject]:

@@ -129,7 +129,9 @@ class PodSelector:
         if self.labels:
             labels = ",".join(requirement.text for requirement in self.labels)
             return f"pods of {self.namespace} with {labels}"
-        return f"namespace {self.namespace}" if self.namespace else "the cluster"
+        if not self.namespace:
+            return "the cluster"
+        return f"namespace {self.namespace}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,9 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: 
             return pod.node
         if has_node_names:
             return None
-    return next(iter(reporting)) if len(reporting) == 1 else None
+    if len(reporting) != 1:
+        return None
+    return next(iter(reporting))
 
 
 def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float | None]:

@@ -75,11 +75,15 @@ class Line:
 
     @property
     def name(self) -> str:
-        return "" if self.holder is None else name_of(self.holder)
+        if self.holder is None:
+            return ""
+        return name_of(self.holder)
 
     @property
     def label(self) -> str:
-        return self.remark if self.kind == "process" else self.name or self.remark
+        if self.kind == "process":
+            return self.remark
+        return self.name or self.remark
 
     @property
     def severity(self) -> Severity:
@@ -101,12 +105,16 @@ def name_of(workload: Workload) -> str:
 
 def severity_of(condition: ConditionView) -> Severity:
     spec = conditions().get(condition.condition)
-    return "bad" if spec is None or spec.severity == "broken" else "warn"
+    if spec is None or spec.severity == "broken":
+        return "bad"
+    return "warn"
 
 
 def seconds_since(start: float | None, now: float) -> float | None:
     """Returns None if the start is unknown."""
-    return None if start is None else max(0.0, now - start)
+    if start is None:
+        return None
+    return max(0.0, now - start)
 
 
 def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]:
@@ -223,7 +231,9 @@ class _SlotLines:
             processes=_sum_processes(holders),
             beneath=tuple(beneath),
         )
-        return line if only is None else _merge_holder(line, only)
+        if only is None:
+            return line
+        return _merge_holder(line, only)
 
     def _make(self, kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
         return Line(kind, (*self.place, key), self.gpu, self.slot, **figures)
@@ -274,7 +284,9 @@ class _SlotLines:
 
 
 def _owner_key(process: RunningProcess) -> WorkloadKey | None:
-    return None if process.owner is None else process.owner.key
+    if process.owner is None:
+        return None
+    return process.owner.key
 
 
 def _merge_holder(line: Line, only: Line) -> Line:
@@ -329,7 +341,9 @@ def describe_free(slot: SlotOfView) -> str:
 def _sum_processes(lines: Iterable[Line]) -> int | None:
     """Returns None if the number is unknown for all lines."""
     known = select_known(line.processes for line in lines)
-    return sum(known) if known else None
+    if not known:
+        return None
+    return sum(known)
 
 
 # Sorting and filtering

@@ -104,7 +104,9 @@ def show_live(feed: Feed, screen: Screen) -> int:
         ):
             is_suspended = _run(feed, screen, live, keyboard, signals)
         if not is_suspended:
-            return _EXIT_BY_SIGNAL + signals[0] if signals else 0
+            if not signals:
+                return 0
+            return _EXIT_BY_SIGNAL + signals[0]
         os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell resumes the process
 
 

@@ -575,7 +575,9 @@ def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
 def _format_value(field: FieldView) -> str:
     value = field.value
     if field.unit == "bool":
-        return "no" if value in ("", "0", "False", 0) else "yes"
+        if value in ("", "0", "False", 0):
+            return "no"
+        return "yes"
     if field.unit == "packed" and "CAPABILITY" in field.name and isinstance(value, int):
         return f"{value >> 16}.{value & 0xFFFF}"
 
@@ -583,7 +585,9 @@ def _format_value(field: FieldView) -> str:
         text = f"{value:g}"
     else:
         text = str(value).removesuffix(".0")
-    return text if field.unit in _UNITS_NOT_SHOWN else f"{text} {field.unit}".rstrip()
+    if field.unit in _UNITS_NOT_SHOWN:
+        return text
+    return f"{text} {field.unit}".rstrip()
 
 
 def _format_time(at: float) -> str:

@@ -57,7 +57,9 @@ def _draw_level(points: bytes) -> str:
 
 
 def format_percent(ratio: float | None) -> str:
-    return ABSENT if ratio is None else f"{ratio * 100:.0f}%"
+    if ratio is None:
+        return ABSENT
+    return f"{ratio * 100:.0f}%"
 
 
 def format_gib(size: float | None) -> str:
@@ -66,11 +68,15 @@ def format_gib(size: float | None) -> str:
     gib = size / _GIB
     if 0 < gib < _MIN_GIB:
         return "<0.1"
-    return f"{gib:.1f}" if gib < 999 else f"{gib:.0f}"
+    if gib < 999:
+        return f"{gib:.1f}"
+    return f"{gib:.0f}"
 
 
 def format_number(value: float | None, unit: str = "") -> str:
-    return ABSENT if value is None else f"{value:.0f}{unit}"
+    if value is None:
+        return ABSENT
+    return f"{value:.0f}{unit}"
 
 
 def format_idle(use: Use | None, seconds: float | None) -> str:
@@ -78,7 +84,9 @@ def format_idle(use: Use | None, seconds: float | None) -> str:
         return "busy"
     if seconds is not None:
         return format_duration(seconds)
-    return "idle" if use == "idle" else ABSENT
+    if use == "idle":
+        return "idle"
+    return ABSENT
 
 
 def format_money(amount: float, currency: str) -> str:
@@ -122,7 +130,9 @@ def fit(text: str, width: int, right: bool = False) -> str:
         tail = set_cell_size(text[::-1], width - head - 1)[::-1]
         text = set_cell_size(text, head) + _CUT + tail
     blanks = " " * (width - cell_len(text))
-    return blanks + text if right else text + blanks
+    if right:
+        return blanks + text
+    return text + blanks
 
 
 def fit_start(text: str, width: int) -> str:
@@ -177,11 +187,15 @@ _HELD: tuple[Kind, ...] = (*_SLOTS, "holder")
 def _style_above(value: float | None, warn: float, bad: float) -> str:
     if value is None or value < warn:
         return ""
-    return "warn" if value < bad else "bad"
+    if value < bad:
+        return "warn"
+    return "bad"
 
 
 def _severity_style(line: Line) -> str:
-    return line.severity if line.is_slot else ""
+    if not line.is_slot:
+        return ""
+    return line.severity
 
 
 def _memory_text(line: Line) -> str:
@@ -198,7 +212,9 @@ def _memory_text(line: Line) -> str:
 def _idle_text(line: Line) -> str:
     if line.holder is None:
         return ""
-    return "0s" if line.use == "used" else format_idle(line.use, line.idle)
+    if line.use == "used":
+        return "0s"
+    return format_idle(line.use, line.idle)
 
 
 _NODE = Column(
@@ -362,7 +378,9 @@ class Table:
 
 
 def _cell(column: Column, line: Line) -> str:
-    return printable(column.text(line)) if line.kind in column.kinds else ""
+    if line.kind not in column.kinds:
+        return ""
+    return printable(column.text(line))
 
 
 def format_condition(condition: ConditionView, age: float | None) -> str:
@@ -421,4 +439,6 @@ def _format_gpus(number: float) -> str:
 def _format_watts(watts: float | None) -> str:
     if watts is None:
         return f"{ABSENT} W"
-    return f"{watts / 1000:.1f} kW" if watts >= 10_000 else f"{watts:.0f} W"
+    if watts >= 10_000:
+        return f"{watts / 1000:.1f} kW"
+    return f"{watts:.0f} W"

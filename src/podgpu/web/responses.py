@@ -36,7 +36,9 @@ _LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
 
 def describe_health(problems: Sequence[str]) -> str:
     """Returns the text of a liveness probe that succeeds."""
-    return "\n".join(["degraded", *problems, ""]) if problems else "OK\n"
+    if not problems:
+        return "OK\n"
+    return "\n".join(["degraded", *problems, ""])
 
 
 def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:

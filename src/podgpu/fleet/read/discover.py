@@ -47,7 +47,9 @@ class ServiceSelector(NamedTuple):
         return cls(namespace, labels)
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.labels}" if self.namespace else self.labels
+        if self.namespace:
+            return f"{self.namespace}/{self.labels}"
+        return self.labels
 
 
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -68,7 +70,9 @@ class EndpointSliceRecord(NamedTuple):
 
 
 def _collection_path(api: str, kind: str, namespace: str) -> str:
-    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
+    if namespace:
+        return f"{api}/namespaces/{namespace}/{kind}"
+    return f"{api}/{kind}"
 
 
 def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
@@ -113,7 +117,9 @@ def _choose_port(ports: Sequence[KubeObject]) -> KubeObject | None:
     for port in ports:
         if port.get("name") == METRICS_PORT:
             return port
-    return ports[0] if len(ports) == 1 else None
+    if len(ports) != 1:
+        return None
+    return ports[0]
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
@@ -251,7 +257,9 @@ class ApiMap(Generic[K, V]):
 
     def notes(self) -> Sequence[str]:
         error = self._objects.error if self._objects else None
-        return () if error is None else (f"the {self.what} may be out of date: {error}",)
+        if error is None:
+            return ()
+        return (f"the {self.what} may be out of date: {error}",)
 
     def close(self) -> None:
         if self._objects is not None:

@@ -94,7 +94,9 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
 
 
 def _rank(name: str) -> int:
-    return _METRICS_PORTS.index(name) if name in _METRICS_PORTS else len(_METRICS_PORTS)
+    if name in _METRICS_PORTS:
+        return _METRICS_PORTS.index(name)
+    return len(_METRICS_PORTS)
 
 
 class EngineReader:

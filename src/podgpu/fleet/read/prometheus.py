@@ -494,7 +494,9 @@ def _make_reading(
 def _billed_model(labels: Mapping[str, str]) -> str:
     model = labels.get("modelName", "")
     profile = labels.get("GPU_I_PROFILE", "")
-    return billed_name(model, profile) if profile else model
+    if profile:
+        return billed_name(model, profile)
+    return model
 
 
 # Labels of nodes and owners of pods
@@ -528,7 +530,9 @@ async def read_node_labels(
 
 def _over(series: str, window: str) -> str:
     """Returns the last values in the window, or the current ones without a window."""
-    return f"last_over_time({series}[{window}])" if window else series
+    if window:
+        return f"last_over_time({series}[{window}])"
+    return series
 
 
 def _kube_label(name: str) -> str:

@@ -112,7 +112,9 @@ def _clock(gpu: SimulatedGpu, kind: int) -> int:
     is_busy = gpu.activity.device.busy > 0
     clock = _clocks(gpu.model, kind)[is_busy]
     is_slower = is_busy and kind in (pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM)
-    return round(clock * gpu.relative_clock) if is_slower else clock
+    if is_slower:
+        return round(clock * gpu.relative_clock)
+    return clock
 
 
 def _clocks(model: GpuModel, kind: int) -> tuple[int, int]:
@@ -304,7 +306,9 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     kib = int(gpu.meter.busy * _NVLINK_BYTES / 1024)
     if scope < gpu.nvlinks:
         return kib
-    return kib * gpu.nvlinks if scope == ALL_LINKS and gpu.nvlinks else None
+    if scope == ALL_LINKS and gpu.nvlinks:
+        return kib * gpu.nvlinks
+    return None
 
 
 _FIELDS: dict[int, Reader] = {

@@ -89,7 +89,9 @@ def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
     """
     wanted = [load.demand(start) for load in loads]
     total = sum(wanted)
-    return [part / total for part in wanted] if total > 1 else wanted
+    if total > 1:
+        return [part / total for part in wanted]
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,9 @@ class SimulatedNvml:
                 peer, _ = self._find(self._targets, arguments[0])
                 _check_present(peer)
                 is_linked = gpu.nvlinks and peer.nvlinks
-                return pynvml.NVML_P2P_STATUS_OK if is_linked else _NO_NVLINK
+                if is_linked:
+                    return pynvml.NVML_P2P_STATUS_OK
+                return _NO_NVLINK
             case "nvmlDeviceGetFieldValues":
                 return calls.read_field_values(gpu, arguments[0])
             case "nvmlDeviceRegisterEvents":

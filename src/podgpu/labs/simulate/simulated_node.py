@@ -289,7 +289,9 @@ class DemoNode:
         pid = self._pids.get(tenant, _FIRST_PID)
         load = _make_load(self.driver, tenant, pid, _SWAY.get(tenant.namespace, 0.0))
         # One job hardly uses the tensor cores.
-        return replace(load, tensor=0.05) if tenant.pod.startswith("diffusion-") else load
+        if tenant.pod.startswith("diffusion-"):
+            return replace(load, tensor=0.05)
+        return load
 
     def add_tenants(self, *new: Tenant) -> None:
         for tenant in new:

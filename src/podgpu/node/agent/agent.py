@@ -173,7 +173,9 @@ class Agent:
         )
 
     def _list_kernel_xids(self) -> Sequence[KernelXid]:
-        return () if self._kernel_log is None else self._kernel_log.lines
+        if self._kernel_log is None:
+            return ()
+        return self._kernel_log.lines
 
     # Readings
 

@@ -46,7 +46,9 @@ class Selection:
 
     def without_numbered_instances(self) -> Selection:
         """Returns the selection without instance numbers, which may change when GPUs disappear."""
-        return replace(self, instances=None) if self.instances else self
+        if self.instances:
+            return replace(self, instances=None)
+        return self
 
     def check(self, devices: Sequence[Device]) -> None:
         """Raises UsageError if a selected device does not exist.

@@ -492,7 +492,9 @@ def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None
 def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
     """Returns None if the GPU was read or is not selected."""
     if device.uuid in result.absent:
-        return _Absence(UNREADABLE, "hung") if _is_hung(device, result) else _Absence(LOST)
+        if _is_hung(device, result):
+            return _Absence(UNREADABLE, "hung")
+        return _Absence(LOST)
     inventory = result.sources[0]
     if not inventory.up:
         return _Absence(DRIVER_AWAY, inventory.error)
@@ -514,7 +516,9 @@ def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
 def _describe_cause(verdict: Verdict, culprit: Workload) -> str:
     text = f"{verdict.xid} by {culprit.text or 'a process outside pods'}"
     others = [other.text for other in verdict.affected if other.text]
-    return f"{text}, beside {few_of(others, 2)}" if others else text
+    if others:
+        return f"{text}, beside {few_of(others, 2)}"
+    return text
 
 
 def _is_hung(device: Device, result: TelemetryResult) -> bool:

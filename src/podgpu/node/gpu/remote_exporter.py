@@ -301,4 +301,6 @@ def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
         return value
     if known.factor != 1.0:
         return converted(field, value, known.factor)
-    return math.floor(value) if field.type == "int" else float(value)
+    if field.type == "int":
+        return math.floor(value)
+    return float(value)

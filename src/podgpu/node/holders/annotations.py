@@ -184,7 +184,9 @@ def _hold(
 def _parse_one_device(text: str) -> DeviceId | None:
     """Rejects `all` and `tegra`, because schedulers assign single devices."""
     device_id = parse_device_id(text)
-    return None if device_id is None or device_id.everything else device_id
+    if device_id is None or device_id.everything:
+        return None
+    return device_id
 
 
 def _share(percent: Fraction | int) -> float | None:
@@ -192,7 +194,9 @@ def _share(percent: Fraction | int) -> float | None:
 
     Returns None for 0, which means no limit, and for values above 100.
     """
-    return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
+    if 0 < percent <= 100:
+        return float(Fraction(percent) / 100)
+    return None
 
 
 def _number(text: str, what: str) -> int:
@@ -549,7 +553,9 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
     name = pod.annotation(CONTAINER)
     named = [container for container in pod.all_containers if container.name == name]
     container = next(iter(named or pod.containers), None)
-    return None if container is None or container.finished else container
+    if container is None or container.finished:
+        return None
+    return container
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
@@ -559,7 +565,9 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
     """
     with suppress(ValueError):
         fraction = float(pod.annotation(FRACTION))
-        return fraction if 0 < fraction <= 1 else None
+        if 0 < fraction <= 1:
+            return fraction
+        return None
     memory = pod.annotation(MEMORY)
     if device is None or not _MEMORY_MIB.fullmatch(memory):
         return None

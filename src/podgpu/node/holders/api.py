@@ -201,4 +201,6 @@ def label_name(key: str) -> str:
     if name[:1].isdigit():
         name = f"_{name}"
     # Prometheus reserves names that begin with two underscores.
-    return f"pod{name}" if name.startswith("__") else name
+    if name.startswith("__"):
+        return f"pod{name}"
+    return name

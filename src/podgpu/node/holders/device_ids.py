@@ -90,11 +90,15 @@ def parse_device_id(text: str) -> DeviceId | None:
 
 def parse_id_or_minor(text: str) -> DeviceId | None:
     """Like `parse_device_id`, but also accepts a plain minor, which koordinator's hook writes."""
-    return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)
+    if _MINOR.fullmatch(text):
+        return DeviceId(minor=int(text))
+    return parse_device_id(text)
 
 
 def _number(digits: str | None) -> int | None:
-    return None if digits is None else int(digits)
+    if digits is None:
+        return None
+    return int(digits)
 
 
 class DeviceIndex:
@@ -122,7 +126,9 @@ class DeviceIndex:
         else:
             uuid = device_id.gpu_uuid or self._uuid_by_minor.get(device_id.minor) or ""
             device = self._by_uuid.get((uuid.lower(), device_id.gi_id))
-        return () if device is None else (device,)
+        if device is None:
+            return ()
+        return (device,)
 
 
 class HeldId(NamedTuple):

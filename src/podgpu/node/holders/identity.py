@@ -40,7 +40,9 @@ def parse_log_name(name: str) -> Workload | None:
     Returns None if the name has another form, for example because the kubelet truncated it.
     """
     match = _POD_DIRECTORY.fullmatch(name) or _CONTAINER_LOG.fullmatch(name)
-    return None if match is None else Workload(**match.groupdict())
+    if match is None:
+        return None
+    return Workload(**match.groupdict())
 
 
 @dataclass
@@ -124,7 +126,9 @@ class Identities:
             return False
         uids = {container.uid for container in containers} - {""}
         if not uids:
-            return True if logs else None
+            if logs:
+                return True
+            return None
 
         container_ids = {container.container_id for container in containers} - {""}
         if workload.container_id in container_ids:
@@ -135,7 +139,9 @@ class Identities:
             return False
         # The pod runs, but no container with this id. It is unknown whether the container will be
         # restarted.
-        return None if workload.container_id else True
+        if workload.container_id:
+            return None
+        return True
 
     def _is_known(self, workload: Workload) -> bool:
         """Returns False if the pod has neither a log directory nor a record in the API server."""
@@ -199,7 +205,9 @@ class Identities:
 
 
 def _only(values: Set[str]) -> str:
-    return next(iter(values)) if len(values) == 1 else ""
+    if len(values) != 1:
+        return ""
+    return next(iter(values))
 
 
 def _agree(workload: Workload, candidates: Set[Workload]) -> Workload:

@@ -85,7 +85,9 @@ class Cards:
     def uuids(self) -> tuple[str, ...]:
         """The UUIDs of all GPUs. Empty if any UUID is unknown."""
         uuids = tuple(card.uuid for card in self.cards)
-        return uuids if all(uuids) else ()
+        if not all(uuids):
+            return ()
+        return uuids
 
 
 def read_cards(proc: str) -> Cards:

@@ -272,7 +272,9 @@ class ProcessOwners:
             early = self._early.get(pid)
         if early is None:
             recent = self._recent.get(pid)
-            return None if recent is None else recent.owner
+            if recent is None:
+                return None
+            return recent.owner
         if early.lookup.outcome in FAILED_LOOKUPS:
             return ProcessOwner(problem=early.lookup.outcome)
         if early.lookup.outcome != "found" and not early.lookup.workload.user:
@@ -440,4 +442,6 @@ def parse_cgroup(text: str) -> Workload | None:
     if pod := _IN_POD.search(text):
         return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])
     container = _OUTSIDE_PODS.search(text)
-    return Workload(container_id=container[1]) if container else None
+    if not container:
+        return None
+    return Workload(container_id=container[1])

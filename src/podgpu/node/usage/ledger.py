@@ -78,7 +78,9 @@ class Division:
 
     @property
     def unattributed(self) -> int | None:
-        return None if self.total is None else self.total - sum((self.parts or {}).values())
+        if self.total is None:
+            return None
+        return self.total - sum((self.parts or {}).values())
 
     @property
     def without_series(self) -> int | None:
@@ -94,7 +96,9 @@ class Division:
         return rest
 
     def part(self, workload: Workload) -> int | None:
-        return None if self.parts is None else self.parts.get(workload)
+        if self.parts is None:
+            return None
+        return self.parts.get(workload)
 
 
 class Bounds(NamedTuple):
@@ -756,7 +760,9 @@ class Ledger:
             # slices that belong to no MIG instance
             free = slices_of_gpu(gpu.model) - sum(owned.slices for owned in devices)
             by_share[None] += max(0, free) * _SHARE_UNITS
-        return by_use if any(by_use.values()) else by_share
+        if any(by_use.values()):
+            return by_use
+        return by_share
 
     def _charge_namespace(self, account: Account, window: HolderUsage) -> None:
         key = account.namespace
@@ -867,7 +873,9 @@ def _sums(before: Document | None, window: Document, counters: Iterable[str]) ->
 
 
 def _ratio(part: int | None, whole: int) -> float | None:
-    return part / whole if part is not None and whole else None
+    if part is not None and whole:
+        return part / whole
+    return None
 
 
 def _name_runners(parts: Mapping[Owner, int], window_ns: int) -> tuple[WaitPart, ...]:

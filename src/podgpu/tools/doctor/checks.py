@@ -223,7 +223,9 @@ def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
         return [wrong("GPUs", f"the PCI bus has {expected}, the driver lists {listed}", advice)]
     if not listed:
         return [wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_DMESG}")]
-    return [ok("GPUs", _count_models(inventory.gpus))] if inventory.gpus else []
+    if not inventory.gpus:
+        return []
+    return [ok("GPUs", _count_models(inventory.gpus))]
 
 
 def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Finding:
@@ -398,7 +400,9 @@ def _check_mps(
     for gpu in gpus:
         if any(process.mps for process in results[f"processes-{gpu.uuid}"].value or ()):
             shared.append(gpu.index)
-    return [note("MPS", f"GPU {few_of(shared)}: {_MPS}")] if shared else []
+    if not shared:
+        return []
+    return [note("MPS", f"GPU {few_of(shared)}: {_MPS}")]
 
 
 def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
@@ -441,7 +445,9 @@ def read_kernel_driver(proc: str) -> str:
     """
     text = _read(Path(proc, "driver/nvidia/version"))
     version = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
-    return version[1] if version else ""
+    if not version:
+        return ""
+    return version[1]
 
 
 def _read(path: Path) -> str:
@@ -495,7 +501,9 @@ def check_device_files(dev: str) -> list[Finding]:
             "or allow this user to read and write them"
         )
         return [wrong("device files", f"no permission to open {few_of(closed)}", advice)]
-    return [ok("device files", f"{plural(len(files), 'file')}, all can be opened")] if files else []
+    if not files:
+        return []
+    return [ok("device files", f"{plural(len(files), 'file')}, all can be opened")]
 
 
 def check_pid_namespace(proc: str) -> Finding:

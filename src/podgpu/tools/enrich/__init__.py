@@ -74,7 +74,9 @@ def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
     candidates = without_holder or copies
     # Compares texts, because NaN != NaN.
     values = {str(sample.value) for sample in candidates}
-    return candidates[0] if len(values) == 1 else None
+    if len(values) != 1:
+        return None
+    return candidates[0]
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:

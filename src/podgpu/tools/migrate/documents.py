@@ -35,7 +35,9 @@ class FileChange:
 def _report_old_names(text: str, problem: str) -> RewriteResult | None:
     """Reports the old names in a text, without changing it. Returns None if there are none."""
     names = find_old_names(text)
-    return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
+    if not names:
+        return None
+    return RewriteResult(text, (f"{', '.join(names)}: {problem}",))
 
 
 def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:

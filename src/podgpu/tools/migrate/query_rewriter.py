@@ -473,7 +473,9 @@ class _Rewriter:
 
     def _accept_labels(self, *keywords: str) -> list[_Token]:
         """Parses a keyword and its labels, such as `by (pod)`. Returns no labels without it."""
-        return self._parse_labels() if self._accept(*keywords) else []
+        if not self._accept(*keywords):
+            return []
+        return self._parse_labels()
 
     def _parse_labels(self) -> list[_Token]:
         self._expect("(")

@@ -170,7 +170,9 @@ class DcgmConnection:
     @property
     def major(self) -> int:
         """Major version of the library."""
-        return self.library_version[0] if self.library_version else 4
+        if not self.library_version:
+            return 4
+        return self.library_version[0]
 
     @property
     def version(self) -> Version:

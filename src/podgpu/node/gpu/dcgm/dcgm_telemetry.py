@@ -371,7 +371,9 @@ class DcgmTelemetry:
 
     def _find_gpu_groups(self) -> list[s.Handle]:
         watch = self._watches.get(("GPU", self._xid_group))
-        return [] if watch is None else watch.groups
+        if watch is None:
+            return []
+        return watch.groups
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()

@@ -207,7 +207,9 @@ def handle_address(handle: Any) -> int | None:
 
 def parse_instance_id(gi_id: int) -> int | None:
     """Returns the GPU instance id, or None if NVML's value stands for the whole GPU."""
-    return None if gi_id == _NO_INSTANCE else gi_id
+    if gi_id == _NO_INSTANCE:
+        return None
+    return gi_id
 
 
 # Devices

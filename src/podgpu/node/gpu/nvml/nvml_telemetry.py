@@ -506,7 +506,9 @@ class NvmlGpu:
         with CallGuard[str]().catch():
             answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
         states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
-        return states.count(1) if states else None
+        if not states:
+            return None
+        return states.count(1)
 
     def _drop_plans(self) -> None:
         for plan in self._plans.values():

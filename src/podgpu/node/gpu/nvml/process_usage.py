@@ -317,7 +317,9 @@ class UsageReader:
         if end == since:
             self._window_start = since, clock
             is_silent = self._now_us() - since > _MAX_SILENCE_US
-            return BusyTime() if is_silent else BusyTime(0, 0, since)
+            if is_silent:
+                return BusyTime()
+            return BusyTime(0, 0, since)
 
         self._window_start = end, now
         elapsed_us = int((self._clock() - clock) * 1e6)
@@ -401,7 +403,9 @@ class UsageReader:
         power = 0
         with CallGuard[str]().catch():
             power = int(self._driver.call(_POWER, self._handle))
-        return power if 0 < power <= _MAX_WATTS * 1000 else None
+        if 0 < power <= _MAX_WATTS * 1000:
+            return power
+        return None
 
     def _read_energy(self, running: Sequence[ProcessUsage] | None, power: int | None) -> int | None:
         """Returns the energy since the last reading of the counter, or None if it was not read.

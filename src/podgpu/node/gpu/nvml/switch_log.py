@@ -232,7 +232,9 @@ class ContextSwitchLog:
             struct.pack("<IIIIQII", self._client, handle, command, 0, where, len(parameters), 0)
         )
         self._ioctl(_CONTROL, request, 28, f"control {command:#x}")
-        return memory.raw if memory is not None else b""
+        if memory is None:
+            return b""
+        return memory.raw
 
     def _map(self, memory: int, length: int) -> mmap.mmap:
         """Maps memory read-only. Each mapping needs its own file descriptor."""
