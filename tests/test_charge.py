@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.charge import AMOUNTS, Amounts, Figures, HeldTime, charge, charge_rest
+from podgpu.charge import (
+    AMOUNTS,
+    Amounts,
+    Figures,
+    HeldTime,
+    Tokens,
+    UsageAccount,
+    Waste,
+    charge,
+    charge_rest,
+)
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
 from podgpu.past.bill import RangeRow
@@ -104,6 +114,49 @@ def test_only_idle_time_is_measured_if_the_busy_time_is_unknown() -> None:
 
 def test_an_unmeasured_holder_may_have_been_busy_all_the_time() -> None:
     assert charge(HeldTime(60.0), 1.0, None) == Amounts(60.0, busy_max_seconds=60.0)
+
+
+def test_what_is_under_used_is_at_most_the_share_that_is_not_idle() -> None:
+    """Half of a quarter of a GPU for 80 s: 40 s of the share, of which 10 s were idle."""
+    time = HeldTime(80.0, 0.5, busy=8.0, idle=20.0, underused=12.0)
+    amounts = charge(time, 0.25, 3600.0)
+    assert amounts.underused_seconds == 3.0
+    assert amounts.underused_cost == 12.0
+    assert amounts.counted_seconds == 10.0
+
+    too_much = charge(time._replace(underused=99.0), 0.25, 3600.0)
+    assert too_much.underused_seconds == 7.5
+
+    unknown = charge(time._replace(underused=None), 0.25, 3600.0)
+    assert unknown.underused_seconds == unknown.underused_cost == unknown.counted_seconds == 0.0
+
+
+def test_tokens_are_charged_to_the_time_of_the_share() -> None:
+    amounts = charge(HeldTime(80.0, 0.5, tokens=Tokens(300.0, 20.0)), 0.25, None)
+    assert (amounts.prompt_tokens, amounts.generated_tokens) == (300.0, 20.0)
+    assert amounts.token_seconds == 10.0
+    assert charge(HeldTime(80.0), 1.0, None).token_seconds == 0.0
+    assert Tokens(300.0, 20.0).plus(Tokens(1.0, 2.0)) == Tokens(301.0, 22.0)
+
+
+def test_a_rest_without_a_price_has_no_cost() -> None:
+    assert charge_rest(60.0, 1.0, 20.0, None) == Amounts(40.0)
+    assert charge_rest(60.0, 1.0, 20.0, 3600.0) == Amounts(40.0, cost=40.0)
+
+
+def test_unknown_parts_of_waste_stay_unknown() -> None:
+    waste = Waste(idle=4.0, unallocated=1.0)
+    assert waste.total == 5.0
+    assert Waste(underused=2.0).total == 2.0
+    assert waste.plus(Waste(idle=1.0)) == Waste(idle=5.0, unallocated=1.0)
+    assert waste.times(3.0) == Waste(idle=12.0, unallocated=3.0)
+
+
+def test_an_account_has_an_owner_only_if_its_name_is_known() -> None:
+    assert UsageAccount(owner_kind="Deployment").owner is None
+    owner = UsageAccount(owner_kind="Deployment", owner_name="llm").owner
+    assert owner is not None
+    assert (owner.kind, owner.name) == ("Deployment", "llm")
 
 
 def test_nothing_is_left_if_holders_had_more_than_the_device() -> None:
