@@ -9,7 +9,7 @@ empty collection, and is omitted from the JSON. A zero is a measured zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -129,6 +129,11 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def group_by(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Groups values by the key of each. Keys and values keep their order."""
+    return group_by_key((key(value), value) for value in values)
 
 
 # The document

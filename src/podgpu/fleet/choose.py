@@ -33,7 +33,7 @@ from podgpu.model import (
     SourceStatus,
     Workload,
     all_devices,
-    group_by_key,
+    group_by,
     parts_of,
 )
 
@@ -119,7 +119,7 @@ class _Chooser:
             if name not in reported:
                 readings.append(replace(node.reading, listed=False))
         kept = filter(self._is_kept, readings)
-        return group_by_key((reading.name, reading) for reading in kept)
+        return group_by(kept, lambda reading: reading.name)
 
     def make_entry(self, reading: NodeReading, state: NodeState, notes: Iterable[str]) -> NodeEntry:
         age = self.now - reading.read_at

@@ -23,7 +23,7 @@ from podgpu.model import (
     PodName,
     WorkloadKey,
     WorkloadOwner,
-    group_by_key,
+    group_by,
 )
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
@@ -174,7 +174,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
         return {(part.device_key, part.holder.key): part for part in self.held}
 
     def held_by_device(self) -> dict[str, list[HeldPart]]:
-        return group_by_key((part.device_key, part) for part in self.held)
+        return group_by(self.held, lambda part: part.device_key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     XidCulprit,
-    group_by_key,
+    group_by,
     parts_of,
 )
 
@@ -409,7 +409,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     parts = (part for part in _held_parts(state) if part.holder.namespace)
-    groups = group_by_key(((part.holder.namespace, part.cluster), part) for part in parts)
+    groups = group_by(parts, lambda part: (part.holder.namespace, part.cluster))
     namespaces = []
     for (namespace, cluster), group in sorted(groups.items()):
         held = sum_held(group, state.prices.currency).rounded()

@@ -17,7 +17,7 @@ from podgpu.fleet.jobs import JOB_KINDS
 from podgpu.fleet.readings import duration_text
 from podgpu.known import round_known, select_known
 from podgpu.metrics.mig import list_mig_sizes
-from podgpu.model import group_by_key
+from podgpu.model import group_by
 from podgpu.past.mixes import (
     FULL,
     LEAST_KNOWN,
@@ -307,7 +307,7 @@ class _Rules:
     def _share(self, single: Sequence[_Pod]) -> list[Advice]:
         """Mixes pods of the same model. Those that fit in no mix may fit a MIG instance."""
         lines = []
-        groups = group_by_key(((pod.load.cluster, pod.load.model), pod) for pod in single)
+        groups = group_by(single, lambda pod: (pod.load.cluster, pod.load.model))
         for (_, model), pods in groups.items():
             total = min(pod.load.gpu_bytes or 0.0 for pod in pods)
             candidates = [Candidate(pod.load.steps, pod.load.peak_bytes or 0.0) for pod in pods]
@@ -475,7 +475,7 @@ def _name(load: PodLoad) -> PodAdvice:
 
 def _pack(rooms: Sequence[NodeRoom], fleet: FleetLoad, currency: str) -> list[Advice]:
     lines = []
-    groups = group_by_key(((room.cluster, room.model), room) for room in rooms)
+    groups = group_by(rooms, lambda room: (room.cluster, room.model))
     for key, own in groups.items():
         line = _pack_model(own, sorted(fleet.sizes.get(key, ()), reverse=True), currency)
         if line is not None:

@@ -19,7 +19,7 @@ from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
-from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.model import WorkloadOwner, group_by
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.past.sqlite_charges import read_charges, read_token_steps, read_usage_start
@@ -175,7 +175,7 @@ def make_range(
     """
     fits = _fit_rows(token_steps, query)
     seconds = bounds[1] - max(bounds[0], recorded_from)
-    groups = group_by_key((name_row(charge, query), charge) for charge in usage)
+    groups = group_by(usage, lambda charge: name_row(charge, query))
     rows = []
     for name in dict.fromkeys((*groups, *now)):
         own = groups.get(name, [])

@@ -20,7 +20,7 @@ from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
-from podgpu.model import group_by_key
+from podgpu.model import group_by
 from podgpu.past.bill import (
     RangeFigures,
     RangeQuery,
@@ -287,7 +287,7 @@ def _choose_names(
     charges: Iterable[Charge], query: CostsQuery, currency: str
 ) -> dict[RowName, RowName]:
     """Maps the name of each charge to that of its row. Those of a low cost share one row."""
-    groups = group_by_key((name_row(charge, query.range), charge) for charge in charges)
+    groups = group_by(charges, lambda charge: name_row(charge, query.range))
     candidates = []
     names: dict[RowName, RowName] = {}
     for name, group in groups.items():
@@ -315,9 +315,7 @@ def _split(
             for own in rows.values():
                 own.append(None)
             continue
-        charges = group_by_key(
-            (names.get(name_row(one, query), _OTHERS), one) for one in step.charges
-        )
+        charges = group_by(step.charges, lambda one: names.get(name_row(one, query), _OTHERS))
         for name, own in rows.items():
             own.append(step._replace(charges=charges.get(name, [])))
     return rows

@@ -12,7 +12,7 @@ from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.known import round_known, sum_all
-from podgpu.model import MIB, DeviceState, group_by_key
+from podgpu.model import MIB, DeviceState, group_by, group_by_key
 from podgpu.past.bill import account_of
 from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
 from podgpu.past.mixes import STEP_BYTES, UNKNOWN
@@ -266,7 +266,7 @@ def _is_whole(part: HeldPart) -> bool:
 
 def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoom]:
     """Yields the whole GPUs of each node and model, with the pods that hold them."""
-    on_node = group_by_key(((pod.cluster, pod.node, pod.model), pod) for pod in pods)
+    on_node = group_by(pods, lambda pod: (pod.cluster, pod.node, pod.model))
     for node in state.nodes:
         if node.gone or node.stale or node.silent is not None:
             continue

@@ -28,7 +28,7 @@ from podgpu.model import (
     MigInstance,
     NodeState,
     WorkloadOwner,
-    group_by_key,
+    group_by,
 )
 from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE
 
@@ -114,7 +114,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     devices = _read_devices(db, {"at": at, "resolution": resolution, "time": time})
     now = {node.name: node for node in current.nodes}
     nodes = []
-    for name, own in group_by_key((device.node, device) for device in devices).items():
+    for name, own in group_by(devices, lambda device: device.node).items():
         nodes.append(_make_node(name, own, at, now.get(name, _UNKNOWN_NODE), current))
     return dataclasses.replace(
         current,
@@ -161,7 +161,7 @@ def _make_node(
     """Builds one node of the past state. `now`: the same node in the current state."""
     known = {gpu.uuid: gpu for gpu in now.state.devices}
     gpus = []
-    for uuid, parts in group_by_key((device.uuid, device) for device in devices).items():
+    for uuid, parts in group_by(devices, lambda device: device.uuid).items():
         gpus.append(_make_gpu(parts, known.get(uuid, _UNKNOWN_GPU), current.settings.idle_after))
     state = NodeState(
         producer="podgpu",

@@ -54,6 +54,7 @@ from podgpu.model import (
     PodName,
     Workload,
     WorkloadOwner,
+    group_by,
     group_by_key,
 )
 from podgpu.past.bill import (
@@ -347,7 +348,7 @@ class _RangeReader:
         series = function.format(select((name,), self.server.match))
         keys = by(self.server.cluster_label, *RULE_LABELS, "method")
         samples = await self.client.query(f"max {keys} ({series})", end)
-        return group_by_key((sample.labels.get("kind", ""), sample) for sample in samples)
+        return group_by(samples, lambda sample: sample.labels.get("kind", ""))
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
         match = self.server.match
@@ -398,7 +399,7 @@ class _RangeReader:
         held = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
         usage = await self._make_usage(held, end - COARSE, end, self.prices.at(end))
         rows = {}
-        groups = group_by_key((name_row(one, self.query), one) for one in usage)
+        groups = group_by(usage, lambda one: name_row(one, self.query))
         for name, group in groups.items():
             amounts = sum_charges(group)
             cost = None

@@ -18,7 +18,7 @@ from podgpu.charge import Figures
 from podgpu.errors import UsageError
 from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import Workload, group_by_key
+from podgpu.model import Workload, group_by
 from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
 
 MAX_POINTS = 500
@@ -312,7 +312,7 @@ def read_job(
     """Returns the history of the devices that pods of this owner held. None if there are none."""
     window = _choose_window(db, start, end)
     rows = db.execute(_ACCOUNTS_OF_JOB, (namespace, kind, name, end, start)).fetchall()
-    by_device = group_by_key((row[:5], row) for row in rows)
+    by_device = group_by(rows, lambda row: row[:5])
     devices = []
     marks: list[Mark] = []
     for (node, index, uuid, instance, gpu_id), accounts in list(by_device.items())[:MAX_DEVICES]:

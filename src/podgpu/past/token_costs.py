@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from podgpu.charge import Amounts, Charge, sum_charges
-from podgpu.model import group_by_key
+from podgpu.model import group_by
 from podgpu.past.token_fit import TokenFit
 
 _DIGITS = 4
@@ -87,7 +87,7 @@ class TokenFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
     """Adds up the pods whose tokens were read. Returns None if there is none."""
-    pods = group_by_key((_key_of(charge), charge) for charge in usage)
+    pods = group_by(usage, _key_of)
     amounts = Amounts()
     parts: list[CostParts] = []
     at_use = 0.0

@@ -22,7 +22,7 @@ from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState, read_field, used_value
 from podgpu.known import sum_all
-from podgpu.model import GpuOrInstance, HolderUsage, group_by_key
+from podgpu.model import GpuOrInstance, HolderUsage, group_by
 from podgpu.scale.catalogue import (
     BUSY,
     COLUMNS,
@@ -98,7 +98,7 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
         if node.stale:
             continue
         for _, parts in groupby(node.held, key=attrgetter("device_key")):
-            by_pod = group_by_key((part.holder.pod_name, part) for part in parts)
+            by_pod = group_by(parts, lambda part: part.holder.pod_name)
             is_alone = len(by_pod) == 1
             for pod, own in by_pod.items():
                 # Jobs and reservations have no pod name.

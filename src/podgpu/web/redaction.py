@@ -26,7 +26,7 @@ from podgpu.fleet.view import (
 )
 from podgpu.known import add_known
 from podgpu.metrics.conditions import breaks_gpu
-from podgpu.model import group_by_key
+from podgpu.model import group_by
 from podgpu.past.events import Event, EventsAnswer
 from podgpu.past.schema import IDLE
 from podgpu.past.sqlite import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
@@ -116,7 +116,7 @@ def _hide_in_device(device: _Device, visible: Visible) -> _Device:
             holders.append(replace(holder, waits_for=waits))
         else:
             hidden.append(holder)
-    by_use = group_by_key((holder.use, holder) for holder in hidden)
+    by_use = group_by(hidden, lambda holder: holder.use)
     holders += [_sum_holders(group) for group in by_use.values()]
     # The text of a workload's condition names the container.
     conditions = [each for each in device.conditions if breaks_gpu(each.condition)]

@@ -26,7 +26,7 @@ from podgpu.model import (
     Inventory,
     SourceStatus,
     Value,
-    group_by_key,
+    group_by,
 )
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.source import FieldGroup, HostEngine, Telemetry
@@ -347,7 +347,7 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
 
     details: dict[str, list[Detail]] = {}
     for reading in (*readings, *newest):
-        details |= group_by_key((detail[0], detail) for detail in reading.details)
+        details |= group_by(reading.details, lambda detail: detail[0])
 
     dropped: list[int] = []
     errors: list[str] = []

@@ -46,6 +46,7 @@ from podgpu.model import (
     SourceStatus,
     Unmapped,
     encode_node,
+    group_by,
     group_by_key,
     split_key,
 )
@@ -121,7 +122,7 @@ def build_node_state(
 
 def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[Holder]]:
     """Returns the holders of each device, by device key. Those with an allocation come first."""
-    assigned = group_by_key((each.device, each) for each in allocation.assignments)
+    assigned = group_by(allocation.assignments, lambda each: each.device)
     holders: dict[str, list[Holder]] = {}
     for key in dict.fromkeys([*assigned, *usage.devices]):
         users = {user.key: user for user in usage.devices.get(key, _UNUSED).holders}
@@ -484,7 +485,7 @@ class ChangeLog:
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new = sorted(unmapped - self._unmapped, key=describe)
         self._unmapped = unmapped
-        by_reason = group_by_key(((entry.source, entry.reason), entry) for entry in new)
+        by_reason = group_by(new, lambda entry: (entry.source, entry.reason))
         for (source, reason), entries in sorted(by_reason.items()):
             explanation = explain(entries[0])
             what = few_of(map(describe, entries))

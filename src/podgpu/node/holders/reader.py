@@ -29,7 +29,7 @@ from podgpu.model import (
     VcudaRequest,
     Workload,
     WorkloadKey,
-    group_by_key,
+    group_by,
     parts_of,
 )
 from podgpu.node.holders import KUBELET, AllocationSource, Complete, complete_if_certain
@@ -173,8 +173,8 @@ class AllocationCache:
 def _group_by_holder(
     answer: Allocation, now: float, complete: Complete
 ) -> dict[Workload, CachedHolder]:
-    assignments = group_by_key((item.holder, item) for item in answer.assignments)
-    vcuda = group_by_key((Workload(*parts_of(request)), request) for request in answer.vcuda)
+    assignments = group_by(answer.assignments, lambda item: item.holder)
+    vcuda = group_by(answer.vcuda, lambda request: Workload(*parts_of(request)))
     holders: dict[Workload, CachedHolder] = {}
     for workload in (*assignments, *vcuda):
         holders[workload] = CachedHolder(
@@ -377,7 +377,7 @@ def _add_reading(
 ) -> list[Unmapped]:
     """Adds the assignments of one source, and returns the rejected ones."""
     rejected = []
-    by_holder = group_by_key((claim.holder, claim) for claim in reading.assignments)
+    by_holder = group_by(reading.assignments, lambda claim: claim.holder)
     for holder, claims in by_holder.items():
         try:
             completed = complete(holder)
