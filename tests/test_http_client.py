@@ -40,6 +40,7 @@ from podgpu.node.gpu.remote_exporter import (
     parse_exposition,
 )
 from podgpu.top.feed import ClusterSource, ExporterSource
+from podgpu.view_address import UrlAddress
 from tests import net
 from tests.certificates import Certificates
 from tests.cli.test_option_table import execute
@@ -366,6 +367,21 @@ async def test_messages_about_a_status(status: int, reason: str, message: str) -
     assert await fail(refuse) == (reason, f"URL {message}")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": "no path\\n/x"}', "answers 404: no path\\n/x"),
+        (b'{"error": 1}', "answers 404: is the path right? Redirects are not followed"),
+        (b"\xff", "answers 404: is the path right? Redirects are not followed"),
+    ],
+)
+async def test_the_message_of_podgpus_api_is_quoted(body: bytes, message: str) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=404, body=body)
+
+    assert await fail(refuse) == ("http_404", f"URL {message}")
+
+
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_the_message_about_a_large_response(is_chunked: bool) -> None:
     async def send(request: web.Request) -> web.StreamResponse:
@@ -550,7 +566,7 @@ MAKERS = (
     HttpClient,
     lambda url: PrometheusClient(PrometheusServer(url)),
     ExporterSource,
-    ClusterSource,
+    lambda url: ClusterSource(UrlAddress(url)),
     lambda url: len(unique_targets([url])),
 )
 

@@ -17,10 +17,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from podgpu import __version__
-from podgpu.errors import SourceError, UsageError
+from podgpu.decode import find_decoder
+from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import FileIdentity, identify_file, read_bounded
 from podgpu.tls import Pem, make_client_context
 
@@ -39,6 +41,7 @@ Shorter than 75 s, because aiohttp servers close idle connections then.
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
+_MAX_ERROR = 600  # characters of a server's message
 _HOST_PORT = re.compile(
     r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE
 )
@@ -345,7 +348,13 @@ class HttpClient:
         if status in (401, 403):
             text = f"{self.shown} rejected the credentials ({status}): {self._access.advice}"
             return SourceError("unauthorized", text)
-        advice = "" if status >= 500 else ": is the path right? Redirects are not followed"
+        text = read_error(response.body)
+        if text:
+            advice = f": {text}"
+        elif status >= 500:
+            advice = ""
+        else:
+            advice = ": is the path right? Redirects are not followed"
         return SourceError(f"http_{status}", f"{self.shown} answers {status}{advice}")
 
     def _explain(self, reason: str, why: str) -> SourceError:
@@ -355,6 +364,19 @@ class HttpClient:
             "unreachable": ": check that the server runs there",
         }
         return SourceError(reason, f"{self.shown}: {why}{advice.get(reason, '')}")
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: str
+
+
+def read_error(body: bytes) -> str:
+    """Returns the message of an error response of podgpu's API. Empty if there is none."""
+    try:
+        text = find_decoder(_ErrorAnswer).decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return one_line(text)[:_MAX_ERROR]
 
 
 def check_is_metrics(body: bytes, shown: str) -> None:

@@ -8,6 +8,7 @@ from podgpu.fleet.view import GpuDetails
 from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import ClusterSource, ExporterSource, Feed, FetchedDetails
+from podgpu.view_address import UrlAddress
 from tests.top.scene import gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving
 
@@ -28,7 +29,7 @@ def test_sparklines_are_the_servers_history() -> None:
     shown = view(node(gpu(0, holder(), utilization_ratio=0.5)))
     answers = {"/api/v1/view": shown, "/api/v1/history": history(GPU_0=[50] * 59 + [NO_DATA])}
     with podgpu_server(answers) as server:
-        feed = Feed(ClusterSource(server.address), 1.0)
+        feed = Feed(ClusterSource(UrlAddress(server.address)), 1.0)
         sparklines = feed.read().sparklines
     assert sparklines.points == {("GPU-0", ""): bytes([50] * 59 + [NO_DATA])}
     assert sparklines.span == 900.0
@@ -40,14 +41,14 @@ def test_stale_nodes_are_noted() -> None:
         notes=["first"],
     )
     with podgpu_server({"/api/v1/view": shown}) as server:
-        feed = Feed(ClusterSource(server.address), 1.0)
+        feed = Feed(ClusterSource(UrlAddress(server.address)), 1.0)
         assert feed.read().notes == ["first", "a is stale: 61 s", "a: its clock is 9 s ahead"]
 
 
 def test_without_a_history_the_readings_are_drawn() -> None:
     answers = {"/api/v1/view": view(node(gpu(0, utilization_ratio=0.5), gpu(1)))}
     with podgpu_server(answers) as server:
-        feed = Feed(ClusterSource(server.address), 2.0)
+        feed = Feed(ClusterSource(UrlAddress(server.address)), 2.0)
         feed.read()
         answers["/api/v1/view"] = view(node(gpu(0, utilization_ratio=7.0)), taken_at=1.0)
         sparklines = feed.read().sparklines
@@ -64,7 +65,7 @@ def test_details_of_the_selected_gpu_and_what_its_holders_used() -> None:
         "/api/v1/summary/research/train": job,
     }
     with podgpu_server(answers) as server:
-        feed = Feed(ClusterSource(server.address), 1.0)
+        feed = Feed(ClusterSource(UrlAddress(server.address)), 1.0)
         assert feed.read().fetched == FetchedDetails()
         feed.select("GPU-1")
         assert feed.read().fetched == FetchedDetails("GPU-1", samples, "", [job])

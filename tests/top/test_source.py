@@ -8,6 +8,7 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.fleet.view import GpuView, View
 from podgpu.top.feed import ClusterSource, ExporterSource, Sparklines
+from podgpu.view_address import UrlAddress
 from tests.top.scene import LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, podgpu_server, serving
 
@@ -26,7 +27,7 @@ def test_a_podgpu_exporter_is_read_by_its_view() -> None:
     with podgpu_server({"/metrics": EXPOSITION, "/api/v1/view": shown}) as server:
         source = ExporterSource(server.url)
         assert source.read().view == shown
-        assert ClusterSource(server.address).read().view == shown
+        assert ClusterSource(UrlAddress(server.address)).read().view == shown
     assert {path.partition("?")[0] for path in server.paths} == {"/api/v1/view", "/api/v1/history"}
 
 
@@ -35,7 +36,7 @@ def test_a_cluster_without_podgpus_view_is_an_error() -> None:
         serving(answer(b"{}")) as server,
         pytest.raises(SourceError, match="is it the address of podgpu cluster"),
     ):
-        ClusterSource(server.address).read()
+        ClusterSource(UrlAddress(server.address)).read()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_bad_histories(body: bytes) -> None:
     with podgpu_server(
         {"/api/v1/view": view(node(gpu(0))), "/api/v1/history": msgspec.Raw(body)}
     ) as server:
-        assert ClusterSource(server.address).read().history == Sparklines()
+        assert ClusterSource(UrlAddress(server.address)).read().history == Sparklines()
 
 
 def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to_reading() -> None:

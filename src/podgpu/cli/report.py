@@ -9,29 +9,29 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
+import click
 
 from podgpu.charge import Waste
 from podgpu.cli.options import make_command
 from podgpu.cli.savings import (
     LINES,
-    decode_savings,
+    SAVINGS_PATH,
     describe_shared,
     describe_totals,
     list_notes,
     make_lines,
 )
 from podgpu.cli.terminal import print_out
-from podgpu.decode import find_decoder
+from podgpu.cli.view_options import find_view
 from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.readings import duration_text
 from podgpu.fleet.view import decode_view
-from podgpu.http_client import HttpClient
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
 from podgpu.past.savings import SavingsAnswer
 from podgpu.past.token_costs import TokenFigures
+from podgpu.view_address import ViewClient, decode_answer, read_answer
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
@@ -83,12 +83,15 @@ class _Table(NamedTuple):
         "an HTML page to share",
     ),
 )
-def command(url: str, range: str, by: str, format: str) -> int:
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
     """Print GPU-hours, energy, cost and waste for a period, the owners with the most idle time, and
     broken GPUs.
 
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
+    range = options["range"]
+    by = options["by"]
     query = {"range": range, "by": by}
     if range == "month":
         now = datetime.now().astimezone()
@@ -100,8 +103,8 @@ def command(url: str, range: str, by: str, format: str) -> int:
         # by='x' becomes --by='x'
         raise UsageError(f"--{error}") from error
 
-    client = HttpClient(url.rstrip("/"), timeout=_TIMEOUT)
-    if format == "csv":
+    client = find_view(ctx).open(_TIMEOUT)
+    if options["format"] == "csv":
         print_out(client.get_blocking("api/v1/range", query | {"format": "csv"}))
         return 0
 
@@ -129,29 +132,22 @@ def command(url: str, range: str, by: str, format: str) -> int:
     savings = _read_savings(client, "24h" if range == "24h" else "7d")
     if savings is not None:
         tables += _make_savings_tables(savings)
-    write = _write_html if format == "html" else _write_markdown
+    write = _write_html if options["format"] == "html" else _write_markdown
     print_out(write(title, notes, tables))
     return 0
 
 
-def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
-    try:
-        return find_decoder(RangeAnswer).decode(client.get_blocking("api/v1/range", query))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = (
-            f"{client.shown} returned no valid /api/v1/range: "
-            f"is it the address of podgpu cluster? ({error})"
-        )
-        raise SourceError("malformed", text) from error
+def _read_range(client: ViewClient, query: dict[str, str]) -> RangeAnswer:
+    return read_answer(client, "api/v1/range", RangeAnswer, query)
 
 
-def _read_savings(client: HttpClient, range: str) -> SavingsAnswer | None:
+def _read_savings(client: ViewClient, range: str) -> SavingsAnswer | None:
     """Returns None if the server is too old, or has no history of single pods."""
     try:
-        body = client.get_blocking("api/v1/savings", {"range": range})
+        body = client.get_blocking(SAVINGS_PATH, {"range": range})
     except SourceError:
         return None
-    return decode_savings(body, client.shown)
+    return decode_answer(body, SAVINGS_PATH, SavingsAnswer, client.shown)
 
 
 def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:

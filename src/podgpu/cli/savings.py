@@ -6,14 +6,14 @@ Reads the API of `podgpu cluster`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
+import click
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
-from podgpu.decode import find_decoder
-from podgpu.errors import SourceError, UsageError, one_line, plural, utc_text
-from podgpu.http_client import HttpClient
+from podgpu.cli.view_options import find_view
+from podgpu.errors import UsageError, one_line, plural, utc_text
 from podgpu.past.savings import (
     Advice,
     Monthly,
@@ -22,7 +22,9 @@ from podgpu.past.savings import (
     name_pod,
     parse_savings_query,
 )
+from podgpu.view_address import decode_answer
 
+SAVINGS_PATH = "api/v1/savings"
 TIMEOUT = 90.0  # longer than a query to Prometheus
 _GIB = 1024**3
 _UNKNOWN = "–"
@@ -50,39 +52,30 @@ PODS = (
     ("podgpu savings --range 2d --slowdown 1.1", "let pods share only if they notice little"),
     ("podgpu savings -o csv > savings.csv", "one row per pod, for a spreadsheet"),
 )
-def command(url: str, range: str, slowdown: str, idle: str, output: str) -> int:
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
     """Print which GPUs could be given back, and what the pods would notice: pods to stop, to
     shrink, or to put on a shared GPU, and free GPUs to bring together.
 
     Reads the API of `podgpu cluster`. Nothing is changed.
     """
-    query = {"range": range, "slowdown": slowdown, "idle": idle}
+    output = options["output"]
+    query = {name: options[name] for name in ("range", "slowdown", "idle")}
     try:
         parse_savings_query(query)
     except UsageError as error:
         raise UsageError(f"--{error}") from error
-    client = HttpClient(url.rstrip("/"), timeout=TIMEOUT)
+    client = find_view(ctx).open(TIMEOUT)
     if output == "csv":
-        print_out(client.get_blocking("api/v1/savings", query | {"format": "csv"}))
+        print_out(client.get_blocking(SAVINGS_PATH, query | {"format": "csv"}))
         return 0
-    body = client.get_blocking("api/v1/savings", query)
+    body = client.get_blocking(SAVINGS_PATH, query)
     if output == "json":
         print_out(body)
         return 0
-    print_out("\n".join(_write(decode_savings(body, client.shown))) + "\n")
+    answer = decode_answer(body, SAVINGS_PATH, SavingsAnswer, client.shown)
+    print_out("\n".join(_write(answer)) + "\n")
     return 0
-
-
-def decode_savings(body: bytes, shown: str) -> SavingsAnswer:
-    """`shown`: the server, for the error message."""
-    try:
-        return find_decoder(SavingsAnswer).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = (
-            f"{shown} returned no valid /api/v1/savings: "
-            f"is it the address of podgpu cluster? ({error})"
-        )
-        raise SourceError("malformed", text) from error
 
 
 def describe_totals(answer: SavingsAnswer) -> str:

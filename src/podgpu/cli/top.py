@@ -25,6 +25,7 @@ from podgpu.top.feed import ClusterSource, ExporterSource, Feed, LocalSource, So
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
 from podgpu.top.table import Table, as_text, render_totals
+from podgpu.view_address import UrlAddress
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)
 """DCGM fields: temperature, power, utilisation, memory."""
@@ -89,7 +90,8 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
             return ExporterSource(options["url"])
     if options["cluster"]:
         with naming_option("--cluster"):
-            return ClusterSource(options["cluster"])
+            url = options["cluster"].rstrip("/").removesuffix("/metrics")
+            return ClusterSource(UrlAddress(url))
 
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)

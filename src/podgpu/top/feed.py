@@ -19,7 +19,6 @@ from podgpu.errors import MOST_NAMED, SourceError, StartError, few_of
 from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.fleet.view import GpuDetails, View, decode_details, decode_view, make_view
-from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import (
@@ -32,6 +31,7 @@ from podgpu.node.gpu.remote_exporter import UrlExposition
 from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import utilization_byte
 from podgpu.top.lines import Line, Processes, SlotOfView, flatten, make_lines
+from podgpu.view_address import UrlAddress, ViewAddress
 
 _EXPORTER_TIMEOUT = 5.0
 _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
@@ -112,15 +112,17 @@ class ClusterSource:
     """Reads the JSON API of `podgpu cluster` or of a podgpu exporter (docs/api.md)."""
 
     def __init__(
-        self, url: str, server: str = "podgpu cluster", timeout: float = _CLUSTER_TIMEOUT
+        self,
+        address: ViewAddress,
+        server: str = "podgpu cluster",
+        timeout: float = _CLUSTER_TIMEOUT,
     ) -> None:
-        """Raises UsageError if the URL is invalid.
+        """Raises UsageError if the address is invalid.
 
         `server` is the name of the expected server for error messages.
         """
-        url = url.rstrip("/").removesuffix("/metrics")
-        self._client = HttpClient(url, timeout=timeout)
-        self._details_client = HttpClient(url, timeout=_DETAILS_TIMEOUT)
+        self._client = address.open(timeout)
+        self._details_client = address.open(_DETAILS_TIMEOUT)
         self._server = server
         self.name = self._client.shown
         self._history = Sparklines()
@@ -197,7 +199,8 @@ class ExporterSource:
     def __init__(self, url: str) -> None:
         """Raises UsageError if the URL is invalid. A URL without a path gets the path /metrics."""
         self._metrics = UrlExposition(url, timeout=_EXPORTER_TIMEOUT)
-        self._api = ClusterSource(url, "a podgpu exporter", _EXPORTER_TIMEOUT)
+        view = UrlAddress(url.rstrip("/").removesuffix("/metrics"))
+        self._api = ClusterSource(view, "a podgpu exporter", _EXPORTER_TIMEOUT)
         self.name = self._metrics.shown
         self._is_podgpu = True  # False if the metrics are from another exporter
         self._state: ClusterState | None = None
