@@ -146,6 +146,7 @@ def test_a_longer_range_is_cut_to_the_record(client: Client) -> None:
         ("?slowdown=1", "slowdown='1'"),
         ("?slowdown=x", "slowdown='x'"),
         ("?idle=5m", "at least 1h"),
+        ("?idle=5", "idle='5'"),
         ("?format=xml", "format='xml'"),
     ],
 )
@@ -160,6 +161,17 @@ def test_memory_peaks_before_a_short_range_count() -> None:
     recorder.stop()
     [wide] = [line["pods"][0] for line in found["advice"] if line["kind"] == "shrink"]
     assert wide["peak_memory_bytes"] == 40 * 1024**3
+
+
+def test_older_days_are_not_counted_twice_and_not_as_time_without_waiting() -> None:
+    """In memory, usage of more than 25 hours ago is stored by day only."""
+    cluster, recorder = record(80)
+    with serving(cluster, recorder) as client:
+        found = get(client, "?range=53h")
+    recorder.stop()
+    [idle] = [line for line in found["advice"] if line["kind"] == "stop"]
+    assert idle["cost"] == pytest.approx(2 * 2.0 * 53, rel=0.01)
+    assert [one["measured_wait"] for one in found["shared"]] == [0.05, 0.03]
 
 
 def test_too_little_history_is_said() -> None:
@@ -205,9 +217,17 @@ def test_the_command_the_report_and_the_csv_show_the_figures_of_the_json(
         for row in found["left_out"]:
             assert row["says"] in text
     assert sum(float(row["SavedGpus"] or 0) for row in rows) == saved["gpus"]
+    costs = [line.get("cost", 0) for line in found["advice"]]
+    assert sum(float(row["CostInRange"] or 0) for row in rows) == pytest.approx(sum(costs))
+    left = found["totals"]["after"]
+    cells = ["left", "9", f"{left['gpu_hours']:,.1f}", f"{left['cost']:,.2f}"]
+    assert cells in [row.split() for row in table.splitlines()]
+    assert " | ".join(cells) in report
     for line in found["advice"]:
         for pod in line["pods"]:
             [shown] = [row for row in table.splitlines() if f"/{pod['pod']} " in row][-1:]
+            if "owner" in pod:
+                assert f"{pod['owner']['kind']}/{pod['owner']['name']}" in shown
             if "slowdown" in pod:
                 assert f"{pod['slowdown']:.2f}" in shown
                 assert f"{100 * pod['wait']:.1f} %" in shown

@@ -18,10 +18,12 @@ from podgpu.cli.options import make_command
 from podgpu.cli.savings import (
     LINES,
     SAVINGS_PATH,
+    TOTALS,
     describe_shared,
     describe_totals,
     list_notes,
     make_lines,
+    make_totals,
 )
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
@@ -158,6 +160,7 @@ def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
         return tables
     says = [[line.kind, line.says, line.assumes, line.falsified_by] for line in savings.advice]
     header = ["Do", "Why", "Assumes", "Falsified by"]
+    tables.append(_Table("Before and after", TOTALS, make_totals(savings)))
     tables.append(_Table("What could be given back", LINES, make_lines(savings)))
     tables.append(_Table("Why", header, says))
     return tables

@@ -14,6 +14,7 @@ from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
 from podgpu.errors import UsageError, one_line, plural, utc_text
+from podgpu.past.bill import describe_owner
 from podgpu.past.savings import (
     Advice,
     Monthly,
@@ -29,11 +30,21 @@ TIMEOUT = 90.0  # longer than a query to Prometheus
 _GIB = 1024**3
 _UNKNOWN = "–"
 _GAP = "  "
-_TEXT_COLUMNS = 3  # the first columns of a table; the others are numbers
-LINES = ("Do", "Pods", "Then", "GPUs", "Saves GPUs", "GPU-hours per month", "Saved per month")
+TOTALS = ("Per month", "GPUs", "GPU-hours", "Cost")
+LINES = (
+    "Do",
+    "Pods",
+    "Then",
+    "GPUs",
+    "Cost in this time",
+    "Saves GPUs",
+    "GPU-hours per month",
+    "Saved per month",
+)
 PODS = (
     "Do",
     "Pod",
+    "Owner",
     "Node",
     "GPUs",
     "Busy GPUs",
@@ -100,6 +111,21 @@ def describe_shared(answer: SavingsAnswer) -> str:
     )
 
 
+def make_totals(answer: SavingsAnswer) -> list[list[str]]:
+    """Returns the cells of `TOTALS`: before, what each kind saves, and after."""
+    totals = answer.totals
+    rows = [_make_total("now", totals.before)]
+    for row in answer.kinds:
+        if row.lines and row.kind != "pack":
+            rows.append(_make_total(f"{row.kind} saves", row.saved))
+    rows.append(_make_total("left", totals.after))
+    return rows
+
+
+def _make_total(name: str, monthly: Monthly) -> list[str]:
+    return [name, _number(monthly.gpus), f"{monthly.gpu_hours:,.1f}", _money(monthly.cost)]
+
+
 def make_lines(answer: SavingsAnswer) -> list[list[str]]:
     """Returns the cells of `LINES`."""
     rows = []
@@ -107,9 +133,9 @@ def make_lines(answer: SavingsAnswer) -> list[list[str]]:
         saved = line.saved
         names = ", ".join(name_pod(pod) for pod in line.pods)
         then = line.target or ("no GPU" if line.kind == "stop" else "")
-        cost = _UNKNOWN if saved.cost is None else f"{saved.cost:,.2f}"
-        gpus = [_number(line.gpus_before), _number(saved.gpus), f"{saved.gpu_hours:,.1f}"]
-        rows.append([line.kind, names, then, *gpus, cost])
+        before = [_number(line.gpus_before), _money(line.cost)]
+        gain = [_number(saved.gpus), f"{saved.gpu_hours:,.1f}", _money(saved.cost)]
+        rows.append([line.kind, names, then, *before, *gain])
     return rows
 
 
@@ -124,6 +150,7 @@ def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
     return [
         line.kind,
         name_pod(pod),
+        describe_owner(pod.owner) or _UNKNOWN,
         node,
         _number(pod.gpus),
         _UNKNOWN if pod.busy is None else f"{pod.busy:.3f}",
@@ -157,9 +184,11 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
     if not answer.advice:
         return
     yield ""
-    yield from _write_table(LINES, make_lines(answer))
+    yield from _write_table(TOTALS, make_totals(answer), 1)
     yield ""
-    yield from _write_table(PODS, make_pods(answer))
+    yield from _write_table(LINES, make_lines(answer), 3)
+    yield ""
+    yield from _write_table(PODS, make_pods(answer), 4)
     yield ""
     for number, line in enumerate(answer.advice, 1):
         yield f"{number}. {line.kind}: {one_line(line.says)}"
@@ -167,19 +196,24 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
         yield f"   Falsified by: {one_line(line.falsified_by)}"
 
 
-def _write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _write_table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
+    """`texts`: the number of columns with text, which come first. The others are numbers."""
     table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = []
         for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            is_text = place < _TEXT_COLUMNS
+            is_text = place < texts
             cells.append(cell.ljust(width) if is_text else cell.rjust(width))
         yield _GAP.join(cells).rstrip()
 
 
 def _number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def _money(cost: float | None) -> str:
+    return _UNKNOWN if cost is None else f"{cost:,.2f}"
 
 
 def _amounts(monthly: Monthly, answer: SavingsAnswer) -> str:

@@ -25,7 +25,7 @@ from podgpu.past.savings import (
     SharedPodLoad,
 )
 from podgpu.past.schema import COARSE, HOLDER, HOUR, OPEN, ceil_time, floor_time
-from podgpu.past.sqlite_charges import read_range
+from podgpu.past.sqlite_charges import read_charges
 
 _UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _BY_SWITCHES = frozenset({"switches", "exact"})  # methods that measure waiting times
@@ -50,6 +50,8 @@ SELECT ifnull(sum(waited), 0) FROM (
     WHERE resolution = {HOUR} AND time >= :start AND time < :end AND account = :account
     UNION ALL SELECT waited FROM usage
     WHERE resolution = {OPEN} AND time >= :start AND time < :end AND account = :account)"""
+# Older hours were added up to days, such as those before the last 25 hours if nothing is on disk.
+_HOURS_SINCE = f"SELECT ifnull(max(since), 0) FROM kept WHERE resolution = {HOUR}"
 
 AccountKey = tuple[str, ...]
 PodKey = tuple[str, AccountKey]  # cluster and account
@@ -71,7 +73,7 @@ def read_fleet_load(
         ids[account_id] = tuple(key)
     fleet.pods = [pod.load for pod in collect_held(state).values()]
     _add_steps(fleet, _read_history(db, ids, fleet))
-    _add_costs(db, fleet)
+    _add_costs(db, fleet, now)
     _check_gpus(db, fleet, ids, state)
     fleet.rooms = list(list_rooms(state, fleet.pods))
     fleet.shared = list(_read_shared(db, fleet, ids, state))
@@ -285,10 +287,9 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
             yield NodeRoom(cluster, node.name, model, len(gpus), free, own, price)
 
 
-def _add_costs(db: Connection, fleet: FleetLoad) -> None:
+def _add_costs(db: Connection, fleet: FleetLoad, now: float) -> None:
     costs: dict[AccountKey, float] = {}
-    _, _, charges = read_range(db, fleet.start, fleet.end)
-    for charge in charges:
+    for charge in read_charges(db, fleet.start, fleet.end, now):
         if charge.currency:
             key = charge.account.key
             costs[key] = costs.get(key, 0.0) + charge.amounts.cost
@@ -327,13 +328,14 @@ def _read_shared(
     """Yields the GPUs that several pods share now, if their waiting times are measured."""
     account_ids = {key: account_id for account_id, key in ids.items()}
     steps = {pod.account.key: pod.steps for pod in fleet.pods}
+    [hours_since] = db.execute(_HOURS_SINCE).fetchone()
     for node in state.nodes:
         for parts in node.held_by_device().values():
             pods = {account_of(part).key: account_of(part) for part in parts}
             is_measured = parts[0].device.known_usage.method in _BY_SWITCHES
             if len(pods) < 2 or not is_measured or parts[0].instance is not None or node.gone:
                 continue
-            common = _find_common(fleet, [steps.get(key, b"") for key in pods])
+            common = _find_common(fleet, [steps.get(key, b"") for key in pods], hours_since)
             if common is None:
                 continue
             first, last = common
@@ -348,14 +350,19 @@ def _read_shared(
             yield SharedLoad(node.reading.cluster, node.name, parts[0].gpu.model, shared)
 
 
-def _find_common(fleet: FleetLoad, steps: Sequence[bytes]) -> tuple[int, int] | None:
-    """Returns the whole hours since all pods of a GPU are known. None if there are none."""
+def _find_common(
+    fleet: FleetLoad, steps: Sequence[bytes], hours_since: int
+) -> tuple[int, int] | None:
+    """Returns the whole hours since all pods of a GPU are known. None if there are none.
+
+    `hours_since`: the oldest hour of which the waiting time is stored.
+    """
     first = 0
     for line in steps:
         if not line:
             return None
         first = max(first, _count_unknown(line))
-    start = ceil_time(fleet.start + first * COARSE, HOUR)
+    start = max(hours_since, ceil_time(fleet.start + first * COARSE, HOUR))
     end = floor_time(fleet.end, HOUR)
     if start < end:
         return (start, end)

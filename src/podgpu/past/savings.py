@@ -53,7 +53,7 @@ def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
         slowdown = math.nan
     if not _LEAST_SLOWDOWN < slowdown <= _MOST_SLOWDOWN:
         raise UsageError(f"slowdown={text[:40]!r}: write a factor above 1 and up to 2, as 1.25")
-    idle = parse_range(query.get("idle", "24h"))
+    idle = parse_range(query.get("idle", "24h"), "idle")
     if idle < HOUR:
         raise UsageError(f"idle={query['idle'][:40]}: write at least 1h")
     return SavingsQuery(seconds, slowdown, idle, form == "csv")
@@ -266,6 +266,7 @@ _CELLS = (
     "WorstSlowdown",
     "PeakMemoryBytes",
     "IdleSeconds",
+    "CostInRange",
     "SavedGpus",
     "SavedGpuHoursPerMonth",
     "SavedCostPerMonth",
@@ -276,15 +277,18 @@ _CELLS = (
 )
 
 
+_LINE_CELLS = ("CostInRange", "SavedGpus", "SavedGpuHoursPerMonth", "SavedCostPerMonth")
+
+
 def encode_savings_csv(answer: SavingsAnswer) -> bytes:
-    """Writes one row per pod. What a line saves is in the row of its first pod, so it adds up."""
+    """Writes one row per pod. Sums of a line are in the row of its first pod, so they add up."""
     rows = []
     for number, line in enumerate(answer.advice, 1):
         for place, pod in enumerate(line.pods):
             cells = _make_cells(answer, line, pod)
             cells["Line"] = number
             if place:
-                for name in ("SavedGpus", "SavedGpuHoursPerMonth", "SavedCostPerMonth"):
+                for name in _LINE_CELLS:
                     cells[name] = None
             rows.append(cells)
     return write_table(_CELLS, rows)
@@ -310,6 +314,7 @@ def _make_cells(answer: SavingsAnswer, line: Advice, pod: PodAdvice) -> dict[str
         "WorstSlowdown": pod.worst_slowdown,
         "PeakMemoryBytes": pod.peak_memory_bytes,
         "IdleSeconds": pod.idle_seconds,
+        "CostInRange": line.cost,
         "SavedGpus": line.saved.gpus,
         "SavedGpuHoursPerMonth": line.saved.gpu_hours,
         "SavedCostPerMonth": line.saved.cost,

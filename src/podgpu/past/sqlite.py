@@ -109,12 +109,15 @@ class JobHistory(msgspec.Struct, kw_only=True):
     marks: list[Mark]
 
 
-def parse_range(text: str) -> int:
-    """Converts a duration such as `30m` or `7d` to seconds. Raises UsageError for other texts."""
+def parse_range(text: str, name: str = "range") -> int:
+    """Converts a duration such as `30m` or `7d` to seconds. Raises UsageError for other texts.
+
+    `name`: of the parameter, for the error message.
+    """
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
     if found is None:
         raise UsageError(
-            f"range={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w"
+            f"{name}={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w"
         )
     return int(found[1]) * _UNITS[found[2]]
 
