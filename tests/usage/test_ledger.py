@@ -355,7 +355,9 @@ def test_samples_do_not_prove_that_a_hidden_process_is_idle() -> None:
         sampled_busy_ns={2: 9},
         resident_ns={HIDDEN_PID: 500 * ms},
     )
-    first = usage_of(charge(turn(usage, *held(A, B))), A)
+    snapshot = charge(turn(usage, *held(A, B)))
+    first = usage_of(snapshot, A)
+    assert snapshot.devices[GPU.key].method == "samples"
     assert (first.busy_ns, first.idle_ns) == (0, None)
     assert (first.busy_min_ns, first.busy_max_ns) == (0, 400 * ms), "the time may be its own"
 
@@ -385,6 +387,7 @@ def test_the_time_of_hidden_processes_is_not_that_of_a_process_that_the_log_name
     snapshot = charge(turn(usage, *held(A, B, C)))
     assert usage_of(snapshot, A).busy_max_ns == 120 * ms
     assert usage_of(snapshot, B).busy_max_ns == 300 * ms
+    assert snapshot.devices[GPU.key].method == "exact", "of the process that is not hidden"
 
 
 def test_the_unattributed_use_of_a_device_is_unknown_until_its_processes_were_visible() -> None:
@@ -597,6 +600,79 @@ def test_a_gpu_that_does_not_answer_stays_held() -> None:
     assert usage_of(lost, A).allocated_ns == SECOND
 
 
+def test_neither_an_unanswered_reading_nor_the_time_of_an_ended_process_is_idle() -> None:
+    unanswered = turn(DeviceUsage(GPU, 0, 0, processes=()), *held(A))
+    assert usage_of(charge(turn(second({}), *held(A)), unanswered), A).idle_ns == SECOND
+    ended = turn(second({}, device_busy=300), *held(A))
+    usage = usage_of(charge(turn(second({1: 500}), *held(A)), ended), A)
+    assert (usage.busy_ns, usage.idle_ns) == (800, 0)
+
+
+def test_an_unknown_busy_time_of_a_device_is_not_that_of_its_holder() -> None:
+    unknown = replace(second({1: 0}), busy_ns=None, process_busy_ns=None)
+    snapshot = charge(turn(unknown, *held(A)))
+    assert usage_of(snapshot, A).busy_ns is None
+    assert snapshot.devices[GPU.key].method == ""
+
+
+def test_busy_times_of_processes_that_are_not_visible_do_not_hide_counters() -> None:
+    unseen = turn(second({1: 5}, processes=None), *held(A))
+    assert usage_of(charge(turn(second({1: 100}), *held(A)), unseen), A).busy_ns == 100
+
+
+def test_while_processes_are_not_visible_only_users_without_an_allocation_stay() -> None:
+    unseen = second({}, processes=None)
+    user = charge(turn(second({1: 100}), *held(B)), turn(unseen, *held(B)))
+    assert {holder.pod for holder in user.holders[GPU.key].values()} == {"a", "b"}
+    holder = charge(turn(second({1: 100}), *held(A, B)), turn(unseen, *held(B)))
+    assert {holder.pod for holder in holder.holders[GPU.key].values()} == {"b"}
+
+
+def test_use_without_an_allocation_is_reported_after_some_time() -> None:
+    ledger = Ledger(unallocated_after=2.0)
+    user = turn(second({1: 100}))
+    owned = add_owners(user.devices, user.usages, user.assignments, user.owners)
+
+    def read(at: float, *users: Workload) -> float | None:
+        unallocated = [(GPU.key, each.key) for each in users]
+        ledger.charge(owned, {GPU.uuid: user.usages[0]}, SECOND, at, unallocated)
+        (holder,) = ledger.list_devices()[GPU.key].holders
+        assert holder.usage is not None
+        return holder.usage.unallocated_since
+
+    assert read(1001.0, A) is None
+    assert read(1002.0, A) == 1000.0
+    assert read(1003.0, A) == 1000.0
+    assert read(1004.0) is None
+    assert read(1005.0, A) is None
+
+
+def test_the_uid_of_a_workload_may_become_known_later_and_stays_known() -> None:
+    unnamed = structs.replace(A, uid="")
+    turns = [turn(second({}), *held(each)) for each in (unnamed, A, unnamed)]
+    for snapshot in (charge(*turns[:2]), charge(*turns)):
+        (holder,) = snapshot.holders[GPU.key].values()
+        assert holder.uid == "uid-a"
+
+
+def test_an_idle_user_that_holds_nothing_has_no_energy() -> None:
+    first = turn(second({1: 0}, energy_mj=0), *held(B))
+    later = turn(second({1: 0}, energy_mj=10**9), *held(B))
+    assert usage_of(charge(first, later), A).energy_mj == 0
+
+
+def test_an_instance_of_all_slices_has_all_energy_of_its_gpu() -> None:
+    whole = replace(CUT, gi_id=0, profile="7g.141gb")
+    usages = [
+        DeviceUsage(CUT, SECOND, energy_mj=10**9),
+        DeviceUsage(whole, SECOND, 0, processes=(), process_busy_ns={}),
+    ]
+    only = Turn(usages, held(A, share=1.0, device=whole), devices=(CUT, whole))
+    snapshot = charge(only, only)
+    assert usage_of(snapshot, A).energy_mj == 2 * 10**9
+    assert snapshot.devices[CUT.key].unattributed_energy_mj == 0
+
+
 def mps(owners: Mapping[int, Workload], servers: set[int]) -> Turn:
     processes = [ProcessUsage(GPU.key, pid, 10, mps=pid != 9) for pid in (*owners, 9)]
     usage = second({9: 500}, processes=tuple(processes))
@@ -673,6 +749,23 @@ def test_waiting_is_absent_while_it_is_unknown_and_continues_later() -> None:
     assert charge(*figures[0]).devices[GPU.key].pressure_ratio is None
 
 
+def test_waiting_and_busy_time_are_at_most_the_window() -> None:
+    long = ProcessWaits({1: (2 * SECOND,) * 3}, {(1, 2): 2 * SECOND}, 3 * SECOND)
+    usage = second({1: 10, 2: 20}, method="exact", waits=long)
+    snapshot = charge(turn(usage, *held(A, B)))
+    assert usage_of(snapshot, A).wait_ns == SECOND - 10
+    assert snapshot.devices[GPU.key].pressure_ratio == (SECOND - 10) / SECOND
+
+
+def test_a_process_waits_at_most_for_the_estimated_time() -> None:
+    waits = ProcessWaits({1: (100, 50, 150), 2: (0, 0, 80)}, {(1, 2): 300}, 300)
+    usage = second({1: 10, 2: 20}, method="exact", waits=waits)
+    snapshot = charge(turn(usage, *held(A, B)))
+    a, b = usage_of(snapshot, A), usage_of(snapshot, B)
+    assert (a.wait_ns, a.wait_min_ns, a.wait_max_ns) == (100, 50, 150)
+    assert (b.wait_ns, b.wait_max_ns) == (0, 0), "it is unknown for whom it may have waited"
+
+
 def test_bounds_of_busy_time() -> None:
     """A and B were resident for 600 and 400 ms. The GPU was busy for 700 of these 1000 ms."""
     resident = {1: 600 * 10**6, 2: 400 * 10**6}
@@ -684,6 +777,8 @@ def test_bounds_of_busy_time() -> None:
     shared = second({1: 300, 2: 400}, bounded=True)
     found = usage_of(charge(turn(shared, *held(A, B))), A)
     assert (found.busy_min_ns, found.busy_max_ns) == (0, 700)
+    alone = usage_of(charge(turn(second({1: 300}, bounded=True), *held(A))), A)
+    assert (alone.busy_min_ns, alone.busy_max_ns) == (300, 300)
     absent = usage_of(charge(turn(shared, *held(A, C))), C)
     assert (absent.busy_min_ns, absent.busy_max_ns) == (0, 0), "it has no process"
     unbounded = turn(second({1: 300, 2: 400}), *held(A, B))
