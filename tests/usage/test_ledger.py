@@ -655,6 +655,19 @@ def test_the_uid_of_a_workload_may_become_known_later_and_stays_known() -> None:
         assert holder.uid == "uid-a"
 
 
+def test_counters_of_a_workload_without_a_uid_start_again_when_it_returns() -> None:
+    job = Workload(job="7")
+    turns = [turn(second({1: 100}), *held(job), owners={1: job}), turn(second({}))]
+    assert usage_of(charge(*turns, turns[0]), job).busy_ns == 100
+
+
+def test_a_workload_is_counted_since_the_reading_before_its_first() -> None:
+    snapshot = charge(turn(second({1: 100}, energy_mj=5), *held(A)))
+    assert usage_of(snapshot, A).counted_since == 999.0
+    assert snapshot.devices[GPU.key].counted_since == 999.0
+    assert [usage.counted_since for usage in snapshot.namespaces] == [999.0]
+
+
 def test_an_idle_user_that_holds_nothing_has_no_energy() -> None:
     first = turn(second({1: 0}, energy_mj=0), *held(B))
     later = turn(second({1: 0}, energy_mj=10**9), *held(B))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 from typing import NamedTuple
@@ -90,13 +90,9 @@ class _EventReader:
 
     async def read_spans(self, query: EventQuery) -> list[Span]:
         """Returns the newest spans that began or ended in the range."""
-        uuids: Sequence[str] = ()  # all GPUs
-        if query.selector == "gpu":
-            uuids = [query.value]
-        elif query.selector == "pod":
-            uuids = await self._find_gpus_of_pod(query.value)
-            if not uuids:
-                return []
+        uuids = await self._find_gpus(query)
+        if query.selector == "pod" and not uuids:
+            return []
 
         match = self._server.match
         node_labels = (self._server.cluster_label, *self._server.node_labels)
@@ -140,21 +136,19 @@ class _EventReader:
             name = series.labels.get("condition", "")
             for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
                 spans.append(_condition_span(gpu, period, name))
-        for node, periods in outages.items():
-            for period in periods:
-                for gpu in gpus_of[node]:
-                    if not gpu.instance:
-                        spans.append(_condition_span(gpu, period, NODE_GONE))
+        spans += _list_outages(outages, gpus_of)
 
-        if query.selector == "node":
-            spans = [span for span in spans if span.node == query.value]
-        elif query.selector == "pod":
-            spans = _select_pod(spans, query.value)
+        spans = _select_spans(spans, query)
         spans.sort(key=_changed_at, reverse=True)
         return spans[:MAX_SPANS]
 
-    async def _find_gpus_of_pod(self, pod: str) -> list[str]:
-        namespace, _, name = pod.partition("/")
+    async def _find_gpus(self, query: EventQuery) -> list[str]:
+        """Returns the UUIDs of the GPUs of the query. Empty if it has no GPU or pod."""
+        if query.selector == "gpu":
+            return [query.value]
+        if query.selector != "pod":
+            return []
+        namespace, _, name = query.value.partition("/")
         held = f"group {by(*UUID_LABELS)} ({select_held(namespace, name, self._server.match)})"
         series = await self._client.query_range(held, self._start, self._end, self._step)
         return sorted({first_label(one.labels, UUID_LABELS) for one in series} - {""})
@@ -260,6 +254,17 @@ def _find_outages(periods: Sequence[_Period]) -> list[_Period]:
     return outages
 
 
+def _list_outages(
+    outages: Mapping[str, Sequence[_Period]], gpus: Mapping[str, Iterable[_Gpu]]
+) -> Iterator[Span]:
+    """Yields a span of each GPU for each outage of its node."""
+    for node, periods in outages.items():
+        for gpu in gpus.get(node, ()):
+            if not gpu.instance:
+                for period in periods:
+                    yield _condition_span(gpu, period, NODE_GONE)
+
+
 def _name_workload(holder: Workload) -> str:
     return holder.pod or holder.job or holder.uid or f"container {holder.container_id[:12]}"
 
@@ -296,6 +301,14 @@ def _make_span(gpu: _Gpu, period: _Period, kind: str) -> Span:
         pod="",
         workload="",
     )
+
+
+def _select_spans(spans: Sequence[Span], query: EventQuery) -> list[Span]:
+    if query.selector == "node":
+        return [span for span in spans if span.node == query.value]
+    if query.selector == "pod":
+        return _select_pod(spans, query.value)
+    return list(spans)
 
 
 def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:

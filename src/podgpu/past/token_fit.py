@@ -9,7 +9,8 @@ have the same ratio says nothing about either.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _LEAST_STEPS = 12  # an hour
@@ -47,14 +48,17 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | None:
     used = [step for step in steps if step.busy_seconds > 0]
     if len(used) < _LEAST_STEPS:
         return None
-    pp = math.fsum(step.prompt**2 for step in used)
-    gg = math.fsum(step.generated**2 for step in used)
-    pg = math.fsum(step.prompt * step.generated for step in used)
+    busy = [step.busy_seconds for step in used]
+    prompts = [step.prompt for step in used]
+    generateds = [step.generated for step in used]
+    pp = _sum_products(prompts, prompts)
+    gg = _sum_products(generateds, generateds)
+    pg = _sum_products(prompts, generateds)
     if not pp or not gg or 1 - pg * pg / (pp * gg) < _LEAST_DETERMINANT:
         return None
 
-    pb = math.fsum(step.prompt * step.busy_seconds for step in used)
-    gb = math.fsum(step.generated * step.busy_seconds for step in used)
+    pb = _sum_products(prompts, busy)
+    gb = _sum_products(generateds, busy)
     determinant = pp * gg - pg * pg
     prompt = (gg * pb - pg * gb) / determinant
     generated = (pp * gb - pg * pb) / determinant
@@ -64,10 +68,13 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | None:
         expected = prompt * step.prompt + generated * step.generated
         errors.append((step.busy_seconds - expected) ** 2)
     variance = math.fsum(errors) / (len(used) - 2)
-    mean_busy = math.fsum(step.busy_seconds for step in used) / len(used)
-    residual = math.sqrt(variance) / mean_busy
+    residual = math.sqrt(variance) / math.fsum(busy) * len(used)
     is_clear = prompt >= _LEAST_T * math.sqrt(variance * gg / determinant)
     is_clear = is_clear and generated >= _LEAST_T * math.sqrt(variance * pp / determinant)
     if not is_clear or min(prompt, generated) <= 0 or residual > _LARGEST_RESIDUAL:
         return None
     return TokenFit(prompt, generated, residual, len(used))
+
+
+def _sum_products(one: Iterable[float], other: Iterable[float]) -> float:
+    return math.fsum(map(operator.mul, one, other))

@@ -394,22 +394,20 @@ class HealthWatch:
             details[APPLICATION_XID] = few_of([cause.text for cause in causes], 2)[:_MAX_DETAIL]
             since[APPLICATION_XID] = min(cause.first for cause in causes)
 
+        recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
         present = []
         healthy = []
-        recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
         for name in conditions():
-            if name == RECURRING:
-                if recurring:
-                    present.append(Condition(name, min(one.first for one in recurring)))
-                else:
-                    healthy.append(name)
-            if name not in details:
-                continue
-            detail = details[name]
-            if detail is None:
+            if name == RECURRING and recurring:
+                present.append(Condition(name, min(one.first for one in recurring)))
+            elif name == RECURRING:
                 healthy.append(name)
-            else:
-                present.append(Condition(name, self._to_unix(since[name]), detail))
+            elif name in details:
+                detail = details[name]
+                if detail is None:
+                    healthy.append(name)
+                else:
+                    present.append(Condition(name, self._to_unix(since[name]), detail))
         was_lost_in_use = not is_held and details.get(LOST) is not None
         return {
             "conditions": tuple(present),

@@ -164,24 +164,20 @@ class XidBlame:
         before = [one for one in readings if -_WORKED_BEFORE <= one.at - event.at <= 0.0]
         # Their time windows begin after the XID.
         after = [one for one in readings if one.at - event.at > _WINDOW_SECONDS]
-        working = [one.worked for one in (*before, *after)]
-        if not before or not after or None in working or any(HIDDEN_PID in w for w in working if w):
+        worked_before = _unite_working(before)
+        worked_after = _unite_working(after)
+        if worked_before is None or worked_after is None:
             return None
 
         owners: dict[int, ProcessOwner] = {}
-        worked_before: set[int] = set()
         for reading in before:
             owners.update(reading.owners)
-            worked_before |= reading.worked or set()
-        candidates = set(owners)
-        for reading in after:
-            candidates -= reading.worked or set()
-
+        candidates = owners.keys() - worked_after
         workloads = {owners[pid].workload for pid in candidates}
         if len(workloads) != 1 or None in workloads:
             return None
         # A process that never worked did not cause it; then the cause was too short-lived.
-        return next((pid for pid in sorted(candidates) if pid in worked_before), None)
+        return min(candidates & worked_before, default=None)
 
     def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:
         owner = self._find_owner(pid)
@@ -218,3 +214,15 @@ def _find_working(usage: DeviceUsage) -> frozenset[int] | None:
     worked = {pid for pid, ns in busy_ns.items() if ns}
     worked |= {pid for pid, ns in (usage.resident_ns or {}).items() if ns}
     return frozenset(worked)
+
+
+def _unite_working(readings: Sequence[_DeviceReading]) -> set[int] | None:
+    """Returns the processes that worked in any of the readings. None if not all are known."""
+    working: set[int] = set()
+    for reading in readings:
+        if reading.worked is None:
+            return None
+        working |= reading.worked
+    if not readings or HIDDEN_PID in working:
+        return None
+    return working
