@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from bench import cluster, history, memory, page, scale, serving, stragglers, text, usage
+from bench import cluster, history, memory, page, savings, scale, serving, stragglers, text, usage
 from bench.figures import Figure, heading, row
 
 Benchmarks = Mapping[str, Callable[[], list[Figure]]]
@@ -23,6 +23,7 @@ BENCHMARKS: Benchmarks = {
     "history": history.measure,
     "scale": scale.measure,
     "stragglers": stragglers.measure,
+    "savings": savings.measure,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bench import __main__ as command
-from bench import cluster, history, memory, page, scale, serving, stragglers, text, usage
+from bench import cluster, history, memory, page, savings, scale, serving, stragglers, text, usage
 from bench.figures import Figure
 
 SHORTENED: dict[str, Callable[[], list[Figure]]] = {
@@ -21,6 +21,7 @@ SHORTENED: dict[str, Callable[[], list[Figure]]] = {
     "history": lambda: history.measure(gpus=20, coarse_rounds=5, fine_rounds=5),
     "scale": lambda: scale.measure(gpus=12_600, owners=10),
     "stragglers": lambda: stragglers.measure(gpu_days=1.0, jobs=2),
+    "savings": lambda: savings.measure(gpus=30, pods=20),
 }
 
 

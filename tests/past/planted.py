@@ -52,13 +52,13 @@ class Truth(NamedTuple):
     kinds: dict[str, str]  # pod -> stop, shrink, share or keep
 
 
-def make_cluster(gpus: int, seed: int = 44, days: int = 7) -> Truth:
+def make_cluster(gpus: int, seed: int = 44, days: int = 7, most_pods: int | None = None) -> Truth:
     """Makes pods of all kinds, and doubtful ones, until they hold so many GPUs."""
     chance = random.Random(seed)
     fleet = make_fleet(days=days)
     kinds: dict[str, str] = {}
     held = 0
-    while held < gpus:
+    while held < gpus and len(kinds) != most_pods:
         kind, use, fields = _draw(chance)
         devices = fields.get("devices", 1)
         if not isinstance(devices, int) or held + devices > gpus:
