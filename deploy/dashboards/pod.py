@@ -26,8 +26,15 @@ _NODE_PAGE = (
 )
 
 
+_IDLE = f'podgpu_container_gpu_wasted_seconds_total{{{_POD},kind="idle"}}'
+
+
 def _in_range(what: str) -> str:
-    return f"sum(increase(podgpu_container_gpu_{what}_total{{{_POD}}}[$__range]))"
+    return f"sum(increase({_counter(what)}[$__range]))"
+
+
+def _counter(what: str) -> str:
+    return f"podgpu_container_gpu_{what}_total{{{_POD}}}"
 
 
 def _overview() -> Row:
@@ -70,8 +77,8 @@ def _overview() -> Row:
             ),
             stat(
                 "GPU-hours idle",
-                f"{_in_range('idle_seconds')} / 3600",
-                "Allocated time in which nothing ran.",
+                f"sum(increase({_IDLE}[$__range])) / 3600",
+                "Share × time in which nothing ran.",
                 "h",
                 decimals=1,
                 steps=((None, "green"), (1, "orange")),
@@ -154,14 +161,11 @@ def _use() -> Row:
             graph(
                 "GPUs: allocated, used, idle",
                 [
-                    (
-                        f"sum(rate(podgpu_container_gpu_{what}_seconds_total{{{_POD}}}[$__rate_interval]))",
-                        name,
-                    )
-                    for what, name in (
-                        ("allocated", "allocated"),
-                        ("busy", "used"),
-                        ("idle", "idle"),
+                    (f"sum(rate({counter}[$__rate_interval]))", name)
+                    for counter, name in (
+                        (_counter("allocated_seconds"), "allocated"),
+                        (_counter("busy_seconds"), "used"),
+                        (_IDLE, "idle"),
                     )
                 ],
                 "Number of GPUs. The difference between allocated and used is not needed.",

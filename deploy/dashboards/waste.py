@@ -28,30 +28,36 @@ _POD_PAGE = (
 )
 
 
-def _total(what: str) -> str:
+def _total(what: str, kind: str = "") -> str:
     """Returns a query for the increase in the time range. Counters per namespace include containers
     that have ended.
     """
-    return f"sum(increase(podgpu_namespace_gpu_{what}_total{{{_PAYER}}}[$__range]))"
+    return f"sum({_increase(what, kind)})"
 
 
-def _by_namespace(what: str) -> str:
-    return f"sum by (namespace) (increase(podgpu_namespace_gpu_{what}_total{{{_PAYER}}}[$__range]))"
+def _by_namespace(what: str, kind: str = "") -> str:
+    return f"sum by (namespace) ({_increase(what, kind)})"
 
 
-def _gpus(what: str) -> str:
-    return (
-        "sum by (namespace) "
-        f"(rate(podgpu_namespace_gpu_{what}_seconds_total{{{_PAYER}}}[$__rate_interval]))"
-    )
+def _increase(what: str, kind: str) -> str:
+    return f"increase({_counter(what, kind)}[$__range])"
+
+
+def _gpus(what: str, kind: str = "") -> str:
+    return f"sum by (namespace) (rate({_counter(f'{what}_seconds', kind)}[$__rate_interval]))"
+
+
+def _counter(what: str, kind: str) -> str:
+    """Returns a selector. `kind`: of wasted seconds, idle or underused."""
+    chosen = f'{_PAYER},kind="{kind}"' if kind else _PAYER
+    return f"podgpu_namespace_gpu_{what}_total{{{chosen}}}"
 
 
 def _overview() -> Row:
-    held, busy, joules = (
-        _total("allocated_seconds"),
-        _total("busy_seconds"),
-        _total("energy_joules"),
-    )
+    held = _total("allocated_seconds")
+    busy = _total("busy_seconds")
+    idle = _total("wasted_seconds", "idle")
+    joules = _total("energy_joules")
     return Row(
         "In the selected time range",
         (
@@ -89,8 +95,8 @@ def _overview() -> Row:
             ),
             stat(
                 "Cost of idle GPUs",
-                f"clamp_min({held} - {busy}, 0) / 3600 * $gpu_hour_price",
-                "Cost of allocated GPUs while nothing ran.",
+                f"{idle} / 3600 * $gpu_hour_price",
+                "Cost of allocated GPUs while their holders ran nothing.",
                 decimals=2,
                 steps=((None, "orange"),),
                 width=3,
@@ -140,9 +146,7 @@ def _overview() -> Row:
                         decimals=2,
                     ),
                     Query(
-                        f"clamp_min({_by_namespace('allocated_seconds')} - "
-                        f"{_by_namespace('busy_seconds')}, 0)"
-                        " / 3600 * $gpu_hour_price",
+                        f"{_by_namespace('wasted_seconds', 'idle')} / 3600 * $gpu_hour_price",
                         "Cost of idle GPUs",
                         decimals=2,
                     ),
@@ -205,10 +209,8 @@ def _waste() -> Row:
             ),
             graph(
                 "GPUs allocated and idle, by namespace",
-                largest_and_rest(
-                    f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}"
-                ),
-                "Allocated GPUs that are not used.",
+                largest_and_rest(_gpus("wasted", "idle"), "{{namespace}}"),
+                "Allocated GPUs whose holders run nothing.",
                 stacked=True,
             ),
             graph(

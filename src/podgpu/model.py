@@ -316,6 +316,8 @@ class NamespaceUsage(Document, frozen=True):
     busy_ns: Amount | None = None
     energy_mj: Millijoules | None = None
     counted_since: UnixTime | None = None  # when the counters were 0
+    wasted_idle_ns: Amount | None = None
+    wasted_underused_ns: Amount | None = None
 
 
 class Condition(Document, frozen=True):

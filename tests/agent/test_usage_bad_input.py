@@ -31,7 +31,13 @@ BY_USE = frozenset(
         "energy_joules_total",
     }
 )
-NAMESPACE = frozenset({"namespace busy_seconds_total", "namespace energy_joules_total"})
+NAMESPACE = frozenset(
+    {
+        "namespace busy_seconds_total",
+        "namespace energy_joules_total",
+        "namespace wasted_seconds_total",
+    }
+)
 UNATTRIBUTED = frozenset({"unattributed_busy_seconds_total", "unattributed_energy_joules_total"})
 
 

@@ -210,14 +210,14 @@ def cost(query: Mapping[str, str]) -> dict[str, Any]:
     name = "label" if by.startswith("label:") else by
     rows: list[dict[str, Any]] = [
         {name: "nlp"} | figures(6, 2, 1),
-        {name: "vision"} | figures(2, 0),
+        {name: "vision"} | figures(2, 0, 1.92),
         {"unallocated": True} | figures(4, 0),
     ]
     rows[1] |= {"mean_use": 0.04, "used_hours": 0.08 * hours}
     free = {"unallocated": 4 * hours}
     free_cost = {"unallocated": 4 * hours * PRICE}
     rows[2] |= {"waste": {"hours": free, "cost": free_cost}}
-    totals = figures(12, 2, 1)
+    totals = figures(12, 2, 2.92)
     waste = totals["waste"]
     totals["waste"] = {"hours": waste["hours"] | free, "cost": waste["cost"] | free_cost}
     totals |= {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}

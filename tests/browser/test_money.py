@@ -88,9 +88,9 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
     assert sums["Cost"] == "$720.00"
     assert {name: text for name, text in sums.items() if name.startswith("Wasted")} == {
-        "Wasted": "$420.00",
+        "Wasted": "$535.20",
         "Wasted: idle": "$120.00",
-        "Wasted: under-used": "$60.00",
+        "Wasted: under-used": "$175.20",
         "Wasted: unallocated": "$240.00",
     }
     free = dict(
@@ -198,7 +198,7 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     visited(tab, page, "#view=cost&by=pod")
     tab.wait_for(f"{about}.includes('(24 h)')", "the range")
     tab.click(".under-used summary")
-    assert tab.texts(".under-used li") == ["vision held 48.0 GPU-hours at 4 %, $115.20 not used"]
+    assert tab.texts(".under-used li") == ["vision held 48.0 GPU-hours at 4 %, $115.20 wasted"]
     assert tab.count(".bounds") == 0
     tab.click(".cost nav[aria-label=Range] a:last-child")
     tab.wait_for("document.querySelector('.bounds')?.checkVisibility()", "two times")

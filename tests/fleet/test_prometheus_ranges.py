@@ -84,7 +84,10 @@ def points(longer: int = 0) -> Iterator[Point]:
                 name = {**instance, **replica, **labels}
                 yield Point("podgpu_container_gpu_allocated_seconds_total", name, share * age, at)
                 yield Point("podgpu_container_gpu_busy_seconds_total", name, busy * age, at)
-                yield Point("podgpu_container_gpu_idle_seconds_total", name, idle * age, at)
+                wasted = {**name, "kind": "idle"}
+                yield Point(
+                    "podgpu_container_gpu_wasted_seconds_total", wasted, share * idle * age, at
+                )
                 yield Point("podgpu_container_gpu_energy_joules_total", name, watts * age, at)
                 yield Point("podgpu_container_gpu_wait_seconds_total", name, 0.1 * age, at)
                 yield Point("podgpu_allocation_share_ratio", name, share, at)
@@ -312,7 +315,12 @@ def ten_days(begin: float) -> Iterator[Point]:
             yield Point(
                 "podgpu_container_gpu_busy_seconds_total", name, 0.25 * seconds * (1 - idle), at
             )
-            yield Point("podgpu_container_gpu_idle_seconds_total", name, idle * seconds, at)
+            yield Point(
+                "podgpu_container_gpu_wasted_seconds_total",
+                {**name, "kind": "idle"},
+                share * idle * seconds,
+                at,
+            )
             yield Point("podgpu_allocation_share_ratio", name, share, at)
             yield Point("podgpu_allocation_info", name, 1, at)
             yield Point(
@@ -438,7 +446,10 @@ class Month:
                     }
                     labels = {"instance": "a", "UUID": f"GPU-{gpu}", **MODEL, **pod}
                     yield Point("podgpu_container_gpu_allocated_seconds_total", labels, held, at)
-                    yield Point("podgpu_container_gpu_idle_seconds_total", labels, held * idle, at)
+                    wasted = {**labels, "kind": "idle"}
+                    yield Point(
+                        "podgpu_container_gpu_wasted_seconds_total", wasted, held * idle, at
+                    )
 
     def record(self, folder: Path) -> dict[str, RangeRow]:
         """Returns the bill of the month from SQLite. The cluster view reads the same exporter."""

@@ -51,11 +51,12 @@ def points() -> Iterator[Point]:
             for name, rate in (
                 ("allocated_seconds", share),
                 ("busy_seconds", busy),
-                ("idle_seconds", 0.0),
                 ("wait_seconds", waited),
                 ("energy_joules", 400 * busy),
             ):
                 yield Point(f"podgpu_container_gpu_{name}_total", held, rate * seconds, at)
+            wasted = {**held, "kind": "idle"}
+            yield Point("podgpu_container_gpu_wasted_seconds_total", wasted, 0.0, at)
             yield Point("podgpu_allocation_share_ratio", held, share, at)
             target = {"namespace": "ml", "pod": pod, "instance": f"{pod}:8000"}
             if engine == "vllm":

@@ -490,6 +490,17 @@ def test_energy_of_a_container_that_ended_before_the_reading_belongs_to_its_name
     }
 
 
+def test_wasted_time_of_a_container_that_ended_stays_with_its_namespace() -> None:
+    half: dict[str, Any] = {"share": 0.5}
+    idle = turn(second({}), *held(A, C, **half))
+    without_a = turn(second({3: 200 * 10**6}), *held(C, **half))
+    snapshot = charge(idle, idle, without_a)
+    wasted_ns = {
+        n.namespace: (n.wasted_idle_ns, n.wasted_underused_ns) for n in snapshot.namespaces
+    }
+    assert wasted_ns == {"research": (SECOND, 0), "serving": (SECOND, 300 * 10**6)}
+
+
 def mig_turn(
     instances: Mapping[Device, tuple[int, list[Assignment]]],
     energy: int | None,

@@ -617,18 +617,19 @@ class _RangeReader:
 
 
 def _make_time(sums: Mapping[str, float]) -> HeldTime:
-    """`sums`: by kind of usage.
+    """`sums`: by kind of usage. Recording rules have no shares.
 
-    Recording rules have no shares, because their idle time is multiplied by them.
+    Prometheus has GPU seconds of the share, except for busy and waiting time.
     """
     share = sums.get("shares") or 1.0
+    idle = sums.get("idle")
     return HeldTime(
         held=sums["allocated"] / share,
         share=share,
         busy=sums.get("busy"),
         busy_min=sums.get("busy_min"),
         busy_max=sums.get("busy_max"),
-        idle=sums.get("idle"),
+        idle=None if idle is None else idle / share,
         waited=sums.get("waited"),
         joules=sums.get("energy", 0.0),
         underused=sums.get("underused"),

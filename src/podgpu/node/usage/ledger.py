@@ -43,9 +43,9 @@ _MAX_CLOSED_ACCOUNTS = 1_000
 """Closed accounts are kept, so that counters continue if a workload returns."""
 _MAX_NAMESPACES = 5_000
 """Combinations of namespace and GPU model. The least recently used is evicted."""
-_NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", "energy_mj")
-_DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 _WASTED = ("wasted_idle_ns", "wasted_underused_ns")
+_NAMESPACE_COUNTERS = ("allocated_ns", "busy_ns", *_WASTED, "energy_mj")
+_DEVICE_COUNTERS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 _MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", *_WASTED, "energy_mj")
 _WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
 COUNTERS = ("allocated_ns", *_MEASURED, *_WAITS)

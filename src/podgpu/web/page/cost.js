@@ -181,21 +181,28 @@ class UnderUsed {
   show(rows, by, data) {
     const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; less is not significant
     const low = rows.filter((row) => row.mean_use < LOW_USE && row.allocated_hours >= shortest);
-    const unused = (row) => (row.cost ?? row.allocated_hours) * (1 - row.mean_use);
-    low.sort((a, b) => unused(b) - unused(a));
+    const hoursOf = (row) => wasteOf(row.waste?.hours).total ?? 0;
+    const costOf = (row) => wasteOf(row.waste?.cost).total ?? 0;
+    low.sort((a, b) => costOf(b) - costOf(a) || hoursOf(b) - hoursOf(a));
     this.element.hidden = !low.length || by === "namespace" || by.startsWith("label:");
     if (this.element.hidden) return;
-    const hours = low.reduce((sum, row) => sum + row.allocated_hours * (1 - row.mean_use), 0);
-    const cost = low.reduce((sum, row) => sum + (row.cost ?? 0) * (1 - row.mean_use), 0);
+    const hours = low.reduce((sum, row) => sum + hoursOf(row), 0);
+    const cost = low.reduce((sum, row) => sum + costOf(row), 0);
     const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
+    const least = low.some(isPartlyKnown) ? "at least " : "";
     const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
-    setText(this.about, `Under-used: ${who}. ${amount(hours)} GPU-hours${price} were not used, idle time included.`);
+    setText(this.about, `Under-used: ${who}. ${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`);
     place(this.list, low.slice(0, MOST_UNDER_USED).map((row) => {
       const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
-      const cost = row.cost === undefined ? "" : `, ${money(row.cost * (1 - row.mean_use), data.currency)} not used`;
+      const cost = row.cost === undefined ? "" : `, ${isPartlyKnown(row) ? "\u2265\u202f" : ""}${money(costOf(row), data.currency)} wasted`;
       return h("li", {}, name, h("span", {}, `held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}${cost}`));
     }));
   }
+}
+
+// Returns true if no exporter counted the under-used time of some hours.
+function isPartlyKnown(row) {
+  return Boolean(row.waste?.unknown_hours);
 }
 
 function choose(link, hash, isChosen) {
