@@ -528,6 +528,9 @@ def test_the_drivers_recovery_action_decides_what_to_do(bench: GpuBench) -> None
     assert "XID 48" in xid["says"]
     assert xid["do"] == "drain the node and reboot it, as the driver advises"
     assert xid["do"] in bench.client.ask("/health").text
+    repair = gpu(bench, 1)["repair"]
+    assert (repair["action"], repair["evicts"]) == ("reboot", [f"ns/p{n}" for n in range(4)])
+    assert repair["commands"][0] == {"place": "terminal", "command": "kubectl cordon h"}
     name = "podgpu_device_condition_since_timestamp_seconds"
     assert bench.value(name, 1, 'condition="recovery_action"', 'detail="reboot"') is not None
     assert broken(bench, 2) == []

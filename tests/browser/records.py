@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.errors import utc_text
+from podgpu.fleet.repair import make_repair
 from podgpu.fleet.view import (
     ConditionView,
     DeviceView,
@@ -494,6 +495,9 @@ def troubled(turn: int = 0) -> View:
     )
     ill = {5: [xid], 6: [hot]}
     gpus = [replace(one, conditions=ill.get(one.index or 0, [])) for one in first.gpus]
+    gpus[5].repair = make_repair(
+        "reset", first.name, "5", has_pods=True, pods=[("research", "llm"), ("serving", "asr")]
+    )
     absent: dict[str, Any] = {"memory": None, "total": None, "absent": True}
     gpus[3] = gpu(3, first.name, holders=gpus[3].holders, conditions=[lost], **absent)
     others = [
@@ -505,6 +509,7 @@ def troubled(turn: int = 0) -> View:
         second.name,
         last_holders=(last,),
         conditions=[replace(lost, says="GPU 7 is lost", do=LOST_DO)],
+        repair=make_repair("reboot", second.name, "7", has_pods=True),
         **absent,
     )
     fourth = [

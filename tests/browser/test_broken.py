@@ -132,15 +132,27 @@ def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
 def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     visited(tab, page, "#gpu=GPU-gpu-a-01-0005-4c5e-9d3f-000000000000")
     drain = "kubectl drain gpu-a-01 --ignore-daemonsets --delete-emptydir-data"
-    assert tab.texts(".commands code") == [drain, "nvidia-smi -r -i 5", "kubectl uncordon gpu-a-01"]
+    assert tab.texts(".commands code") == [
+        "kubectl cordon gpu-a-01",
+        f"{drain} --dry-run=server",
+        drain,
+        "podgpu release --seconds 600 --node gpu-a-01",
+        "nvidia-smi -r -i 5",
+        "kubectl uncordon gpu-a-01",
+    ]
+    places = tab.texts(".command-where")
+    assert places == [*["your terminal"] * 4, "on gpu-a-01", "your terminal"]
+    assert "evicts these pods with GPUs: research/llm, serving/asr." in tab.text(".commands + p")
     tab.click(".commands li:nth-child(2) button")
     tab.wait_for(
         "document.querySelector('.commands li:nth-child(2) button').innerText === 'Copied'"
     )
+    visited(tab, page, "#view=nodes&node=gpu-a-01")
+    assert tab.texts(".node-view .commands code")[2] == "kubectl cordon gpu-a-01"
     visited(tab, page, "#gpu=GPU-gpu-a-02-0007-4c5e-9d3f-000000000000")
-    assert tab.texts(".commands code")[0].startswith("kubectl drain gpu-a-02"), (
-        "commands are shown for a lost GPU too"
-    )
+    commands = tab.texts(".commands code")
+    assert commands[:2] == ["dmesg -T | grep -iE 'xid|nvrm'", "lspci -d 10de:"]
+    assert commands[2] == "kubectl cordon gpu-a-02", "commands are shown for a lost GPU too"
     assert "systemctl reboot" in tab.texts(".commands code")
     assert tab.texts(".troubles code") == ["podgpu forget"], "the code has no backticks"
     visited(tab, page, "#view=nodes")

@@ -278,6 +278,25 @@ def test_a_missing_socket_is_wrong_if_pod_labels_are_wanted(
     assert line.format(socket=socket) in capsys.readouterr().out
 
 
+def test_the_repair_follows_the_drivers_advice(
+    examined: Examined, kubelet: FaultyKubelet, socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FaultyNvml("2xH100")
+    driver.advise(0, pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)
+    driver.advise(1, pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P)
+    monkeypatch.setenv("NODE_NAME", "gpu-7")
+    findings = examined(driver, "--pod-resources-kubelet-socket", socket)
+    [repair] = [finding for finding in findings if finding.subject == "repair"]
+    assert repair.text.startswith("GPU 0: ")
+    assert repair.advice.split("; ") == [
+        "kubectl cordon gpu-7",
+        "kubectl drain gpu-7 --ignore-daemonsets --delete-emptydir-data --dry-run=server",
+        "kubectl drain gpu-7 --ignore-daemonsets --delete-emptydir-data",
+        "systemctl reboot",
+        "kubectl uncordon gpu-7",
+    ]
+
+
 def test_a_gpu_for_which_the_driver_advises_a_reset(examined: Examined) -> None:
     driver = FaultyNvml("2xH100")
     driver.advise(1, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
@@ -295,6 +314,9 @@ def test_a_gpu_for_which_the_driver_advises_a_reset(examined: Examined) -> None:
             "drain the node and reset the GPU",
         ),
     ]
+    [repair] = [finding for finding in examined(driver) if finding.subject == "repair"]
+    assert repair.text == "GPU 1: run these commands in order"
+    assert repair.advice == "podgpu release --seconds 600; nvidia-smi -r -i 1"
 
     driver = FaultyNvml("1xH100")
     driver.unsupported(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from podgpu.cli.sources import (
     choose_counters,
     make_allocations,
     make_identities,
+    node_name,
     open_telemetry,
 )
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
@@ -97,6 +99,8 @@ def examine_node(
         readings = checks.read_gpus(telemetry, counters, workers, deadline, pause)
         findings += source_findings
         findings += checks.check_gpus(readings, telemetry, counters, proc, options["path_sysfs"])
+        has_pods = os.path.exists(options["pod_resources_kubelet_socket"])
+        findings += checks.list_repairs(readings, node_name(), has_pods)
         if readings.is_complete:
             try:
                 selection.check(readings.devices)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from urllib.parse import quote
-
 import click
 
+from podgpu.cli.operator_request import send_operator_request
 from podgpu.cli.options import make_command
-from podgpu.errors import SourceError
-from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 
 
 @make_command(
@@ -28,16 +24,4 @@ def command(uuid: str, url: str) -> None:
     Run this command on the machine (or in the pod) of that podgpu, because it accepts only local
     requests.
     """
-    access = Access(headers=(("X-Podgpu-Request", "forget"),))
-    client = HttpClient(f"{url.rstrip('/')}/?gpu={quote(uuid, safe='')}", access)
-    response = asyncio.run(_post(client))
-    text = response.body.decode(errors="replace").strip()
-    if response.status != 200:
-        text = text or f"{client.shown} answers {response.status}"
-        raise SourceError(f"http_{response.status}", text)
-    click.echo(text)
-
-
-async def _post(client: HttpClient) -> HttpResponse:
-    async with open_session() as session:
-        return await client.send(session, "POST", "-/forget")
+    click.echo(send_operator_request(url, "forget", {"gpu": uuid}))

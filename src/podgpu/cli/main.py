@@ -33,6 +33,7 @@ OTHER_COMMANDS = {
     "report": "Print cost and waste of a day, week or month as a report to share.",
     "savings": "Print which GPUs could be given back, and what the pods would notice.",
     "forget": "Stop showing a lost GPU, or clear the XID errors of a repaired one.",
+    "release": "Let the exporter of a node release the driver, for example to reset a GPU.",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",

@@ -570,10 +570,10 @@ def describe_condition(condition: Condition, gpu: DeviceState = _UNKNOWN_GPU) ->
         last = max(one.last for one in gpu.failures)
         return words_for(RECURRING, describe_failures(failures, last))
     repeated = tuple((count.xid, count.total) for count in gpu.xids if count.total > 1)
-    return words_for(condition.name, condition.detail, repeated, _find_recovery(gpu))
+    return words_for(condition.name, condition.detail, repeated, find_recovery(gpu))
 
 
-def _find_recovery(gpu: DeviceState) -> str:
+def find_recovery(gpu: DeviceState) -> str:
     """Returns the driver's recovery action. Empty if it is unknown."""
     for condition in gpu.conditions:
         if condition.name == RECOVERY:

@@ -39,6 +39,7 @@ from podgpu.fleet.parts import (
 )
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.readings import FleetCounts, NodeEntry
+from podgpu.fleet.repair import Repair, make_repair, repair_of
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known, round_known
@@ -158,6 +159,7 @@ class GpuView(DeviceView, kw_only=True):
     model: str
     instances: list[InstanceView] = []
     waste: WasteRate | None = None  # of its holders, and what nobody has allocated
+    repair: Repair | None = None  # None if no condition needs one
 
 
 class NodeView(_JsonStruct, kw_only=True):
@@ -297,7 +299,7 @@ def make_view(state: ClusterState) -> View:
         setup=_find_hints(state),
         totals=total_of(state),
         namespaces=_make_namespaces(state),
-        nodes=[_make_node(node) for node in state.nodes],
+        nodes=[_make_node(node, is_cluster) for node in state.nodes],
     )
 
 
@@ -430,8 +432,13 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     return namespaces
 
 
-def _make_node(node: NodeEntry) -> NodeView:
+def _make_node(node: NodeEntry, is_cluster: bool) -> NodeView:
     held = node.held_by_device()
+    gpus = []
+    for gpu in node.gpus:
+        view = _make_gpu(gpu, held, node)
+        view.repair = _make_repair(gpu, node, is_cluster)
+        gpus.append(view)
     return NodeView(
         name=node.name,
         cluster=node.reading.cluster,
@@ -440,8 +447,22 @@ def _make_node(node: NodeEntry) -> NodeView:
         age_seconds=round_known(node.age_seconds, 1),
         notes=list(node.notes),
         simulated=node.state.simulated,
-        gpus=[_make_gpu(gpu, held, node) for gpu in node.gpus],
+        gpus=gpus,
     )
+
+
+def _make_repair(gpu: DeviceState, node: NodeEntry, is_cluster: bool) -> Repair | None:
+    action = repair_of(gpu)
+    if not action or node.gone:
+        return None
+    holders = [part.holder for part in node.held]
+    has_pods = any(holder.namespace for holder in holders)
+    if not has_pods:
+        # The exporter of a node without pods does not know whether Kubernetes manages the node.
+        has_pods = is_cluster and not any(holder.user or holder.job for holder in holders)
+    name = gpu_id(gpu) if gpu.index is None else str(gpu.index)
+    pods = [holder.pod_name for holder in holders]
+    return make_repair(action, node.name, name, has_pods=has_pods, pods=pods)
 
 
 def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEntry) -> GpuView:

@@ -46,6 +46,8 @@ _ACTIONS: Mapping[str, str] = {
 }
 """Action in xids.csv -> advice. The most drastic action comes first."""
 NO_RECOVERY = "none"
+REPAIRS = ("replace", "reboot", "reset")
+"""Repairs of a GPU that need an empty node. The most drastic one comes first."""
 # The remedy of these problems is a recovery action of the driver, if it advises one.
 _RECOVERABLE = frozenset({XID, "ecc", "row_remap_pending", NVLINK, FABRIC})
 _FABRIC_TEXTS: Mapping[str, str] = {
@@ -74,6 +76,7 @@ class ConditionSpec:
     says: str
     says_many: str  # of several GPUs of a node, if it has a text of its own
     do: str
+    repair: str  # key of `REPAIRS`; empty if it depends on the detail, or if there is none
 
 
 @cache
@@ -132,6 +135,22 @@ def words_for(
     elif condition == XID and recovery == NO_RECOVERY:
         do = f"the driver advises no recovery, so new processes can use the GPU; otherwise {do}"
     return says, do
+
+
+def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
+    """Returns the repair that `words_for` advises: one of `REPAIRS`, or empty if it advises none.
+
+    `recovery`: as for `words_for`.
+    """
+    if condition == RECOVERY:
+        return _recovery_action(detail).repair
+    if condition in _RECOVERABLE and recovery not in ("", NO_RECOVERY):
+        return _recovery_action(recovery).repair
+    if condition == XID:
+        action = _worst_action(_xids_in(detail))
+        return action if action in REPAIRS else ""
+    spec = conditions().get(condition)
+    return "" if spec is None else spec.repair
 
 
 def _describe_detail(condition: str, detail: str) -> str:
@@ -203,16 +222,14 @@ class RecoveryAction(NamedTuple):
     name: str
     says: str
     do: str
+    repair: str = ""  # as in `ConditionSpec`
 
 
 @cache
 def recovery_actions() -> Mapping[str, RecoveryAction]:
     """Returns the actions by name."""
     rows = table_rows("recovery_actions.csv")
-    return {
-        row["name"]: RecoveryAction(int(row["number"]), row["name"], row["says"], row["do"])
-        for row in rows
-    }
+    return {row["name"]: RecoveryAction(int(row.pop("number")), **row) for row in rows}
 
 
 def _recovery_action(name: str) -> RecoveryAction:
@@ -265,13 +282,19 @@ def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
     return ", ".join(texts) or "an XID"
 
 
+def _worst_action(xids: Iterable[int]) -> str:
+    """Returns the most drastic action, a key of `_ACTIONS`."""
+    actions = {xid_spec(xid).action for xid in xids}
+    return next((action for action in _ACTIONS if action in actions), "inspect")
+
+
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:
-    actions = {xid: xid_spec(xid).action for xid in _xids_in(detail)}
-    worst = next((action for action in _ACTIONS if action in actions.values()), "inspect")
+    xids = _xids_in(detail)
+    worst = _worst_action(xids)
     do = _ACTIONS[worst]
     if worst == "inspect":
         return do
-    if any(actions[xid] == worst for xid in actions.keys() & times.keys()):
+    if any(xid in times and xid_spec(xid).action == worst for xid in xids):
         return f"the error came back: {do}, or replace the GPU if this was already done"
     return f"{do}; replace the GPU if the error comes back"
 

@@ -104,7 +104,11 @@ def _hide_in_node(node: NodeView, visible: Visible) -> NodeView:
 
 def _hide_in_gpu(gpu: GpuView, visible: Visible) -> GpuView:
     instances = [_hide_in_device(instance, visible) for instance in gpu.instances]
-    return replace(_hide_in_device(gpu, visible), instances=instances)
+    repair = gpu.repair
+    if repair is not None:
+        evicts = tuple(pod for pod in repair.evicts if pod.partition("/")[0] in visible)
+        repair = replace(repair, evicts=evicts)
+    return replace(_hide_in_device(gpu, visible), instances=instances, repair=repair)
 
 
 def _hide_in_device(device: _Device, visible: Visible) -> _Device:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from podgpu.errors import SourceError, StartError, few_of, plural
+from podgpu.fleet.repair import make_repair, repair_of
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.conditions import (
     FABRIC_FIELD,
@@ -31,7 +32,9 @@ from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.metrics.usage_methods import IMPROVEMENTS, NO_CAPABILITY, NOT_MEASURED
 from podgpu.model import (
     Allocation,
+    Condition,
     Device,
+    DeviceState,
     GpuReading,
     Inventory,
     Unmapped,
@@ -257,9 +260,7 @@ def _check_health(readings: GpuReadings) -> list[Finding]:
     findings = []
     has_advice = False
     for gpu, reading in readings.read.items():
-        values = reading.values.get(gpu, {})
-        details = conditions_from_fields(values)
-        details |= fabric_detail(values.get(FABRIC_FIELD), reading.links_up)
+        details = _read_health(gpu, reading)
         recovery = ""
         if RECOVERY in details:
             recovery = details[RECOVERY] or NO_RECOVERY
@@ -270,6 +271,30 @@ def _check_health(readings: GpuReadings) -> list[Finding]:
                 findings.append(wrong("health", f"GPU {gpu.index}: {says}", do))
     if has_advice and not findings:
         findings.append(ok("health", "the driver advises no recovery action for any GPU"))
+    return findings
+
+
+def _read_health(gpu: Device, reading: GpuReading) -> dict[str, str | None]:
+    """Returns the detail of each condition that the driver reports, or None if it is absent."""
+    values = reading.values.get(gpu, {})
+    details = conditions_from_fields(values)
+    return details | fabric_detail(values.get(FABRIC_FIELD), reading.links_up)
+
+
+def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> list[Finding]:
+    """Returns the commands that repair each broken GPU. `node`: its name in Kubernetes."""
+    findings = []
+    for gpu, reading in readings.read.items():
+        conditions = []
+        for name, detail in _read_health(gpu, reading).items():
+            if detail is not None:
+                conditions.append(Condition(name, detail=detail))
+        action = repair_of(DeviceState(conditions=tuple(conditions)))
+        if not action:
+            continue
+        repair = make_repair(action, node, str(gpu.index), has_pods=has_pods)
+        steps = "; ".join(step.command for step in repair.commands)
+        findings.append(note("repair", f"GPU {gpu.index}: run these commands in order", steps))
     return findings
 
 

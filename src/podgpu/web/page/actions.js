@@ -1,46 +1,55 @@
 // Commands that solve a problem, with a button that copies them. Also the button that removes a lost GPU from the page.
 
 import { h, place, plain } from "./dom.js";
+import { showText } from "./rows.js";
 
 const HERE = "your terminal";
 const SAFE = /^[\w.:@%+=/-]+$/;
 
-// Returns [where to run it, command] for each step that repairs a GPU. The server's advice decides which steps apply.
+// Returns [where to run it, command] for each step that checks and repairs a GPU.
 export function commandsFor(device, hasPods) {
   if (device.gone) return nodeCommands(device.node, [device], hasPods);
   const advice = adviceOf([device]);
   const gpu = device.index ?? quoted(device.uuid);
   const onNode = `on ${plain(device.node)}`;
-  const isRebooted = advice.includes("reboot");
-  const isDrained = (advice.includes("drain") || isRebooted) && hasPods;
   return [
-    isDrained && drain(device.node),
     advice.includes("dmesg") && [onNode, "dmesg -T | grep -iE 'xid|nvrm'"],
     advice.includes("nvlink") && [onNode, `nvidia-smi nvlink -s -i ${gpu}`],
     device.absent && [onNode, "lspci -d 10de:"],
-    advice.includes("reset") && !device.absent && [onNode, `nvidia-smi -r -i ${gpu}`],
-    isRebooted && [onNode, "systemctl reboot"],
-    isDrained && [HERE, `kubectl uncordon ${quoted(device.node)}`],
+    ...repairCommands(device.node, [device]),
   ].filter(Boolean);
 }
 
 // Returns [where to run it, command] for a node that does not respond, or that has broken GPUs.
 export function nodeCommands(name, devices, hasPods) {
   const node = quoted(name);
-  if (!hasPods) return devices.some((device) => device.gone) ? [[HERE, `ping -c 3 ${node}`]] : [];
+  const repairs = repairCommands(name, devices);
+  if (!hasPods) return devices.some((device) => device.gone) ? [[HERE, `ping -c 3 ${node}`]] : repairs;
   return [
     [HERE, `kubectl describe node ${node}`],
     [HERE, `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
-    adviceOf(devices).includes("drain") && drain(name),
-  ].filter(Boolean);
+    ...repairs,
+  ];
+}
+
+// Merges the repairs of several GPUs of a node. The last command of each puts the GPU or the node back into service.
+function repairCommands(node, devices) {
+  const repairs = devices.map((device) => device.repair?.commands ?? []);
+  const merged = new Map();
+  for (const { place: where, command } of [...repairs.flatMap((steps) => steps.slice(0, -1)), ...repairs.flatMap((steps) => steps.slice(-1))]) {
+    merged.set(command, [where === "node" ? `on ${plain(node)}` : HERE, command]);
+  }
+  return [...merged.values()];
+}
+
+// Text about the pods that the drain of a node evicts.
+export function evictedText(devices) {
+  const pods = [...new Set(devices.flatMap((device) => device.repair?.evicts ?? []))].sort();
+  return pods.length ? `The drain evicts these pods with GPUs: ${pods.map(plain).join(", ")}. The dry run lists all pods.` : "";
 }
 
 function adviceOf(devices) {
   return devices.flatMap((device) => device.conditions.map((condition) => condition.do)).join("\n").toLowerCase();
-}
-
-function drain(node) {
-  return [HERE, `kubectl drain ${quoted(node)} --ignore-daemonsets --delete-emptydir-data`];
 }
 
 // Quotes a name for the shell, because names from the cluster may contain any character.
@@ -50,16 +59,19 @@ function quoted(text) {
 
 export class Commands {
   constructor() {
-    this.element = h("ul", { class: "commands", "aria-label": "Commands" });
+    this.list = h("ul", { class: "commands", "aria-label": "Commands" });
+    this.note = h("p", { class: "about" });
+    this.element = h("div", {}, this.list, this.note);
     this.written = "";
   }
 
-  show(commands) {
+  show(commands, note = "") {
     this.element.hidden = !commands.length;
+    showText(this.note, note);
     const written = JSON.stringify(commands);
     if (written === this.written) return;
     this.written = written;
-    place(this.element, commands.map(([where, command]) => {
+    place(this.list, commands.map(([where, command]) => {
       const copy = copyButton("Copy", () => command);
       return h("li", {}, h("span", { class: "command-where" }, where), h("code", {}, command), copy);
     }));

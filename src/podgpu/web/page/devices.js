@@ -36,6 +36,7 @@ function deviceOf(gpu, node, picture, now) {
     absent: gpu.absent === true,
     uuid: gpu.uuid,
     index: gpu.index,
+    repair: gpu.repair,
     name: gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`,
     model: shortModel(gpu.model ?? ""),
     utilization: gpu.utilization_ratio,

@@ -1,6 +1,6 @@
 // The view of one GPU: its problems and what to do, its figures in groups, its history, and all its fields.
 
-import { commandsFor, Commands, copyButton, ForgetButton } from "./actions.js";
+import { commandsFor, Commands, copyButton, evictedText, ForgetButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { conditionTitle } from "./conditions.js";
 import { gpuHash, jobHash, nodeHash, pastRange, pastTime, RANGES } from "./criteria.js";
@@ -97,7 +97,8 @@ export class GpuView {
     this.troubles.element.hidden = !device;
     this.holding.hidden = !device;
     this.forget.element.hidden = device && !pastTime() ? !device.absent && !device.gone : true;
-    this.commands.show(device?.conditions.length && !pastTime() ? commandsFor(device, hasPods) : []);
+    const isRepairable = device?.conditions.length && !pastTime();
+    this.commands.show(isRepairable ? commandsFor(device, hasPods) : [], isRepairable ? evictedText([device]) : "");
     const processes = device ? processRows(device) : [];
     place(this.running, processes);
     this.runningSection.hidden = !processes.length;

@@ -1,6 +1,6 @@
 // Shows the nodes as a table, and one node with its GPUs and pods.
 
-import { Commands, copyButton, ForgetButton, nodeCommands } from "./actions.js";
+import { Commands, copyButton, evictedText, ForgetButton, nodeCommands } from "./actions.js";
 import { goneText } from "./conditions.js";
 import { nodeHash, pastTime, RANGES, wordsOf, writeHash } from "./criteria.js";
 import { coded, fact, h, place, plain, setAttribute, setText } from "./dom.js";
@@ -132,7 +132,8 @@ export class NodeView {
     const notes = node?.notes ?? [];
     this.notes.hidden = !notes.length;
     place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
-    this.commands.show((node?.gone || totals.broken) && !pastTime() ? nodeCommands(name, own, isKube) : []);
+    const isRepairable = (node?.gone || totals.broken) && !pastTime();
+    this.commands.show(isRepairable ? nodeCommands(name, own, isKube) : [], isRepairable ? evictedText(own) : "");
     this.forget.element.hidden = !node?.gone || Boolean(pastTime());
     this.none.hidden = Boolean(node);
     this.facts.hidden = !node || node.gone;
