@@ -108,6 +108,7 @@ PATHS = (
     "/api/v1/view",
     "/api/v1/gpus/GPU-0",
     "/api/v1/gpus/GPU-1",
+    "/api/v1/pods",
     "/api/v1/pods/ml/train",
     "/api/v1/jobs",
     "/api/v1/jobs/Job/ml/train",

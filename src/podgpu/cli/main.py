@@ -30,6 +30,9 @@ MAIN_COMMANDS = {
     "demo": "Run everything on simulated GPUs.",
 }
 OTHER_COMMANDS = {
+    "pods": "Print which pod holds how many GPUs now, and how it uses them.",
+    "waste": "Print who held GPUs in a period without using them.",
+    "cost": "Print GPU-hours, energy and cost of a period.",
     "report": "Print cost and waste of a day, week or month as a report to share.",
     "savings": "Print which GPUs could be given back, and what the pods would notice.",
     "forget": "Stop showing a lost GPU, or clear the XID errors of a repaired one.",

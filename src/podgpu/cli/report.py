@@ -8,12 +8,20 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import click
 
-from podgpu.charge import Waste
+from podgpu.cli.bills import (
+    COLUMNS,
+    EXAMPLE_PRICES,
+    RANGE_PATH,
+    TIMEOUT,
+    make_range_query,
+    write_cells,
+    write_number,
+    write_titles,
+)
 from podgpu.cli.options import make_command
 from podgpu.cli.savings import (
     LINES,
@@ -25,9 +33,10 @@ from podgpu.cli.savings import (
     make_lines,
     make_totals,
 )
+from podgpu.cli.tables import UNKNOWN
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
-from podgpu.errors import SourceError, UsageError, utc_text
+from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.readings import duration_text
 from podgpu.fleet.view import decode_view
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
@@ -35,21 +44,8 @@ from podgpu.past.savings import SavingsAnswer
 from podgpu.past.token_costs import TokenFigures
 from podgpu.view_address import ViewClient, decode_answer, read_answer
 
-_TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
-_UNKNOWN = "–"
-_EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
-_MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
-_COLUMNS = (
-    "GPU-hours",
-    "Allocated, h",
-    "Busy (weighted), h",
-    "Idle, h",
-    "Under-used, h",
-    "Waited, h",
-    "Use of what it holds",
-    "Energy, kWh",
-)
+_ALL_COLUMNS = tuple(COLUMNS)
 _MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
 _CODE = re.compile("`([^`]+)`")
@@ -94,20 +90,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     range = options["range"]
     by = options["by"]
-    query = {"range": range, "by": by}
-    if range == "month":
-        now = datetime.now().astimezone()
-        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        query = {"from": str(month.timestamp()), "by": by}
-    try:
-        parsed = parse_range_query(query)
-    except UsageError as error:
-        # by='x' becomes --by='x'
-        raise UsageError(f"--{error}") from error
+    query = make_range_query(range, by)
 
-    client = find_view(ctx).open(_TIMEOUT)
+    client = find_view(ctx).open(TIMEOUT)
     if options["format"] == "csv":
-        print_out(client.get_blocking("api/v1/range", query | {"format": "csv"}))
+        print_out(client.get_blocking(RANGE_PATH, query | {"format": "csv"}))
         return 0
 
     answer = _read_range(client, query)
@@ -121,9 +108,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     notes = []
     if range != "month":
-        notes += _explain_length(answer.to - start, parsed.seconds)
+        asked = parse_range_query(query).seconds
+        notes += _explain_length(answer.to - start, asked)
     if answer.prices == "example":
-        notes.append(_EXAMPLE_PRICES)
+        notes.append(EXAMPLE_PRICES)
     notes += answer.notes
 
     broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
@@ -140,7 +128,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 
 def _read_range(client: ViewClient, query: dict[str, str]) -> RangeAnswer:
-    return read_answer(client, "api/v1/range", RangeAnswer, query)
+    return read_answer(client, RANGE_PATH, RangeAnswer, query)
 
 
 def _read_savings(client: ViewClient, range: str) -> SavingsAnswer | None:
@@ -179,21 +167,17 @@ def _explain_length(seconds: float, asked: float) -> list[str]:
 
 
 def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> list[_Table]:
-    cost = f"Cost {answer.currency}".rstrip()
-    parts = ["idle", "under-used", "unallocated"]
-    wasted = [f"Wasted {answer.currency}".rstrip() + f", {part}" for part in parts]
-    columns = [*_COLUMNS, cost, *wasted]
-
+    columns = write_titles(_ALL_COLUMNS, answer.currency)
     group = answer.by.removeprefix("label:")
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
-    rows = [[describe_row(row, nameless), *_make_cells(row)] for row in answer.rows]
+    rows = [[describe_row(row, nameless), *write_cells(_ALL_COLUMNS, row)] for row in answer.rows]
 
     idle = [row for row in owners.rows if row.idle_hours]
     idle.sort(key=lambda row: (row.wasted or 0, row.idle_hours), reverse=True)
-    idle_rows = [[describe_row(row), *_make_cells(row)] for row in idle[:_TOP_OWNERS]]
+    idle_rows = [[describe_row(row), *write_cells(_ALL_COLUMNS, row)] for row in idle[:_TOP_OWNERS]]
 
     return [
-        _Table("Total", columns, [_make_cells(answer.totals)]),
+        _Table("Total", columns, [write_cells(_ALL_COLUMNS, answer.totals)]),
         _Table(f"By {group}", [group.capitalize(), *columns], rows),
         _Table("Most idle owners", ["Owner", *columns], idle_rows),
         _Table("Broken GPUs now", ["Problem"], [[text] for text in broken], is_prose=True),
@@ -220,54 +204,10 @@ def _make_token_cells(row: RangeFigures, tokens: TokenFigures) -> list[str]:
     return [
         f"{row.prompt_tokens or 0:,}",
         f"{row.generated_tokens or 0:,}",
-        _UNKNOWN if joules is None else f"{joules:.3g}",
-        *(_write_number(cost) for cost in costs),
-        _write_number(tokens.cost_per_million_at_use),
+        UNKNOWN if joules is None else f"{joules:.3g}",
+        *(write_number(cost) for cost in costs),
+        write_number(tokens.cost_per_million_at_use),
     ]
-
-
-def _make_cells(figures: RangeFigures) -> list[str]:
-    hours = Waste()
-    cost = Waste()
-    if figures.waste is not None:
-        hours = figures.waste.hours
-        cost = figures.waste.cost or Waste()
-    return [
-        _write_number(figures.gpu_hours),
-        _write_number(figures.allocated_hours),
-        _write_number(figures.used_hours),
-        _write_number(figures.idle_hours),
-        _write_number(hours.underused),
-        _write_number(figures.waited_hours),
-        _write_use(figures.mean_use),
-        _write_number(figures.energy_kwh),
-        _write_cost(figures.cost, figures),
-        _write_cost(cost.idle, figures),
-        _write_cost(cost.underused, figures),
-        _write_cost(cost.unallocated, figures),
-    ]
-
-
-def _write_number(amount: float | None) -> str:
-    if amount is None:
-        return _UNKNOWN
-    return f"{amount:,.2f}"
-
-
-def _write_use(use: float | None) -> str:
-    if use is None:
-        return _UNKNOWN
-    if use >= _MORE_THAN_ALL:
-        return f"{use:.0%} of its share"
-    return f"{use:.0%}"
-
-
-def _write_cost(amount: float | None, figures: RangeFigures) -> str:
-    """Writes a lower bound if some hours have no price."""
-    is_bound = amount and figures.unpriced_hours
-    if is_bound:
-        return f"≥ {_write_number(amount)}"
-    return _write_number(amount)
 
 
 def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:

@@ -5,12 +5,13 @@ Reads the API of `podgpu cluster`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from podgpu.cli.options import make_command
+from podgpu.cli.tables import UNKNOWN, write_table
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
 from podgpu.errors import UsageError, one_line, plural, utc_text
@@ -28,8 +29,6 @@ from podgpu.view_address import decode_answer
 SAVINGS_PATH = "api/v1/savings"
 TIMEOUT = 90.0  # longer than a query to Prometheus
 _GIB = 1024**3
-_UNKNOWN = "–"
-_GAP = "  "
 TOTALS = ("Per month", "GPUs", "GPU-hours", "Cost")
 LINES = (
     "Do",
@@ -150,16 +149,16 @@ def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
     return [
         line.kind,
         name_pod(pod),
-        describe_owner(pod.owner) or _UNKNOWN,
+        describe_owner(pod.owner) or UNKNOWN,
         node,
         _number(pod.gpus),
-        _UNKNOWN if pod.busy is None else f"{pod.busy:.3f}",
-        _UNKNOWN if pod.peak_busy is None else f"{pod.peak_busy:.3f}",
-        _UNKNOWN if pod.wait is None else f"{100 * pod.wait:.1f} %",
-        _UNKNOWN if pod.slowdown is None else f"{pod.slowdown:.2f}",
-        _UNKNOWN if pod.worst_slowdown is None else f"{pod.worst_slowdown:.2f}",
-        _UNKNOWN if memory is None else f"{memory / _GIB:.1f}",
-        _UNKNOWN if pod.idle_seconds is None else f"{pod.idle_seconds / 3600:.0f}",
+        UNKNOWN if pod.busy is None else f"{pod.busy:.3f}",
+        UNKNOWN if pod.peak_busy is None else f"{pod.peak_busy:.3f}",
+        UNKNOWN if pod.wait is None else f"{100 * pod.wait:.1f} %",
+        UNKNOWN if pod.slowdown is None else f"{pod.slowdown:.2f}",
+        UNKNOWN if pod.worst_slowdown is None else f"{pod.worst_slowdown:.2f}",
+        UNKNOWN if memory is None else f"{memory / _GIB:.1f}",
+        UNKNOWN if pod.idle_seconds is None else f"{pod.idle_seconds / 3600:.0f}",
     ]
 
 
@@ -184,11 +183,11 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
     if not answer.advice:
         return
     yield ""
-    yield from _write_table(TOTALS, make_totals(answer), 1)
+    yield from write_table(TOTALS, make_totals(answer), 1)
     yield ""
-    yield from _write_table(LINES, make_lines(answer), 3)
+    yield from write_table(LINES, make_lines(answer), 3)
     yield ""
-    yield from _write_table(PODS, make_pods(answer), 4)
+    yield from write_table(PODS, make_pods(answer), 4)
     yield ""
     for number, line in enumerate(answer.advice, 1):
         yield f"{number}. {line.kind}: {one_line(line.says)}"
@@ -196,24 +195,12 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
         yield f"   Falsified by: {one_line(line.falsified_by)}"
 
 
-def _write_table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
-    """`texts`: the number of columns with text, which come first. The others are numbers."""
-    table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = []
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            is_text = place < texts
-            cells.append(cell.ljust(width) if is_text else cell.rjust(width))
-        yield _GAP.join(cells).rstrip()
-
-
 def _number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def _money(cost: float | None) -> str:
-    return _UNKNOWN if cost is None else f"{cost:,.2f}"
+    return UNKNOWN if cost is None else f"{cost:,.2f}"
 
 
 def _amounts(monthly: Monthly, answer: SavingsAnswer) -> str:

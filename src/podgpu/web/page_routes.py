@@ -19,6 +19,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.job_view import make_job, make_jobs
+from podgpu.fleet.pod_list import make_pods
 from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
@@ -90,19 +91,31 @@ def page_routes(
             raise UsageError("this server has no history")
         return await past.find(query)
 
-    async def view(request: web.Request) -> web.Response:
+    async def find_selected(request: web.Request) -> PublishedState:
         parse_time(request.query, "at", time.time())  # rejects the future
         query = parse_gpu_query(request.query)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
             await _check_selection(viewer, query)
-            published = await find(query)
-            whole = await asyncio.to_thread(lambda: published.view)
-            visible = await viewer.visible(_namespaces_in(whole))
-            return await _json_response(request, hide_in_view(whole, visible))
-        published = await find(query)
+        return await find(query)
+
+    async def read_visible(request: web.Request, published: PublishedState) -> View:
+        whole = await asyncio.to_thread(lambda: published.view)
+        return await _redact(request, whole, partial(_namespaces_in, whole), hide_in_view)
+
+    async def view(request: web.Request) -> web.Response:
+        published = await find_selected(request)
+        if not await viewer_of(request).sees_all():
+            return await _json_response(request, await read_visible(request, published))
         body, etag = await asyncio.to_thread(lambda: published.view_json)
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
+
+    async def pods(request: web.Request) -> web.Response:
+        published = await find_selected(request)
+        if published.state.fleet is not None:
+            return json_error(404, "too many GPUs for a list of pods: choose one pod")
+        visible = await read_visible(request, published)
+        return await _json_response(request, await asyncio.to_thread(make_pods, visible))
 
     async def pod(request: web.Request) -> web.Response:
         namespace, name = _parse_pod(request)
@@ -157,6 +170,7 @@ def page_routes(
         web.get("/page/{name}", asset),
         _api_route("/api/v1/view", view),
         _api_route("/api/v1/gpus/{uuid}", gpu),
+        _api_route("/api/v1/pods", pods),
         _api_route("/api/v1/pods/{namespace}/{pod}", pod),
         _api_route("/api/v1/jobs", jobs),
         _api_route("/api/v1/jobs/{kind}/{namespace}/{name}", job),

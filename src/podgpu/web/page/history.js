@@ -163,7 +163,9 @@ export function ownUtilization(device, holder) {
 }
 
 export function ownMemory(device, holder) {
-  return holder.memory ?? holder.part?.memoryUsed ?? (device.holders.length === 1 ? device.memoryUsed : undefined);
+  if (holder.memory !== undefined) return holder.memory;
+  if (holder.part) return holder.part.ownHolders.length === 1 ? holder.part.memoryUsed : undefined;
+  return device.holders.length === 1 ? device.memoryUsed : undefined;
 }
 
 export function ownPower(device, holder) {

@@ -1,0 +1,161 @@
+"""Reads and writes the bill of a period (`/api/v1/range`), for `report`, `cost` and `waste`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import click
+
+from podgpu.charge import Waste
+from podgpu.cli.tables import UNKNOWN, write_table
+from podgpu.cli.terminal import print_out
+from podgpu.cli.view_options import find_view
+from podgpu.errors import UsageError, one_line, utc_text
+from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
+from podgpu.view_address import decode_answer
+
+RANGE_PATH = "api/v1/range"
+WASTE_PATH = "api/v1/waste"
+TIMEOUT = 90.0  # longer than a query to Prometheus
+EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
+_MONTH = "month"
+_MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
+
+
+class BillColumn(NamedTuple):
+    title: str
+    write: Callable[[RangeFigures], str]
+
+
+def write_number(amount: float | None) -> str:
+    return UNKNOWN if amount is None else f"{amount:,.2f}"
+
+
+def _write_use(figures: RangeFigures) -> str:
+    use = figures.mean_use
+    if use is None:
+        return UNKNOWN
+    return f"{use:.0%} of its share" if use >= _MORE_THAN_ALL else f"{use:.0%}"
+
+
+def _write_cost(amount: float | None, figures: RangeFigures) -> str:
+    """Writes a lower bound if some hours have no price."""
+    is_bound = amount and figures.unpriced_hours
+    return f"≥ {write_number(amount)}" if is_bound else write_number(amount)
+
+
+def _wasted_hours(figures: RangeFigures) -> Waste:
+    return Waste() if figures.waste is None else figures.waste.hours
+
+
+def _wasted_cost(figures: RangeFigures) -> Waste:
+    if figures.waste is None:
+        return Waste()
+    return figures.waste.cost or Waste()
+
+
+COLUMNS = {
+    "gpu_hours": BillColumn("GPU-hours", lambda row: write_number(row.gpu_hours)),
+    "allocated": BillColumn("Allocated, h", lambda row: write_number(row.allocated_hours)),
+    "used": BillColumn("Busy (weighted), h", lambda row: write_number(row.used_hours)),
+    "idle": BillColumn("Idle, h", lambda row: write_number(row.idle_hours)),
+    "underused": BillColumn(
+        "Under-used, h", lambda row: write_number(_wasted_hours(row).underused)
+    ),
+    "waited": BillColumn("Waited, h", lambda row: write_number(row.waited_hours)),
+    "use": BillColumn("Use of what it holds", _write_use),
+    "energy": BillColumn("Energy, kWh", lambda row: write_number(row.energy_kwh)),
+    "cost": BillColumn("Cost{}", lambda row: _write_cost(row.cost, row)),
+    "wasted_idle": BillColumn(
+        "Wasted{}, idle", lambda row: _write_cost(_wasted_cost(row).idle, row)
+    ),
+    "wasted_underused": BillColumn(
+        "Wasted{}, under-used",
+        lambda row: _write_cost(_wasted_cost(row).underused, row),
+    ),
+    "wasted_unallocated": BillColumn(
+        "Wasted{}, unallocated",
+        lambda row: _write_cost(_wasted_cost(row).unallocated, row),
+    ),
+}
+"""All columns of a bill, in their order. The currency replaces `{}`."""
+
+
+def write_titles(names: Sequence[str], currency: str) -> list[str]:
+    money = f" {currency}" if currency else ""
+    return [COLUMNS[name].title.format(money) for name in names]
+
+
+def write_cells(names: Sequence[str], figures: RangeFigures) -> list[str]:
+    return [COLUMNS[name].write(figures) for name in names]
+
+
+def make_range_query(period: str, by: str) -> dict[str, str]:
+    """Returns the query of a period that ends now. Raises UsageError for wrong options."""
+    query = {"range": period, "by": by}
+    if period == _MONTH:
+        now = datetime.now().astimezone()
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        query = {"from": str(month.timestamp()), "by": by}
+    try:
+        parse_range_query(query)
+    except UsageError as error:
+        # by='x' becomes --by='x'
+        raise UsageError(f"--{error}") from error
+    return query
+
+
+def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) -> int:
+    """Prints the answer of `path` as a table with these columns, as JSON or as CSV."""
+    options = ctx.params
+    query = make_range_query(options["range"], options["by"])
+    namespace = options["namespace"]
+    output = options["output"]
+    if namespace and output != "table":
+        raise UsageError("--namespace selects rows of the table: leave it out with -o")
+    if namespace and options["by"].startswith("label:"):
+        raise UsageError("--namespace needs --by pod, owner, namespace or model")
+
+    client = find_view(ctx).open(TIMEOUT)
+    if output == "csv":
+        print_out(client.get_blocking(path, query | {"format": "csv"}))
+        return 0
+    body = client.get_blocking(path, query)
+    if output == "json":
+        print_out(body + b"\n")
+        return 0
+    answer = decode_answer(body, path, RangeAnswer, client.shown)
+    print_out("\n".join(_write_bill(answer, title, names, namespace)) + "\n")
+    return 0
+
+
+def _write_bill(
+    answer: RangeAnswer, title: str, names: Sequence[str], namespace: str
+) -> Iterator[str]:
+    simulated = " (SIMULATED GPUs)" if answer.simulated else ""
+    yield f"{title}, {utc_text(answer.from_)} to {utc_text(answer.to)}{simulated}"
+    for note in list_notes(answer):
+        yield f"- {one_line(note)}"
+    yield ""
+
+    nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
+    rows = []
+    for row in answer.rows:
+        if namespace in ("", row.namespace):
+            rows.append([describe_row(row, nameless), *write_cells(names, row)])
+    total = "Total of all namespaces" if namespace else "Total"
+    rows.append([total, *write_cells(names, answer.totals)])
+    header = [answer.by.removeprefix("label:").capitalize(), *write_titles(names, answer.currency)]
+    yield from write_table(header, rows, text_columns=1)
+
+
+def list_notes(answer: RangeAnswer) -> list[str]:
+    """Returns what a reader of the bill must know, as sentences."""
+    notes = []
+    if answer.recorded_from is not None:
+        notes.append(f"the records start at {utc_text(answer.recorded_from)}")
+    if answer.prices == "example":
+        notes.append(EXAMPLE_PRICES)
+    return [*notes, *answer.notes]

@@ -1,0 +1,118 @@
+"""`podgpu pods`: prints which pod holds how many GPUs now, and how it uses them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from podgpu.charge import Waste
+from podgpu.cli.options import make_command
+from podgpu.cli.tables import UNKNOWN, write_table
+from podgpu.cli.terminal import print_out
+from podgpu.cli.view_options import find_view
+from podgpu.errors import UsageError, plural
+from podgpu.fleet.pod_list import PodRow, PodsResponse
+from podgpu.top.table import format_duration, format_gib, format_percent
+from podgpu.view_address import decode_answer
+
+_PATH = "api/v1/pods"
+_TIMEOUT = 30.0
+_HEADER = (
+    "Pod",
+    "Owner",
+    "Node",
+    "GPUs",
+    "Use of the GPU",
+    "Memory, GiB",
+    "Idle GPUs",
+    "Idle for",
+    "Waiting",
+    "Cost{}/h",
+    "Wasted{}/h",
+)
+_TEXT_COLUMNS = 3
+_ORDERS: dict[str, Callable[[PodRow], float]] = {
+    "gpus": lambda row: row.allocated_gpus,
+    "idle": lambda row: row.idle_gpus,
+    "cost": lambda row: row.cost_per_hour or 0.0,
+    "wasted": lambda row: _sum_waste(row) or 0.0,
+}
+
+
+@make_command(
+    "pods",
+    ("podgpu pods", "all pods that hold a GPU"),
+    ("podgpu pods -n research --sort wasted", "the pods of a namespace, the largest waste first"),
+)
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
+    """Print the pods, jobs and users that hold GPUs now, and how they use them.
+
+    Reads the API of `podgpu cluster` or of an exporter.
+    """
+    namespace = options["namespace"]
+    is_json = options["output"] == "json"
+    if namespace and is_json:
+        raise UsageError("--namespace selects rows of the table: leave it out with -o json")
+
+    client = find_view(ctx).open(_TIMEOUT)
+    body = client.get_blocking(_PATH)
+    if is_json:
+        print_out(body + b"\n")
+        return 0
+    answer = decode_answer(body, _PATH, PodsResponse, client.shown)
+    print_out("\n".join(_write(answer, namespace, options["sort"])) + "\n")
+    return 0
+
+
+def _write(answer: PodsResponse, namespace: str, order: str) -> Iterator[str]:
+    rows = [row for row in answer.pods if namespace in ("", row.namespace)]
+    if order in _ORDERS:
+        rows.sort(key=_ORDERS[order], reverse=True)
+    if answer.simulated:
+        yield "SIMULATED GPUs"
+    if not rows:
+        where = f"in the namespace {namespace!r} " if namespace else ""
+        yield f"No pod {where}holds a GPU."
+        return
+    now = answer.taken_at or time.time()
+    money = f" {answer.currency}" if answer.currency else ""
+    header = [title.format(money) for title in _HEADER]
+    yield from write_table(header, [_write_row(row, now) for row in rows], _TEXT_COLUMNS)
+
+
+def _write_row(row: PodRow, now: float) -> list[str]:
+    is_known = row.unknown_gpus < row.allocated_gpus
+    name = f"{row.cluster}: {row.name}" if row.cluster else row.name
+    return [
+        name,
+        "" if row.owner is None else row.owner.text,
+        row.nodes[0] if len(row.nodes) == 1 else plural(len(row.nodes), "node"),
+        _write_gpus(row.allocated_gpus),
+        format_percent(row.utilization_ratio),
+        format_gib(row.memory_used_bytes),
+        _write_gpus(row.idle_gpus) if is_known else UNKNOWN,
+        UNKNOWN if row.idle_since is None else format_duration(max(0.0, now - row.idle_since)),
+        format_percent(row.wait_ratio),
+        _write_money(row.cost_per_hour),
+        _write_money(_sum_waste(row)),
+    ]
+
+
+def _write_gpus(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def _write_money(amount: float | None) -> str:
+    return UNKNOWN if amount is None else f"{amount:.2f}"
+
+
+def _sum_waste(row: PodRow) -> float | None:
+    """Returns the cost of all parts of waste. None if no part is known."""
+    if row.waste is None or row.waste.cost_per_hour in (None, Waste()):
+        return None
+    assert row.waste.cost_per_hour is not None
+    return row.waste.cost_per_hour.total

@@ -1,0 +1,24 @@
+"""Writes tables for the terminal and for text files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from podgpu.errors import one_line
+
+UNKNOWN = "–"
+_GAP = "  "
+
+
+def write_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int
+) -> Iterator[str]:
+    """Yields the lines. The first `text_columns` columns are texts; the others are numbers."""
+    table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = []
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            is_text = place < text_columns
+            cells.append(cell.ljust(width) if is_text else cell.rjust(width))
+        yield _GAP.join(cells).rstrip()

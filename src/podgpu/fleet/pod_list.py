@@ -1,0 +1,187 @@
+"""The JSON of `/api/v1/pods` (docs/api.md): one row for each pod, job or user that holds a GPU.
+
+Rows are sums over the holders of a view. So they have the same figures as the page, and show what
+the view shows: if a user may not see a namespace, its holders are one row without a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from podgpu.charge import Waste
+from podgpu.fleet.parts import WasteRate
+from podgpu.fleet.view import API, ApiVersion, HolderView, NodeView, View
+from podgpu.known import add_known, mean_known, round_known
+from podgpu.model import Workload, WorkloadOwner, group_by_key
+
+_DIGITS = 6  # of parts of GPUs, as in the view
+
+
+class PodRow(msgspec.Struct, omit_defaults=True, kw_only=True):
+    cluster: str = ""
+    namespace: str = ""
+    pod: str = ""
+    job: str = ""
+    user: str = ""
+    uid: str = ""  # without a pod's name
+    container_id: str = ""
+    hidden: bool = False  # True for the sum of the holders that the user may not see
+    owner: WorkloadOwner | None = None
+    nodes: list[str]
+    allocated_gpus: float
+    used_gpus: float
+    idle_gpus: float
+    unknown_gpus: float
+    utilization_ratio: float | None = None  # mean, weighted by the part of a GPU
+    memory_used_bytes: int | None = None
+    wait_ratio: float | None = None  # mean over its devices
+    idle_since: float | None = None  # None if a part of it is in use
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None  # cost of idle GPUs
+    waste: WasteRate | None = None
+
+    @property
+    def name(self) -> str:
+        if self.hidden:
+            return "other namespaces"
+        named = Workload(
+            self.namespace,
+            self.pod,
+            uid=self.uid,
+            container_id=self.container_id,
+            job=self.job,
+            user=self.user,
+        )
+        return named.text or "unknown holder"
+
+
+class PodsResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """`/api/v1/pods`."""
+
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    taken_at: float | None = None
+    simulated: bool = False
+    currency: str = ""
+    prices: str = ""
+    pods: list[PodRow]
+
+
+class _RowKey(NamedTuple):
+    cluster: str
+    hidden: bool
+    namespace: str
+    pod: str
+    job: str
+    user: str
+    uid: str
+    container_id: str
+
+
+class _Held(NamedTuple):
+    """What one holder has on one device."""
+
+    holder: HolderView
+    node: str
+    utilization: float | None
+    memory: int | None
+
+
+def make_pods(view: View) -> PodsResponse:
+    groups = group_by_key(_list_held(view.nodes))
+    rows = [_make_row(key, held) for key, held in groups.items()]
+    rows.sort(key=lambda row: (row.hidden, row.cluster, row.namespace, row.name))
+    return PodsResponse(
+        taken_at=view.taken_at,
+        simulated=view.simulated,
+        currency=view.currency,
+        prices=view.prices,
+        pods=rows,
+    )
+
+
+def _list_held(nodes: Iterable[NodeView]) -> Iterator[tuple[_RowKey, _Held]]:
+    for node in nodes:
+        for gpu in node.gpus:
+            for device in (gpu, *gpu.instances):
+                is_sole = len(device.holders) == 1
+                for holder in device.holders:
+                    utilization = holder.utilization_ratio
+                    memory = holder.memory_used_bytes
+                    if is_sole and utilization is None:
+                        utilization = device.utilization_ratio
+                    if is_sole and memory is None:
+                        memory = device.memory_used_bytes
+                    # Figures of a stale node are those of an earlier time.
+                    if node.old:
+                        utilization = memory = None
+                    held = _Held(holder, node.name, utilization, memory)
+                    yield _make_key(node.cluster, holder), held
+
+
+def _make_key(cluster: str, holder: HolderView) -> _RowKey:
+    is_named = bool(holder.pod or holder.job)
+    return _RowKey(
+        cluster=cluster,
+        hidden=holder.hidden,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        job=holder.job,
+        user=holder.user,
+        uid="" if is_named else holder.uid,
+        container_id="" if is_named else holder.container_id,
+    )
+
+
+def _make_row(key: _RowKey, held: Iterable[_Held]) -> PodRow:
+    row = PodRow(
+        **key._asdict(),
+        nodes=[],
+        allocated_gpus=0.0,
+        used_gpus=0.0,
+        idle_gpus=0.0,
+        unknown_gpus=0.0,
+    )
+    waste = WasteRate()
+    busy = 0.0
+    weights = 0.0
+    waits = []
+    since = []
+    for holder, node, utilization, memory in held:
+        part = holder.part or 0.0
+        row.allocated_gpus += part
+        if holder.use == "used":
+            row.used_gpus += part
+        elif holder.use == "idle":
+            row.idle_gpus += part
+        else:
+            row.unknown_gpus += part
+
+        if node not in row.nodes:
+            row.nodes.append(node)
+        if utilization is not None:
+            busy += utilization * (part or 1.0)
+            weights += part or 1.0
+        row.memory_used_bytes = add_known(row.memory_used_bytes, memory)
+        row.cost_per_hour = add_known(row.cost_per_hour, holder.cost_per_hour)
+        row.owner = row.owner or holder.owner
+        waste = waste.plus(holder.waste or WasteRate())
+        waits.append(holder.wait_ratio)
+        since.append(holder.idle_since if holder.use == "idle" else None)
+
+    if weights:
+        row.utilization_ratio = round(busy / weights, 4)
+    row.wait_ratio = round_known(mean_known(waits))
+    idle_times = [time for time in since if time is not None]
+    if len(idle_times) == len(since):
+        row.idle_since = max(idle_times)
+    for name in ("allocated_gpus", "used_gpus", "idle_gpus", "unknown_gpus"):
+        setattr(row, name, round(getattr(row, name), _DIGITS))
+    row.cost_per_hour = round_known(row.cost_per_hour)
+    row.waste = waste.rounded()
+    if row.cost_per_hour is not None:
+        cost = waste.cost_per_hour or Waste()
+        row.wasted_per_hour = round(cost.idle or 0.0, 4)
+    return row
