@@ -153,21 +153,24 @@ def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
     return "" if spec is None else spec.repair
 
 
+_UNKNOWN_DETAILS = {
+    UNALLOCATED: "a container",
+    APPLICATION_XID: "13, 31, 43 or 45",
+    ORPHANED: "a process holds memory",
+    RECURRING: "repeatedly",
+}
+"""Conditions whose sentence needs a detail, and the one that stands for an unknown detail."""
+
+
 def _describe_detail(condition: str, detail: str) -> str:
     """Returns the detail as the sentence of the condition needs it."""
     if condition == NVLINK:
         # `3/4` links are `3 of its 4` links.
         return detail.replace("/", " of its ") or "some of its"
-    if condition == UNALLOCATED:
-        return detail or "a container"
-    if condition == APPLICATION_XID:
-        return detail or "13, 31, 43 or 45"
+    if condition in _UNKNOWN_DETAILS:
+        return detail or _UNKNOWN_DETAILS[condition]
     if condition == RECOVERY:
         return _recovery_action(detail).says
-    if condition == ORPHANED:
-        return detail or "a process holds memory"
-    if condition == RECURRING:
-        return detail or "repeatedly"
     if condition == FABRIC:
         return _FABRIC_TEXTS.get(detail, "the GPU is not registered with the NVLink fabric")
     if not detail:

@@ -25,12 +25,15 @@ from podgpu.metrics.mig import billed_name, fraction_of_gpu
 from podgpu.model import (
     MIB,
     NS,
+    DeviceState,
     DeviceTotals,
+    GpuOrInstance,
     HolderUsage,
     MigInstance,
     NamespaceUsage,
     NodeState,
     Pairs,
+    SourceStatus,
     VcudaRequest,
     Workload,
     WorkloadKey,
@@ -88,19 +91,23 @@ def _select_labels(names: tuple[str, ...], values: tuple[str | None, ...]) -> La
     return Labels((name, value) for name, value in pairs if value is not None)
 
 
+def _source(source: SourceStatus) -> Iterator[Row]:
+    labels = {"source": source.name}
+    if source.up is not None:
+        yield "podgpu_exporter_source_up", labels, int(source.up)
+        if source.seconds is not None:
+            yield "podgpu_exporter_collect_duration_seconds", labels, source.seconds
+    for reason, count in sorted(source.errors.items()):
+        yield "podgpu_exporter_source_errors_total", {**labels, "reason": reason}, count
+    for reason, count in sorted(source.unmapped.items()):
+        yield "podgpu_exporter_unmapped_assignments", {**labels, "reason": reason}, count
+
+
 def _self(state: NodeState) -> Iterator[Row]:
     versions = {"version": state.version, "python_version": "{}.{}.{}".format(*sys.version_info)}
     yield "podgpu_exporter_build_info", versions, 1
     for source in state.sources:
-        labels = {"source": source.name}
-        if source.up is not None:
-            yield "podgpu_exporter_source_up", labels, int(source.up)
-            if source.seconds is not None:
-                yield "podgpu_exporter_collect_duration_seconds", labels, source.seconds
-        for reason, count in sorted(source.errors.items()):
-            yield "podgpu_exporter_source_errors_total", {**labels, "reason": reason}, count
-        for reason, count in sorted(source.unmapped.items()):
-            yield "podgpu_exporter_unmapped_assignments", {**labels, "reason": reason}, count
+        yield from _source(source)
     if state.taken_at is not None:
         yield "podgpu_exporter_snapshot_timestamp_seconds", {}, state.taken_at
     for gpu, device in visible_devices(state):
@@ -223,6 +230,24 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
             yield "podgpu_device_last_holder_info", {**names, **holder_names(holder)}, 1
 
 
+def _count_xids(gpu: DeviceState) -> int:
+    """Returns 0 before the first event, so that increase() includes that event."""
+    count = 0
+    for device in (gpu, *gpu.instances):
+        count += sum(xid.total for xid in device.xids)
+    return count
+
+
+def _xids(device: GpuOrInstance, names: Mapping[str, str]) -> Iterator[Row]:
+    for xid in device.xids:
+        labels = {**names, "xid": str(xid.xid)}
+        yield "podgpu_xid_errors_total", labels, xid.total
+        yield "podgpu_xid_last_seen_timestamp_seconds", labels, xid.last_seen
+        for culprit in xid.culprits:
+            of_container = {**labels, **holder_names(culprit)}
+            yield "podgpu_container_xid_errors_total", of_container, culprit.total
+
+
 def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
     counts = {
         "expected": state.gpus_expected,
@@ -235,20 +260,10 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
     for gpu, device in visible_devices(state):
         names = device_names(gpu, device, policy)
         if device is gpu:
-            # The value is 0 before the first event, so that increase() includes that event.
-            xids = 0
-            for each in (gpu, *gpu.instances):
-                xids += sum(xid.total for xid in each.xids)
-            yield "podgpu_device_xid_errors_total", names, xids
+            yield "podgpu_device_xid_errors_total", names, _count_xids(gpu)
             for reason, ns in gpu.throttled_ns.items():
                 yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / NS
-        for xid in device.xids:
-            labels = {**names, "xid": str(xid.xid)}
-            yield "podgpu_xid_errors_total", labels, xid.total
-            yield "podgpu_xid_last_seen_timestamp_seconds", labels, xid.last_seen
-            for culprit in xid.culprits:
-                of_container = {**labels, **holder_names(culprit)}
-                yield "podgpu_container_xid_errors_total", of_container, culprit.total
+        yield from _xids(device, names)
         for orphan in device.orphans:
             labels = {**names, **holder_names(orphan.former or Workload()), "pid": str(orphan.pid)}
             yield "podgpu_device_orphaned_memory_bytes", labels, orphan.memory_used_bytes

@@ -240,7 +240,7 @@ def make_costs(
         earlier = time - windows.start + windows.previous_start
         before.append(recorded.get(earlier) if earlier < windows.start else None)
 
-    charges = [charge for step in own if step for charge in step.charges]
+    charges = _list_charges(own)
     bill = make_range(query.range, (windows.start, windows.now), charges, prices, {})
     return CostsAnswer(
         from_=windows.start,
@@ -263,10 +263,18 @@ def make_costs(
     )
 
 
+def _list_charges(steps: Steps) -> list[Charge]:
+    charges: list[Charge] = []
+    for step in steps:
+        if step is not None:
+            charges += step.charges
+    return charges
+
+
 def _make_rows(
     query: CostsQuery, steps: Steps, days: Sequence[CostStep], now: float, currency: str
 ) -> list[CostsRow]:
-    charges = [charge for step in steps if step for charge in step.charges]
+    charges = _list_charges(steps)
     names = _choose_names(charges, query, currency)
     own = _split(steps, names, query.range)
     own_days = _split(days, names, query.range)
@@ -323,7 +331,7 @@ def _split(
 
 def _add_up_steps(row: Row, steps: Steps, currency: str) -> Row:
     """Sets the sums of all steps and of each step."""
-    add_up(row, [charge for step in steps if step for charge in step.charges], currency)
+    add_up(row, _list_charges(steps), currency)
     figures = StepFigures(cost=[], gpu_hours=[], mean_use=[])
     for step in steps:
         if step is None:

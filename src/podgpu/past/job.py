@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
+from typing import Any
 
 import msgspec
 
@@ -89,6 +90,20 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
+def _measure_spans(spans: Iterable[Sequence[Any]], now: float) -> tuple[float, float]:
+    """Returns the last end, and the time in which at least one of the spans went on.
+
+    A span begins with its start and its end. Its end is None if it goes on. Sorted by start.
+    """
+    end = 0.0
+    duration = 0.0
+    for started, ended, *_ in spans:
+        until = max(end, ended or now)
+        duration += until - max(end, started)
+        end = until
+    return end, duration
+
+
 def read_summary(
     db: Connection, namespace: str, pod: str, now: float, state: ClusterState
 ) -> JobSummary | None:
@@ -96,15 +111,8 @@ def read_summary(
     if not spans:
         return None
     started, _, owner_kind, owner_name = spans[0]
-    end = 0.0
-    duration = 0.0
-    is_running = False
-    for span_started, span_ended, *_ in spans:
-        until = max(end, span_ended or now)
-        duration += until - max(end, span_started)
-        end = until
-        is_running = is_running or span_ended is None
-
+    end, duration = _measure_spans(spans, now)
+    is_running = any(ended is None for _, ended, *_ in spans)
     _, _, charges = read_range(db, started, end)
     own = [charge for charge in charges if charge.account[:2] == (namespace, pod)]
     summary = JobSummary(

@@ -125,16 +125,11 @@ class LoadSteps:
             is_alone = len({charge.account for charge in held}) == 1
             for charge in held:
                 key = charge.account, gpu.node
-                own = sums.get(key)
-                if own is None:
-                    own = sums[key] = _Sums()
-                own.add(charge, is_alone)
+                sums.setdefault(key, _Sums()).add(charge, is_alone)
                 used = gpu.memory
                 if charge.figures is not None:
                     used = charge.figures.memory_used_bytes
-                if key not in rounds:
-                    rounds[key] = _Round()
-                rounds[key].add(seconds, used)
+                rounds.setdefault(key, _Round()).add(seconds, used)
         for key, last in rounds.items():
             own = sums[key]
             own.covered += last.seconds / last.gpus

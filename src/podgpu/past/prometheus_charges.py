@@ -540,13 +540,7 @@ class _RangeReader:
             if (key.cluster, model, own) in seconds:
                 seconds[key.cluster, model, own] -= amounts.allocated_seconds
 
-        for group, left in seconds.items():
-            cluster, model, own = group
-            price = own.of(model).gpu_hour
-            amounts = charge_rest(left, 1.0, 0.0, price)
-            amounts = amounts._replace(energy_joules=joules.get(group, 0.0))
-            currency = "" if price is None else prices.currency
-            usage.append(Charge(UNALLOCATED, amounts=amounts, currency=currency, cluster=cluster))
+        usage += _charge_rests(seconds, joules, prices.currency)
         return sorted(usage)  # makes rounding independent of the order of query results
 
     async def _read_gpu_prices(
@@ -634,3 +628,24 @@ def _make_time(sums: Mapping[str, float]) -> HeldTime:
         joules=sums.get("energy", 0.0),
         underused=sums.get("underused"),
     )
+
+
+def _charge_rests(
+    seconds: Mapping[tuple[str, str, Prices], float],
+    joules: Mapping[tuple[str, str, Prices], float],
+    currency: str,
+) -> list[Charge]:
+    """Charges what no holder had, by cluster, model and prices."""
+    rests = []
+    for group, left in seconds.items():
+        cluster, model, prices = group
+        price = prices.of(model).gpu_hour
+        amounts = charge_rest(left, 1.0, 0.0, price)
+        rest = Charge(
+            UNALLOCATED,
+            amounts=amounts._replace(energy_joules=joules.get(group, 0.0)),
+            currency="" if price is None else currency,
+            cluster=cluster,
+        )
+        rests.append(rest)
+    return rests

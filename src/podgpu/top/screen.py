@@ -263,6 +263,16 @@ def _clamp(number: int, highest: int) -> int:
     return max(0, min(number, highest))
 
 
+def _name_nodes(lines: Iterable[Line]) -> str:
+    """Returns the name of the node, or how many there are. Empty if they have no names."""
+    nodes = {line.node for line in lines if line.node}
+    if not nodes:
+        return ""
+    if len(nodes) > 1:
+        return f"{len(nodes)} nodes"
+    return nodes.pop()
+
+
 def _make_title(seen: Seen, source: str, order: Order) -> str:
     holders = set()
     instances = 0
@@ -277,13 +287,7 @@ def _make_title(seen: Seen, source: str, order: Order) -> str:
         parts.append(plural(instances, "MIG instance"))
     parts.append(plural(len(holders), "holder"))
 
-    nodes = {line.node for line in seen.lines if line.node}
-    if not nodes:
-        where = source
-    elif len(nodes) == 1:
-        where = nodes.pop()
-    else:
-        where = f"{len(nodes)} nodes"
+    where = _name_nodes(seen.lines) or source
     simulated = "SIMULATED  " if seen.view.simulated else ""
     title = f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}"
     return printable(title)

@@ -99,12 +99,13 @@ class LimitedServer:
                 self._evict()
                 await asyncio.sleep(0.1)
 
+    def _remove_closed(self) -> None:
+        for handler, connection in list(self._connections.items()):
+            if connection.socket.fileno() < 0:
+                del self._connections[handler]
+
     async def _open(self, accepted: socket) -> None:
-        self._connections = {
-            handler: each
-            for handler, each in self._connections.items()
-            if each.socket.fileno() >= 0
-        }
+        self._remove_closed()
         if len(self._connections) >= self._limits.max_connections:
             _log.warning("too many connections: closing those that have been idle longest")
             if not self._evict():

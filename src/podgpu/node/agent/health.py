@@ -381,19 +381,38 @@ class HealthWatch:
         now: float,
     ) -> dict[str, Any]:
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen.last < XID_SECONDS}
+        gpu.caused = {
+            key: cause for key, cause in gpu.caused.items() if now - cause.last < _CAUSED_SECONDS
+        }
         details = dict(checked)
         since = dict(gpu.since)
         if gpu.xids:
             details[XID] = xid_detail(gpu.xids)
             since[XID] = min(seen.first for seen in gpu.xids.values())
-        gpu.caused = {
-            key: cause for key, cause in gpu.caused.items() if now - cause.last < _CAUSED_SECONDS
-        }
         if gpu.caused:
             causes = gpu.caused.values()
             details[APPLICATION_XID] = few_of([cause.text for cause in causes], 2)[:_MAX_DETAIL]
             since[APPLICATION_XID] = min(cause.first for cause in causes)
 
+        present, healthy = self._judge(details, since, failures)
+        was_lost_in_use = not is_held and details.get(LOST) is not None
+        return {
+            "conditions": tuple(present),
+            "healthy": tuple(healthy),
+            "failures": tuple(failures),
+            "last_holders": gpu.holders if was_lost_in_use else (),
+        }
+
+    def _judge(
+        self,
+        details: Mapping[str, str | None],
+        since: Mapping[str, float],
+        failures: Sequence[FailureCount],
+    ) -> tuple[list[Condition], list[str]]:
+        """Returns the conditions of a GPU, and the names of those that it does not have.
+
+        `details`: of each condition that was checked. None if the GPU does not have it.
+        """
         recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
         present = []
         healthy = []
@@ -408,13 +427,7 @@ class HealthWatch:
                     healthy.append(name)
                 else:
                     present.append(Condition(name, self._to_unix(since[name]), detail))
-        was_lost_in_use = not is_held and details.get(LOST) is not None
-        return {
-            "conditions": tuple(present),
-            "healthy": tuple(healthy),
-            "failures": tuple(failures),
-            "last_holders": gpu.holders if was_lost_in_use else (),
-        }
+        return present, healthy
 
 
 class _Absence(NamedTuple):

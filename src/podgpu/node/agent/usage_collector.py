@@ -383,22 +383,27 @@ def _find_unallocated(
     """
     if not any(source.name == KUBELET and source.up for source in allocation.sources):
         return set()
-    trusted = [each for each in allocation.assignments if each.source not in LAST_RESORT]
-    if not trusted and not allocation.offered:
+    allocated = set()
+    for assignment in allocation.assignments:
+        if assignment.source not in LAST_RESORT:
+            allocated.add((assignment.device, assignment.holder.key))
+    if not allocated and not allocation.offered:
         return set()
 
     unclear = {request.pod_name for request in allocation.vcuda}
     unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
-    reserved = allocation.reserved
-    unallocated: set[tuple[str, WorkloadKey]] = set()
+    used: set[tuple[str, WorkloadKey]] = set()
     for owned in chain.from_iterable(usages.values()):
-        key = owned.device.key
-        if key in reserved:
-            continue
-        for owner in owned.owners:
-            if isinstance(owner, Workload) and owner.pod and owner.pod_name not in unclear:
-                unallocated.add((key, owner.key))
-    return unallocated.difference((each.device, each.holder.key) for each in trusted)
+        if owned.device.key not in allocation.reserved:
+            for pod in _list_pods(owned):
+                if pod.pod_name not in unclear:
+                    used.add((owned.device.key, pod.key))
+    return used - allocated
+
+
+def _list_pods(owned: OwnedUsage) -> list[Workload]:
+    """Returns the pods that use a device."""
+    return [owner for owner in owned.owners if isinstance(owner, Workload) and owner.pod]
 
 
 def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:
