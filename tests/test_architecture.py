@@ -22,7 +22,7 @@ LAYERS = [
     {"labs", "tools", "top"},
     {"scale"},
     {"web"},
-    {"past"},
+    {"past", "writers"},
     {"fleet", "node"},
     {"kube"},
     {"metrics"},

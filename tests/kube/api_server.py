@@ -30,10 +30,13 @@ KINDS = {
     "endpointslices": "EndpointSlice",
     "resourceslices": "ResourceSlice",
     "resourceclaims": "ResourceClaim",
+    "events": "Event",
+    "devicetaintrules": "DeviceTaintRule",
 }
+_OF_DRA = ("resourceslices", "resourceclaims", "devicetaintrules")
 _PATH = re.compile(
     r"/(?:api/v1|apis/discovery\.k8s\.io/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
-    r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/status)?"
 )
 _FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver", "status.phase")
 
@@ -96,7 +99,7 @@ def _parse_selection(
     if match is None or match["resource"] not in KINDS:
         return None
     version, resource = match["version"] or "", match["resource"]
-    if bool(version) != resource.startswith("resource") or (version and version not in versions):
+    if bool(version) != (resource in _OF_DRA) or (version and version not in versions):
         return None
     fields = tuple(_parse_terms(query.get("fieldSelector", "")))
     if any(path not in _FIELDS for path, _ in fields):
@@ -143,9 +146,15 @@ def _in_version(item: Object, version: str) -> Object:
 
 
 def _status_object(code: int, message: str) -> Object:
-    reason = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired"}.get(
-        code, "InternalError"
-    )
+    reasons = {
+        401: "Unauthorized",
+        403: "Forbidden",
+        404: "NotFound",
+        409: "AlreadyExists",
+        410: "Expired",
+        429: "TooManyRequests",
+    }
+    reason = reasons.get(code, "InternalError")
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -155,7 +164,42 @@ def _status_object(code: int, message: str) -> Object:
     }
 
 
+# Patches
+
+
+def _merge(before: Object, changes: Object, strategic: bool) -> Object:
+    """Applies a merge patch. With `strategic`, conditions are merged by type."""
+    after = dict(before)
+    for key, value in changes.items():
+        if value is None:
+            after.pop(key, None)
+        elif isinstance(value, dict):
+            known = after.get(key)
+            after[key] = _merge(known if isinstance(known, dict) else {}, value, strategic)
+        elif strategic and key == "conditions":
+            after[key] = _merge_conditions(after.get(key) or [], value)
+        else:
+            after[key] = value
+    return after
+
+
+def _merge_conditions(before: list[Object], changes: list[Object]) -> list[Object]:
+    by_type = {each["type"]: each for each in before}
+    for change in changes:
+        if change.get("$patch") == "delete":
+            by_type.pop(change["type"], None)
+        else:
+            by_type[change["type"]] = by_type.get(change["type"], {}) | change
+    return list(by_type.values())
+
+
 # The server
+
+
+class WriteRequest(NamedTuple):
+    method: str
+    path: str
+    document: Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +251,8 @@ class SimulatedApiServer:
         self.ignores_timeout = False  # a watch lasts longer than its timeoutSeconds
         self.holds_back = False  # sends no events, like a proxy that buffers them
         self.requests: list[Request] = []
+        self.writes: list[WriteRequest] = []  # those that were accepted
+        self.write_failures: list[int] = []  # statuses of the next answers to writes
         self.users: Mapping[str, Object] = {}  # token -> user, for TokenReview
         # users or groups, with what they may do: a namespace, "*", or "VERB PATH"
         self.grants: Mapping[str, frozenset[str]] = {}
@@ -320,7 +366,10 @@ class SimulatedApiServer:
     async def _serve(self, ready: threading.Event) -> None:
         application = web.Application()
         application.router.add_get("/{path:.*}", self._handle)
-        application.router.add_post("/apis/{group}/v1/{reviews}", self._review)
+        application.router.add_post("/apis/authorization.k8s.io/v1/{reviews}", self._review)
+        application.router.add_post("/apis/authentication.k8s.io/v1/{reviews}", self._review)
+        for method in ("POST", "PATCH", "DELETE"):
+            application.router.add_route(method, "/{path:.*}", self._write_object)
         runner = web.AppRunner(
             application, access_log=None, shutdown_timeout=0.05, handler_cancellation=True
         )
@@ -382,6 +431,50 @@ class SimulatedApiServer:
                 return _status(404, f'{selection.resource} "{selection.name}" not found')
             return web.json_response(selection.convert(item))
         return await (self._watch if noted.watches else self._list)(request, selection)
+
+    async def _write_object(self, request: web.Request) -> web.StreamResponse:
+        """Creates, patches or deletes an object, or deletes all objects of a selection."""
+        noted = Request(request.path, dict(request.query), dict(request.headers), 0)
+        self.requests.append(noted)
+        await self._answering.wait()
+        if self.tokens is not None and noted.token not in self.tokens:
+            return _status(401, "Unauthorized")
+        if self.refusal is not None:
+            return _status(*self.refusal)
+        if self.write_failures:
+            return _status(self.write_failures.pop(0), "the test lets this write fail")
+        if request.path in self.forbidden_paths:
+            return _status(403, f'forbidden: cannot write path "{request.path}"')
+        selection = _parse_selection(request.path, request.query, self.resource_api_versions)
+        if selection is None:
+            return _status(404, "the server could not find the requested resource")
+        document = json.loads(await request.text() or "{}")
+        name = selection.name or document.get("metadata", {}).get("name", "")
+        key = selection.resource, selection.namespace, name
+        before = self._objects.get(key)
+        if request.method == "DELETE" and not selection.name:
+            chosen = [
+                each for each, item in self._objects.items() if selection.takes(each[0], item)
+            ]
+            for each in chosen:
+                self._change(each, None)
+        elif request.method == "POST":
+            if before is not None:
+                return _status(409, f'{selection.resource} "{name}" already exists')
+            self._change(key, document)
+        elif before is None:
+            return _status(404, f'{selection.resource} "{name}" not found')
+        elif request.method == "PATCH":
+            strategic = "strategic" in request.headers["Content-Type"]
+            self._change(key, _merge(before, document, strategic))
+        else:
+            self._change(key, None)
+        self.writes.append(WriteRequest(request.method, request.path, document))
+        status = 201 if request.method == "POST" else 200
+        return web.json_response(self._objects.get(key) or _status_object(200, ""), status=status)
+
+    def objects(self, resource: str) -> list[Object]:
+        return [item for key, item in sorted(self._objects.items()) if key[0] == resource]
 
     async def _review(self, request: web.Request) -> web.StreamResponse:
         """Answers TokenReview and SubjectAccessReview."""

@@ -91,11 +91,18 @@ class ApiClient:
         async with self._open("POST", path, self._deadline, headers, data=data) as response:
             return await self._read(response, path)
 
-    async def patch(self, path: str, changes: KubeObject) -> None:
-        """Sends a merge patch."""
-        headers = {"Content-Type": "application/merge-patch+json"}
+    async def patch(
+        self, path: str, changes: KubeObject, kind: str = "application/merge-patch+json"
+    ) -> None:
+        """Sends a merge patch, or a patch of another content type."""
+        headers = {"Content-Type": kind}
         data = msgspec.json.encode(changes)
         async with self._open("PATCH", path, self._deadline, headers, data=data) as response:
+            await self._read(response, path)
+
+    async def delete(self, path: str, params: Mapping[str, str] | None = None) -> None:
+        """Deletes an object, or all objects that `params` select."""
+        async with self._open("DELETE", path, self._deadline, {}, params=params) as response:
             await self._read(response, path)
 
     @asynccontextmanager

@@ -1,0 +1,327 @@
+"""Finds what changed for the GPUs of a node between two of its documents.
+
+A problem that cannot be checked, such as an XID of a GPU that does not answer, lasts until it was
+checked and is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from podgpu.errors import few_of, utc_text
+from podgpu.fleet.choose import describe_condition, severity_of
+from podgpu.metrics.conditions import (
+    LOST,
+    ORPHANED,
+    RECURRING,
+    XID,
+    breaks_gpu,
+    conditions,
+    xid_spec,
+)
+from podgpu.model import (
+    Condition,
+    DeviceState,
+    GpuOrInstance,
+    Holder,
+    NodeState,
+    Workload,
+    WorkloadKey,
+    XidCount,
+    XidCulprit,
+    device_key,
+)
+
+_VERDICT_SECONDS = 10.0
+"""How long a change waits for the cause of an XID. The exporter decides within 5 s of a reading."""
+
+
+class Reason(StrEnum):
+    """Why an Event is written. `GpuUnhealthy` stands for all problems without an own reason."""
+
+    XID = "GpuXid"
+    LOST = "GpuLost"
+    UNHEALTHY = "GpuUnhealthy"
+    RECOVERED = "GpuRecovered"
+    IDLE = "GpuIdle"
+    ORPHANED = "GpuOrphanedMemory"
+
+
+class GpuChange(NamedTuple):
+    """A change of one GPU, and the pods and the node that it concerns."""
+
+    reason: Reason
+    gpu: str  # UUID
+    message: str
+    pods: tuple[Workload, ...] = ()
+    concerns_node: bool = True
+    is_warning: bool = True
+    is_new: bool = True  # False if it had happened before the writer started
+    times: int = 1  # how often it happened since the last document
+
+
+class _PendingXid(NamedTuple):
+    """XIDs of an application whose cause is not decided yet."""
+
+    since: float
+    times: int
+    blamed: Mapping[WorkloadKey, int]  # total of each culprit before these XIDs
+
+
+@dataclass(frozen=True)
+class GpuRecord:
+    """What was known of a GPU in the last document."""
+
+    name: str
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Conditions that break the GPU, worst first -> what happened, and what to do."""
+    details: Mapping[str, str] = field(default_factory=dict)  # condition -> its detail
+    xids: Mapping[tuple[str, int], XidCount] = field(default_factory=dict)  # by device key and XID
+    pending: Mapping[tuple[str, int], _PendingXid] = field(default_factory=dict)
+    idle: frozenset[tuple[str, WorkloadKey]] = frozenset()  # device keys and holders
+    orphans: frozenset[int] = frozenset()  # pids
+
+    @property
+    def acute(self) -> list[str]:
+        """The problems that the GPU has now. A GPU that keeps failing may work in between."""
+        return [name for name in self.problems if name != RECURRING]
+
+
+Records = Mapping[str, GpuRecord]
+"""The last record of each GPU, by UUID."""
+
+
+def find_changes(
+    before: Records, state: NodeState, now: float, idle_after: float, is_first: bool = False
+) -> tuple[Records, list[GpuChange]]:
+    """Returns the records of this document, and the changes since `before`.
+
+    `now`: Unix time. `idle_after`: seconds. With `is_first`, problems that are present are changes
+    that are not new, because their start was not seen or was reported by another exporter.
+    """
+    records: dict[str, GpuRecord] = {}
+    changes: list[GpuChange] = []
+    for gpu in state.devices:
+        name = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+        earlier = before.get(gpu.uuid) or GpuRecord(name)
+        record = _track_problems(earlier, gpu)
+        record, xid_changes = _track_xids(record, gpu, now)
+        idle = dict(_find_idle(earlier, gpu, now - idle_after))
+        orphans = _find_orphans(gpu)
+        record = replace(record, name=name, idle=frozenset(idle), orphans=orphans)
+        records[gpu.uuid] = record
+
+        known = GpuRecord(name) if is_first else earlier
+        found = list(_compare_problems(known, record, gpu))
+        found += [_make_idle(gpu, holder) for key, holder in idle.items() if key not in known.idle]
+        if orphans - known.orphans:
+            found += _make_orphaned(gpu)
+        changes += xid_changes
+        changes += [change._replace(is_new=not is_first) for change in found]
+    return records, [_add_name(change, records[change.gpu].name) for change in changes]
+
+
+def _add_name(change: GpuChange, name: str) -> GpuChange:
+    return change._replace(message=f"{name} ({change.gpu or 'no UUID'}): {change.message}")
+
+
+# Problems
+
+
+def _track_problems(earlier: GpuRecord, gpu: DeviceState) -> GpuRecord:
+    problems = {}
+    details = {}
+    for condition in gpu.conditions:
+        if severity_of(condition) == "broken" and breaks_gpu(condition.name):
+            problems[condition.name] = _describe(condition, gpu)
+            details[condition.name] = condition.detail
+    for name, text in earlier.problems.items():
+        if name not in problems and name not in gpu.healthy:
+            problems[name] = text
+            details[name] = earlier.details.get(name, "")
+    order = list(conditions())
+    ranked = sorted(problems, key=lambda name: order.index(name) if name in order else len(order))
+    return replace(earlier, problems={name: problems[name] for name in ranked}, details=details)
+
+
+def _describe(condition: Condition, gpu: DeviceState) -> str:
+    says, do = describe_condition(condition, gpu)
+    return f"{says}: {do}" if do else says
+
+
+def _compare_problems(known: GpuRecord, record: GpuRecord, gpu: DeviceState) -> Iterator[GpuChange]:
+    pods = _list_users(gpu, all_devices_of(gpu))
+    for name, text in record.problems.items():
+        # XIDs are counted one by one.
+        if name not in known.problems and name != XID:
+            reason = Reason.LOST if name == LOST else Reason.UNHEALTHY
+            yield GpuChange(reason, gpu.uuid, text, pods)
+    if known.acute and not record.acute:
+        was = [conditions()[name].was for name in known.acute if name in conditions()]
+        text = f"it works again; before, {few_of(was, 3)}"
+        if RECURRING in record.problems:
+            text = f"it works again, but {record.problems[RECURRING]}"
+        yield GpuChange(Reason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
+
+
+def all_devices_of(gpu: DeviceState) -> tuple[GpuOrInstance, ...]:
+    return gpu, *gpu.instances
+
+
+def _list_users(gpu: DeviceState, devices: Iterable[GpuOrInstance]) -> tuple[Workload, ...]:
+    """Returns the containers of pods that hold the devices, or held them when the GPU was lost."""
+    users: dict[WorkloadKey, Workload] = {}
+    for device in devices:
+        for holder in device.holders:
+            users.setdefault(holder.key, holder)
+    for workload in gpu.last_holders:
+        users.setdefault(workload.key, workload)
+    return tuple(user for user in users.values() if user.pod)
+
+
+# XIDs
+
+
+def _track_xids(
+    record: GpuRecord, gpu: DeviceState, now: float
+) -> tuple[GpuRecord, list[GpuChange]]:
+    changes: list[GpuChange] = []
+    pending = dict(record.pending)
+    xids = {}
+    for key, device in _list_devices(gpu):
+        for count in device.xids:
+            name = key, count.xid
+            xids[name] = count
+            earlier = record.xids.get(name)
+            new = count.total - (earlier.total if earlier else 0)
+            if new > 0 and xid_spec(count.xid).cause != "application":
+                changes.append(_make_xid(gpu, device, count.xid, new))
+            elif new > 0:
+                pending[name] = _add_pending(pending.get(name), earlier, new, now)
+
+            waiting = pending.get(name)
+            if waiting is not None:
+                blamed = _count_blamed(count.culprits, waiting)
+                if sum(blamed.values()) >= waiting.times or now - waiting.since > _VERDICT_SECONDS:
+                    del pending[name]
+                    changes += _make_caused(gpu, device, count, waiting, blamed)
+    return replace(record, xids=xids, pending=pending), changes
+
+
+def _list_devices(gpu: DeviceState) -> Iterator[tuple[str, GpuOrInstance]]:
+    yield gpu.uuid, gpu
+    for instance in gpu.instances:
+        yield device_key(gpu.uuid, instance.id), instance
+
+
+def _add_pending(
+    waiting: _PendingXid | None, earlier: XidCount | None, new: int, now: float
+) -> _PendingXid:
+    if waiting is not None:
+        return waiting._replace(times=waiting.times + new)
+    culprits = earlier.culprits if earlier else ()
+    return _PendingXid(now, new, {culprit.key: culprit.total for culprit in culprits})
+
+
+def _count_blamed(culprits: Iterable[XidCulprit], waiting: _PendingXid) -> dict[WorkloadKey, int]:
+    """Returns how many of the XIDs each workload caused."""
+    blamed = {}
+    for culprit in culprits:
+        new = culprit.total - waiting.blamed.get(culprit.key, 0)
+        if new > 0:
+            blamed[culprit.key] = new
+    return blamed
+
+
+def _make_xid(gpu: DeviceState, device: GpuOrInstance, xid: int, count: int) -> GpuChange:
+    needs_action = xid_spec(xid).needs_action
+    text = _describe_xid(xid)
+    if needs_action:
+        text = _describe(Condition(XID, detail=str(xid)), gpu)
+    devices = all_devices_of(gpu) if device is gpu else (device,)
+    users = _list_users(gpu, devices)
+    return GpuChange(Reason.XID, gpu.uuid, text, users, is_warning=needs_action, times=count)
+
+
+def _describe_xid(xid: int) -> str:
+    return f"it reported XID {xid} ({xid_spec(xid).text})"
+
+
+def _make_caused(
+    gpu: DeviceState,
+    device: GpuOrInstance,
+    count: XidCount,
+    waiting: _PendingXid,
+    blamed: Mapping[WorkloadKey, int],
+) -> Iterator[GpuChange]:
+    """Yields the changes of XIDs that applications caused. They concern no healthy pod."""
+    says = _describe_xid(count.xid)
+    for culprit in count.culprits:
+        number = blamed.get(culprit.key)
+        if number is None:
+            continue
+        process = f"pid {culprit.pid}" if culprit.pid else "a process"
+        if culprit.program:
+            process = f"{culprit.program} ({process})"
+        if culprit.pod:
+            text = f"{says}, caused by {process} of {culprit.text}: check this program"
+            yield GpuChange(Reason.XID, gpu.uuid, text, (culprit,), False, times=number)
+        else:
+            outside = culprit.text or "a process outside pods"
+            text = f"{says}, caused by {process} of {outside}: check this program"
+            yield GpuChange(Reason.XID, gpu.uuid, text, times=number)
+
+    unknown = waiting.times - sum(blamed.values())
+    users = _list_users(gpu, all_devices_of(gpu) if device is gpu else (device,))
+    if unknown > 0:
+        text = f"{says}; the GPU is healthy, and an application caused it"
+        if len(users) > 1:
+            text += f": one of {few_of(user.text for user in users)}"
+        yield GpuChange(Reason.XID, gpu.uuid, text, users, not users, times=unknown)
+
+
+# Idle pods and orphaned memory
+
+
+def _find_idle(
+    earlier: GpuRecord, gpu: DeviceState, idle_before: float
+) -> Iterator[tuple[tuple[str, WorkloadKey], Holder]]:
+    """Yields the holders that are idle since `idle_before`. A holder whose use cannot be measured
+    stays idle.
+    """
+    for device, part in _list_devices(gpu):
+        for holder in part.holders:
+            key = device, holder.key
+            since = holder.known_usage.idle_since
+            is_idle = since is not None and since <= idle_before
+            if holder.usage is None:
+                is_idle = key in earlier.idle
+            if holder.pod and holder.source and is_idle:
+                yield key, holder
+
+
+def _make_idle(gpu: DeviceState, holder: Holder) -> GpuChange:
+    since = holder.known_usage.idle_since
+    when = f" since {utc_text(since)}" if since else ""
+    text = (
+        f"the container {holder.container or 'of this pod'} has not used it{when}: "
+        "delete or scale down the workload if it does not need the GPU"
+    )
+    return GpuChange(Reason.IDLE, gpu.uuid, text, (holder,), concerns_node=False, is_warning=False)
+
+
+def _find_orphans(gpu: DeviceState) -> frozenset[int]:
+    pids: set[int] = set()
+    for device in all_devices_of(gpu):
+        pids.update(orphan.pid for orphan in device.orphans)
+    return frozenset(pids)
+
+
+def _make_orphaned(gpu: DeviceState) -> Iterator[GpuChange]:
+    users = _list_users(gpu, all_devices_of(gpu))
+    for condition in gpu.conditions:
+        if condition.name == ORPHANED:
+            yield GpuChange(Reason.ORPHANED, gpu.uuid, _describe(condition, gpu), users)

@@ -1,0 +1,151 @@
+"""Runs the writers of a node in a thread. Only one exporter of a node writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from podgpu.clock import Clock
+from podgpu.errors import StartError
+from podgpu.kube.client import ApiClient
+from podgpu.model import NodeState
+from podgpu.writers.gpu_changes import GpuChange, Records, find_changes
+from podgpu.writers.node_lock import NodeLock
+from podgpu.writers.write_queue import Write, WriteQueue
+
+_log = logging.getLogger(__name__)
+INTERVAL = 2.0
+"""Seconds between two documents that are compared."""
+_STOP_SECONDS = 2.0
+
+
+class View(NamedTuple):
+    """What is known of the node now, for the writers."""
+
+    state: NodeState
+    records: Records
+    changes: Sequence[GpuChange]
+    is_stale: bool = False  # True if the driver has not answered for some time
+
+
+class Writer(Protocol):
+    def update(self, view: View) -> Iterable[Write]:
+        """Returns what must be written. Called again and again until it was sent."""
+
+
+class Session(NamedTuple):
+    """The writers and their connection to the API server. Used in one event loop."""
+
+    writers: Sequence[Writer]
+    client: ApiClient
+
+
+class HealthWriter:
+    """A service. Compares the documents of the node, and writes what changed."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[NodeState, bool] | None],
+        open_session: Callable[[], Session],
+        lock: NodeLock,
+        idle_after: float,
+        clock: Clock | None = None,
+        interval: float = INTERVAL,
+    ) -> None:
+        """`read` returns the document and whether it is up to date. None before the first one.
+
+        `open_session` is called in the thread's event loop.
+        """
+        self.fatal: StartError | None = None
+        self._read = read
+        self._open_session = open_session
+        self._lock = lock
+        self._idle_after = idle_after
+        self._clock = clock or Clock()
+        self._interval = interval
+        self._records: Records = {}
+        self._last: NodeState | None = None
+        self._is_writing = False
+        self._warning = ""
+        self.queue = WriteQueue(self._clock.monotonic)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings to show on the page."""
+        problems = [f"--write {name}: {text}" for name, text in self.queue.problems.items()]
+        return (*problems, self._warning) if self._warning else tuple(problems)
+
+    async def update(self, writers: Sequence[Writer]) -> None:
+        """Compares the current document with the last one, and sends what changed."""
+        answer = self._read()
+        if answer is None:
+            return
+        state, is_fresh = answer
+        is_first = not self._is_writing
+        self._is_writing = self._acquire()
+        changes: list[GpuChange] = []
+        # Before the first answer of the kubelet, the pods are not known.
+        if is_fresh and state.holders_at is not None and state is not self._last:
+            self._last = state
+            self._records, changes = find_changes(
+                self._records,
+                state,
+                self._clock.wall(),
+                self._idle_after,
+                is_first=is_first and self._is_writing,
+            )
+        elif is_first:
+            # The first comparison is still to come.
+            self._is_writing = False
+            return
+        if not self._is_writing:
+            return
+        view = View(state, self._records, changes, is_stale=not is_fresh)
+        for writer in writers:
+            for write in writer.update(view):
+                self.queue.put(write)
+        await self.queue.flush()
+
+    def _acquire(self) -> bool:
+        is_ours = self._lock.acquire()
+        problem = self._lock.problem
+        warning = f"--write: nothing is written, because podgpu {problem}" if problem else ""
+        if warning and warning != self._warning:
+            _log.warning("%s", warning)
+        self._warning = warning
+        return is_ours
+
+    # Thread
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        del on_fatal  # unused, because podgpu continues without writing
+        self._thread = threading.Thread(target=self._run, name="health-writer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.run(self._loop())
+        self._lock.release()
+
+    async def _loop(self) -> None:
+        session = self._open_session()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self.update(session.writers)
+                except Exception:  # noqa: BLE001 - a bug must not end the thread
+                    _log.exception("unexpected error while writing health; please report it")
+                await asyncio.to_thread(self._stopping.wait, self._interval)
+        finally:
+            await session.client.close()
+
+    def reload(self) -> None:
+        """Does nothing, because the writers have no configuration files."""
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)

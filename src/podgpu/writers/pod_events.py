@@ -1,0 +1,228 @@
+"""Writes Events, which `kubectl describe pod` and `kubectl describe node` show.
+
+An Event stands for all changes of one GPU with the same reason. It is written at once, and then at
+most every 10 minutes, with the number of changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError, utc_text
+from podgpu.kube.client import ApiClient
+from podgpu.kube.objects import KubeObject
+from podgpu.model import Workload
+from podgpu.writers.gpu_changes import GpuChange, Reason
+from podgpu.writers.health_writer import View
+from podgpu.writers.write_queue import Write
+
+EVENTS = "events"
+COMPONENT = "podgpu"
+LABELS = {"app.kubernetes.io/managed-by": COMPONENT}
+"""Labels of all objects that podgpu creates."""
+EVENT_SECONDS = 600.0
+_EXPIRES_AFTER = 3600.0  # the API server deletes an Event one hour after the last write
+_MAX_MESSAGE = 1024
+_MAX_SERIES = 2000
+
+
+class Target(NamedTuple):
+    """The object that an Event is about."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+    @property
+    def event_namespace(self) -> str:
+        return self.namespace or "default"
+
+    def refer(self) -> dict[str, str]:
+        named = {"apiVersion": "v1", "kind": self.kind, "name": self.name}
+        more = {"namespace": self.namespace, "uid": self.uid}
+        return named | {key: value for key, value in more.items() if value}
+
+
+def node_target(node: str) -> Target:
+    """Events of nodes have the node's name as UID. `kubectl describe node` finds them by it."""
+    return Target("Node", node, uid=node)
+
+
+def pod_target(workload: Workload) -> Target:
+    return Target("Pod", workload.pod, workload.namespace, workload.uid)
+
+
+class SeriesKey(NamedTuple):
+    target: Target
+    gpu: str
+    reason: Reason
+
+    @property
+    def event_name(self) -> str:
+        """The same in all exporters of the node, also after a restart."""
+        text = "\0".join((*self.target, self.gpu, self.reason))
+        return f"podgpu.{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+
+@dataclass
+class _Series:
+    """All changes that one Event stands for. Times are monotonic, except `first` and `last`."""
+
+    first: float
+    last: float
+    message: str = ""
+    is_warning: bool = True
+    count: int = 0
+    written: int = 0  # the `count` of the Event
+    written_at: float | None = None  # None before the Event was written
+    was_present: bool = False  # True if the first change is not new, so it may be written already
+
+    @property
+    def unwritten(self) -> int:
+        return self.count - self.written
+
+
+@dataclass(eq=False)
+class EventWriter:
+    _client: ApiClient
+    _node: str
+    _clock: Clock = field(default_factory=Clock)
+    _series: dict[SeriesKey, _Series] = field(default_factory=dict)
+
+    def update(self, view: View) -> list[Write]:
+        self.add(view.changes)
+        return self.list_due()
+
+    def add(self, changes: Iterable[GpuChange]) -> None:
+        for change in changes:
+            for target in self._find_targets(change):
+                self._add_to(SeriesKey(target, change.gpu, change.reason), change)
+
+    def _find_targets(self, change: GpuChange) -> Iterator[Target]:
+        if change.concerns_node:
+            yield node_target(self._node)
+        yield from dict.fromkeys(map(pod_target, change.pods))
+
+    def _add_to(self, key: SeriesKey, change: GpuChange) -> None:
+        now = self._clock.wall()
+        series = self._series.pop(key, None)
+        if series is None or (now - series.last > _EXPIRES_AFTER and not series.unwritten):
+            series = _Series(now, now, was_present=not change.is_new)
+        series.last = now
+        series.message = change.message[:_MAX_MESSAGE]
+        series.is_warning = change.is_warning
+        series.count += change.times
+        # The series that changed last comes last.
+        self._series[key] = series
+        if len(self._series) > _MAX_SERIES:
+            del self._series[next(iter(self._series))]
+
+    def list_due(self) -> list[Write]:
+        now = self._clock.monotonic()
+        writes = []
+        for key, series in self._series.items():
+            is_due = series.written_at is None or now - series.written_at >= EVENT_SECONDS
+            if series.unwritten and is_due:
+                send = partial(self._send, key, series)
+                writes.append(Write(EVENTS, f"{key.target.event_namespace}/{key.event_name}", send))
+        return writes
+
+    async def _send(self, key: SeriesKey, series: _Series) -> None:
+        if self._clock.wall() - series.last > _EXPIRES_AFTER:
+            # Nobody needs it any more.
+            self._mark_written(series)
+            return
+        path = f"/api/v1/namespaces/{key.target.event_namespace}/events"
+        if series.written_at is None:
+            await self._create(path, key, series)
+        else:
+            await self._update(path, key, series)
+
+    async def _create(self, path: str, key: SeriesKey, series: _Series) -> None:
+        try:
+            await self._client.create(path, self._make_event(key, series))
+        except SourceError as error:
+            if error.reason != "conflict":
+                raise
+        else:
+            self._mark_written(series)
+            return
+
+        # Another exporter, or this one before its restart, has written the Event.
+        event = await self._client.get(f"{path}/{key.event_name}")
+        written = _read_count(event)
+        series.count += written - series.was_present
+        series.written = written
+        series.was_present = False
+        last = _read_time(event) or 0.0
+        series.first = min(series.first, _read_time(event, "firstTimestamp") or series.first)
+        age = max(0.0, self._clock.wall() - last)
+        series.written_at = self._clock.monotonic() - age
+        if series.unwritten and age >= EVENT_SECONDS:
+            await self._update(path, key, series)
+
+    async def _update(self, path: str, key: SeriesKey, series: _Series) -> None:
+        changes = {
+            "count": series.count,
+            "lastTimestamp": utc_text(series.last),
+            "message": series.message,
+            "type": _type_of(series),
+        }
+        try:
+            await self._client.patch(f"{path}/{key.event_name}", changes)
+        except SourceError as error:
+            if error.reason != "not_found":
+                raise
+            # It has expired.
+            await self._client.create(path, self._make_event(key, series))
+        self._mark_written(series)
+
+    def _mark_written(self, series: _Series) -> None:
+        series.written = series.count
+        series.written_at = self._clock.monotonic()
+        series.was_present = False
+
+    def _make_event(self, key: SeriesKey, series: _Series) -> KubeObject:
+        target = key.target
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": key.event_name,
+                "namespace": target.event_namespace,
+                "labels": LABELS,
+            },
+            "involvedObject": target.refer(),
+            "reason": str(key.reason),
+            "message": series.message,
+            "type": _type_of(series),
+            "count": series.count,
+            "firstTimestamp": utc_text(series.first),
+            "lastTimestamp": utc_text(series.last),
+            "source": {"component": COMPONENT, "host": self._node},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._node,
+        }
+
+
+def _type_of(series: _Series) -> str:
+    return "Warning" if series.is_warning else "Normal"
+
+
+def _read_count(event: KubeObject) -> int:
+    count = event.get("count")
+    return count if isinstance(count, int) else 1
+
+
+def _read_time(event: KubeObject, name: str = "lastTimestamp") -> float | None:
+    try:
+        return datetime.fromisoformat(str(event.get(name))).astimezone(UTC).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,117 @@
+"""Sends writes, and repeats those that failed. A write that waits is replaced by a newer one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from podgpu.clock import FaultLog
+from podgpu.errors import SourceError
+
+_log = logging.getLogger(__name__)
+_FIRST_DELAY = 1.0
+_MAX_DELAY = 300.0
+_DEADLINE = 10.0  # seconds of one attempt
+_MAX_WAITING = 1000  # a node has at most 16 GPUs, with some writes each
+_LOG_SECONDS = 3600.0
+_NO_ANSWER = ("unreachable", "timeout", "tls", "unauthorized")
+
+Send = Callable[[], Awaitable[None]]
+
+
+class Write(NamedTuple):
+    """One object to write. `send` raises SourceError if that fails."""
+
+    writer: str  # such as `events`
+    key: str  # identifies the object among those of its writer
+    send: Send
+
+
+@dataclass
+class _Waiting:
+    write: Write
+    due: float = float("-inf")  # monotonic time of the next attempt
+    failures: int = 0
+
+
+@dataclass(eq=False)
+class WriteQueue:
+    """Must be used in one event loop."""
+
+    _clock: Callable[[], float]
+    _delay: Callable[[float], float] = lambda limit: random.uniform(limit / 2, limit)
+    _waiting: dict[tuple[str, str], _Waiting] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)  # by writer
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_SECONDS)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, write: Write) -> None:
+        """Adds a write. A write of the same object is replaced, and keeps its delay."""
+        key = write.writer, write.key
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.write = write
+        elif len(self._waiting) < _MAX_WAITING:
+            self._waiting[key] = _Waiting(write)
+        else:
+            text = f"more than {_MAX_WAITING} writes wait, so new ones are dropped"
+            self._report(write.writer, "queue_full", text)
+
+    async def flush(self) -> None:
+        """Sends the writes that are due. A failure delays only the same object.
+
+        If there is no answer, the others wait, too.
+        """
+        now = self._clock()
+        for key, waiting in list(self._waiting.items()):
+            if waiting.due > now:
+                continue
+            error = await self._send(waiting.write)
+            if error is None:
+                self._waiting.pop(key, None)
+                self._recover(key[0])
+                continue
+            limit = min(_MAX_DELAY, _FIRST_DELAY * 2**waiting.failures)
+            waiting.failures = min(waiting.failures + 1, 16)
+            waiting.due = self._clock() + self._delay(limit)
+            self._report(key[0], error.reason, str(error))
+            if error.reason in _NO_ANSWER:
+                self._postpone(key[0], waiting.due)
+                now = self._clock()
+
+    async def _send(self, write: Write) -> SourceError | None:
+        try:
+            async with asyncio.timeout(_DEADLINE):
+                await write.send()
+        except SourceError as error:
+            return error
+        except TimeoutError:
+            return SourceError("timeout", f"no answer within {_DEADLINE:g} s")
+        self.sent += 1
+        return None
+
+    def _postpone(self, writer: str, due: float) -> None:
+        for (name, _), waiting in self._waiting.items():
+            if name == writer:
+                waiting.due = max(waiting.due, due)
+
+    def _report(self, writer: str, reason: str, text: str) -> None:
+        self.problems[writer] = text
+        if self._faults.fail(writer, reason):
+            _log.warning("--write %s: %s; podgpu retries", writer, text)
+
+    def _recover(self, writer: str) -> None:
+        if any(name == writer and each.failures for (name, _), each in self._waiting.items()):
+            return
+        self.problems.pop(writer, None)
+        if self._faults.recover(writer):
+            _log.info("--write %s: works again", writer)

@@ -1,0 +1,114 @@
+"""Writes that fail are repeated, and do not delay others."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from podgpu.errors import SourceError
+from podgpu.writers.write_queue import Write, WriteQueue
+from tests.nodes.clock import FakeClock
+
+
+class Target:
+    """Objects that can be written, or not."""
+
+    def __init__(self) -> None:
+        self.error: SourceError | None = None
+        self.attempts: list[str] = []
+
+    def write(self, text: str, key: str = "one", writer: str = "events") -> Write:
+        async def send() -> None:
+            self.attempts.append(text)
+            if self.error is not None:
+                raise self.error
+
+        return Write(writer, key, send)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock: FakeClock) -> WriteQueue:
+    return WriteQueue(clock.monotonic, lambda limit: limit)
+
+
+@pytest.mark.parametrize("reason", ["forbidden", "conflict", "gone", "server_error", "unreachable"])
+async def test_backs_off_and_logs_once(
+    reason: str, queue: WriteQueue, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target()
+    target.error = SourceError(reason, "the API server does not want it")
+    queue.put(target.write("text"))
+    times = []
+    for _ in range(3600):
+        attempts = len(target.attempts)
+        await queue.flush()
+        if len(target.attempts) > attempts:
+            times.append(clock.monotonic() - 1000.0)
+        clock.advance(1.0)
+    assert times[:9] == [0, 1, 3, 7, 15, 31, 63, 127, 255]
+    assert {later - earlier for earlier, later in zip(times[9:], times[10:], strict=False)} == {300}
+    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert [each.getMessage() for each in warnings] == [
+        "--write events: the API server does not want it; podgpu retries"
+    ]
+    assert queue.problems == {"events": "the API server does not want it"}
+
+    target.error = None
+    clock.advance(300.0)
+    with caplog.at_level(logging.INFO):
+        await queue.flush()
+    assert caplog.messages[-1] == "--write events: works again"
+    assert queue.problems == {}
+    assert len(queue) == 0
+
+
+async def test_a_newer_write_replaces_one_that_waits(queue: WriteQueue, clock: FakeClock) -> None:
+    target = Target()
+    target.error = SourceError("conflict", "changed")
+    queue.put(target.write("old"))
+    await queue.flush()
+    queue.put(target.write("new"))
+    await queue.flush()
+    assert target.attempts == ["old"]
+    target.error = None
+    clock.advance(1.0)
+    await queue.flush()
+    assert target.attempts == ["old", "new"]
+
+
+async def test_a_failure_delays_only_the_same_object(queue: WriteQueue) -> None:
+    refused = Target()
+    refused.error = SourceError("forbidden", "no")
+    others = Target()
+    queue.put(refused.write("a", "a"))
+    queue.put(others.write("b", "b"))
+    queue.put(others.write("c", "c", "condition"))
+    await queue.flush()
+    assert others.attempts == ["b", "c"]
+    assert list(queue.problems) == ["events"]
+
+
+async def test_without_an_answer_the_other_objects_wait(queue: WriteQueue) -> None:
+    target = Target()
+    target.error = SourceError("unreachable", "no API server")
+    for number in range(5):
+        queue.put(target.write(f"{number}", f"{number}"))
+    await queue.flush()
+    await queue.flush()
+    assert target.attempts == ["0"]
+    assert len(queue) == 5
+
+
+async def test_is_bounded(queue: WriteQueue, caplog: pytest.LogCaptureFixture) -> None:
+    target = Target()
+    for number in range(2000):
+        queue.put(target.write("x", f"{number}"))
+    assert len(queue) == 1000
+    assert len(caplog.records) == 1
+    assert "more than 1000 writes wait" in caplog.text
