@@ -295,3 +295,25 @@ def test_another_exporter_as_the_source(doctor: Doctor, kubelet: FaultyKubelet, 
     ((_, text, advice),) = found["counters"]
     assert "does not support 25 of 26" in text
     assert "that exporter's counter file" in advice
+
+
+def test_what_write_needs(doctor: Doctor, api: SimulatedApiServer) -> None:
+    doctor.know(api)
+    findings = doctor.examine("-k", "--write", "events")["write"]
+    assert [level for level, _, _ in findings] == ["ok", "wrong"]
+    assert "only one exporter of the node writes" in findings[0][1]
+    assert findings[1][1] == (
+        "--write events: not allowed to create events, get events, patch events"
+    )
+
+    api.own_grants = frozenset({"create events", "get events", "patch events"})
+    findings = doctor.examine("-k", "--write", "events")["write"]
+    assert [level for level, _, _ in findings] == ["ok", "ok"]
+    assert "write" not in doctor.examine("-k")
+
+
+def test_write_without_an_api_server(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", NODE)
+    [_, (level, text, _)] = doctor.examine("-k", "--write", "events")["write"]
+    assert level == "wrong"
+    assert "no Kubernetes API server is configured" in text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
 
+from podgpu.writers.write_option import PERMISSIONS, Permission
 from tests.deploy.chart import VARIANTS, Object, container, env, notes, objects, of_kind, pod
 
 NO_MAPPING = {"exporter": {"kubernetes": {"enabled": False}}}
@@ -173,3 +175,26 @@ def test_roles_of_the_cluster_view(variant: str, expected: dict[str, Any]) -> No
     rules = rules_of(VARIANTS[variant], "cluster")
     assert {kind: [rule["resources"] for rule in some] for kind, some in rules.items()} == expected
     assert pod(VARIANTS[variant], "cluster")["automountServiceAccountToken"] is bool(expected)
+
+
+def test_each_writer_has_the_role_that_doctor_checks() -> None:
+    values = VARIANTS["writers"]
+    granted = {}
+    for one in of_kind("ClusterRole", values):
+        _, _, writer = one["metadata"]["name"].partition("-exporter-write-")
+        permissions = set()
+        for rule in one["rules"]:
+            for group, resource, verb in product(
+                rule["apiGroups"], rule["resources"], rule["verbs"]
+            ):
+                name, _, subresource = resource.partition("/")
+                permissions.add(Permission(verb, group, name, subresource))
+        granted[writer] = permissions
+    assert granted == {name: set(wanted) for name, wanted in PERMISSIONS.items()}
+    assert env(values)["PODGPU_WRITE"] == ",".join(values["exporter"]["write"])
+    assert pod(values)["automountServiceAccountToken"] is True
+
+
+def test_without_writers_there_is_no_role_and_no_token() -> None:
+    assert of_kind("ClusterRole") == []
+    assert "PODGPU_WRITE" not in env()

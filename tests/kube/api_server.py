@@ -256,6 +256,8 @@ class SimulatedApiServer:
         self.users: Mapping[str, Object] = {}  # token -> user, for TokenReview
         # users or groups, with what they may do: a namespace, "*", or "VERB PATH"
         self.grants: Mapping[str, frozenset[str]] = {}
+        # what the client itself may do, such as `patch nodes/status`, for SelfSubjectAccessReview
+        self.own_grants: frozenset[str] = frozenset()
         self.review_status: Object = {}  # replaces parts of the status of each review
         self.reviews: list[Object] = []  # the specs of all reviews
         self.version = 100
@@ -491,6 +493,8 @@ class SimulatedApiServer:
         if document["kind"] == "TokenReview":
             user = self.users.get(spec["token"])
             status = {"authenticated": user is not None, "user": user or {}}
+        elif document["kind"] == "SelfSubjectAccessReview":
+            status = {"allowed": _name_access(spec["resourceAttributes"]) in self.own_grants}
         else:
             status = {"allowed": self._allows(spec)}
         return web.json_response({**document, "status": status | self.review_status}, status=201)
@@ -569,6 +573,11 @@ class SimulatedApiServer:
                 while (line := await watch.queue.get()) is not None:
                     await response.write(line)
         return response
+
+
+def _name_access(attributes: Mapping[str, str]) -> str:
+    resource = "/".join(filter(None, (attributes["resource"], attributes["subresource"])))
+    return f"{attributes['verb']} {resource}"
 
 
 def _status(code: int, message: str) -> web.Response:

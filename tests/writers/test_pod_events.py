@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
 import pytest
 
@@ -44,6 +44,12 @@ class Exporter:
         times = Clock(clock.monotonic, clock.wall)
         self.writer = EventWriter(self.client, "node-7", times)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
     async def tell(self, *changes: GpuChange) -> None:
         for write in self.writer.update(View(STATE, RECORDS, changes)):
             self.queue.put(write)
@@ -55,30 +61,21 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture
-async def exporter(server: SimulatedApiServer, clock: FakeClock) -> AsyncIterator[Exporter]:
-    made = Exporter(server, clock)
-    yield made
-    await made.client.close()
-
-
 def events(server: SimulatedApiServer) -> list[dict[str, Any]]:
     return sorted(server.objects("events"), key=lambda event: event["involvedObject"]["kind"])
 
 
 async def test_events_of_the_node_and_the_pod(server: SimulatedApiServer, clock: FakeClock) -> None:
-    exporter = Exporter(server, clock)
-    await exporter.tell(change(times=2))
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(times=2))
     on_node, on_pod = events(server)
     assert on_node["metadata"]["namespace"] == "default"
     # `kubectl describe node` finds Events by this UID.
-    assert on_node["involvedObject"] == {
-        "apiVersion": "v1", "kind": "Node", "name": "node-7", "uid": "node-7"
-    }  # fmt: skip
+    node = {"apiVersion": "v1", "kind": "Node", "name": "node-7", "uid": "node-7"}
+    assert on_node["involvedObject"] == node
     assert on_pod["metadata"]["namespace"] == "team"
-    assert on_pod["involvedObject"] == {
-        "apiVersion": "v1", "kind": "Pod", "name": "red", "namespace": "team", "uid": "uid-red"
-    }  # fmt: skip
+    pod = {"apiVersion": "v1", "kind": "Pod", "name": "red", "namespace": "team", "uid": "uid-red"}
+    assert on_pod["involvedObject"] == pod
     for event in (on_node, on_pod):
         assert event["reason"] == "GpuXid"
         assert event["message"] == "GPU 3: XID 48"
@@ -87,4 +84,131 @@ async def test_events_of_the_node_and_the_pod(server: SimulatedApiServer, clock:
         assert event["firstTimestamp"] == event["lastTimestamp"] == "2023-11-14T22:30:00Z"
         assert event["source"] == {"component": "podgpu", "host": "node-7"}
         assert event["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "podgpu"}
-    await exporter.client.close()
+
+
+async def test_at_most_one_write_per_ten_minutes(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    async with Exporter(server, clock) as exporter:
+        for second in range(3601):
+            found = [change(pods=(), message=f"at {second}")] if second < 1800 else []
+            await exporter.tell(*found)
+            clock.advance(1.0)
+    assert [write.method for write in server.writes] == ["POST", "PATCH", "PATCH", "PATCH"]
+    [event] = events(server)
+    assert event["count"] == 1800
+    assert event["message"] == "at 1799"
+    assert event["firstTimestamp"] == "2023-11-14T22:30:00Z"
+    assert event["lastTimestamp"] == "2023-11-14T22:59:59Z"
+
+
+async def test_each_gpu_reason_and_object_has_its_event(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(
+            change(pods=(RED, GREEN)),
+            change(Reason.LOST, pods=()),
+            change(pods=())._replace(gpu="GPU-2"),
+        )
+    names = [(each["involvedObject"]["name"], each["reason"]) for each in events(server)]
+    assert sorted(names) == [
+        ("green", "GpuXid"),
+        ("node-7", "GpuLost"),
+        ("node-7", "GpuXid"),
+        ("node-7", "GpuXid"),
+        ("red", "GpuXid"),
+    ]
+
+
+async def test_containers_of_a_pod_share_its_event(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    other = Workload("team", "red", "sidecar", "uid-red")
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(pods=(RED, other), concerns_node=False))
+    [event] = events(server)
+    assert event["count"] == 1
+
+
+async def test_an_expired_event_is_created_again(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(pods=()))
+        [event] = events(server)
+        server.remove("events", event["metadata"]["name"], "default")
+        clock.advance(700.0)
+        await exporter.tell(change(pods=()))
+        assert events(server)[0]["count"] == 2
+        # After a quiet hour, the API server has deleted the Event, and a new series begins.
+        server.remove("events", event["metadata"]["name"], "default")
+        clock.advance(3700.0)
+        await exporter.tell(change(pods=()))
+    assert events(server)[0]["count"] == 1
+
+
+async def test_a_restart_repeats_nothing(server: SimulatedApiServer, clock: FakeClock) -> None:
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(Reason.LOST, pods=()))
+    before = events(server)
+    clock.advance(60.0)
+    async with Exporter(server, clock) as restarted:
+        await restarted.tell(change(Reason.LOST, pods=(), is_new=False))
+        assert events(server) == before
+        # The next one is counted with those before the restart, at the earliest after 10 minutes.
+        await restarted.tell(change(Reason.LOST, pods=()))
+        assert events(server) == before
+        clock.advance(541.0)
+        await restarted.tell()
+    [event] = events(server)
+    assert event["count"] == 2
+    assert event["firstTimestamp"] == before[0]["firstTimestamp"]
+    assert event["lastTimestamp"] == "2023-11-14T22:31:00Z"
+
+
+async def test_a_present_problem_without_an_event_is_written(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(Reason.LOST, pods=(), is_new=False))
+    [event] = events(server)
+    assert event["count"] == 1
+
+
+@pytest.mark.parametrize("status", [403, 409, 410, 429, 500])
+async def test_a_refused_event_is_written_later(
+    server: SimulatedApiServer, clock: FakeClock, status: int
+) -> None:
+    async with Exporter(server, clock) as exporter:
+        server.write_failures = [status, status]
+        await exporter.tell(change(pods=()))
+        for _ in range(10):
+            clock.advance(1.0)
+            await exporter.tell()
+    [event] = events(server)
+    assert event["count"] == 1
+    assert event["firstTimestamp"] == "2023-11-14T22:30:00Z"
+
+
+async def test_an_event_that_could_not_be_written_for_an_hour_is_dropped(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    async with Exporter(server, clock) as exporter:
+        server.refusal = (403, "namespace team is being terminated")
+        for _ in range(61):
+            await exporter.tell(*([change()] if clock.monotonic() == 1000.0 else []))
+            clock.advance(60.0)
+        server.refusal = None
+        clock.advance(600.0)
+        await exporter.tell()
+        await exporter.tell()
+        assert len(exporter.queue) == 0
+    assert events(server) == []
+
+
+async def test_long_messages_are_cut(server: SimulatedApiServer, clock: FakeClock) -> None:
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(pods=(), message="x" * 5000))
+    [event] = events(server)
+    assert len(event["message"]) == 1024

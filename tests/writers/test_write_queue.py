@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pytest
 
@@ -52,7 +53,7 @@ async def test_backs_off_and_logs_once(
             times.append(clock.monotonic() - 1000.0)
         clock.advance(1.0)
     assert times[:9] == [0, 1, 3, 7, 15, 31, 63, 127, 255]
-    assert {later - earlier for earlier, later in zip(times[9:], times[10:], strict=False)} == {300}
+    assert {later - earlier for earlier, later in pairwise(times[9:])} == {300}
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert [each.getMessage() for each in warnings] == [
         "--write events: the API server does not want it; podgpu retries"

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from podgpu.cli.exporter import list_ignored_options, resolve_options
+from podgpu.cli.exporter import list_ignored_options, lock_directory, resolve_options
 from podgpu.cli.options import Options, is_set, make_command
 from podgpu.cli.sources import (
     choose_counters,
@@ -32,8 +32,10 @@ from podgpu.node.holders.api import ApiAccess, LabelFilter
 from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.tools.doctor import checks
 from podgpu.tools.doctor.checks import Finding, Level, note, ok, wrong
+from podgpu.tools.doctor.writer_checks import check_writers
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
+from podgpu.writers.write_option import parse_write
 
 _DEADLINE = 5.0
 _CONFIGMAP = (
@@ -125,6 +127,8 @@ def examine_node(
         findings += checks.check_holders(
             sources, readings, selection, identities, required, api, workers, deadline
         )
+        wanted = parse_write(options["write"])
+        findings += check_writers(wanted, api, lock_directory(options), deadline)
         findings.append(checks.check_host_name(options["no_hostname"]))
         return findings
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import click
 from msgspec import Meta, Struct
 
-from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, is_set, make_command
+from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, Options, is_set, make_command
 from podgpu.cli.sources import build_exporter_agent
 from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
@@ -30,7 +30,14 @@ from podgpu.node.agent.device_selection import parse_selection
 from podgpu.node.agent.schedule import Collection
 from podgpu.node.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.past.record import SqlitePast
-from podgpu.web.app import Listener, load_protection, make_listeners, open_systemd_sockets, run
+from podgpu.web.app import (
+    Listener,
+    Service,
+    load_protection,
+    make_listeners,
+    open_systemd_sockets,
+    run,
+)
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import (
     application,
@@ -40,6 +47,9 @@ from podgpu.web.exporter_app import (
     node_recorder,
 )
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
+from podgpu.writers.health_writer import HealthWriter
+from podgpu.writers.node_lock import NodeLock
+from podgpu.writers.write_option import make_session_opener, parse_write
 
 _log = logging.getLogger("podgpu")
 _MAX_BYTES = 256 * 1024
@@ -80,6 +90,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             prices,
             options["max_concurrent_scrapes"],
         )
+        services: list[Service] = [agent, recorder]
+        health_writer = _make_health_writer(options, api, agent)
+        if health_writer is not None:
+            services.append(health_writer)
+            agent.other_warnings = lambda: (*recorder.warnings(), *health_writer.warnings())
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics"
         main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
@@ -93,11 +108,36 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]
         )
         run(
-            [agent, recorder],
+            services,
             listeners,
             release=partial(agent.release, DEFAULT_RELEASE_SECONDS),
             limits=limits,
         )
+
+
+def _make_health_writer(options: Options, api: ApiAccess, agent: Agent) -> HealthWriter | None:
+    """Returns None if nothing is to be written. Raises UsageError if that is not possible."""
+    wanted = parse_write(options["write"])
+    if not wanted.arguments:
+        return None
+
+    def read() -> tuple[NodeState, bool]:
+        published = agent.published
+        return published.state, agent.is_fresh(published)
+
+    return HealthWriter(
+        read,
+        make_session_opener(wanted, api.config, api.node, agent.clock),
+        NodeLock(lock_directory(options)),
+        options["idle_after"],
+        agent.clock,
+    )
+
+
+def lock_directory(options: Options) -> str:
+    """Returns the kubelet's directory, which all exporters of a node see."""
+    path: str = options["pod_resources_kubelet_socket"]
+    return os.path.dirname(os.path.abspath(path))
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +159,8 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
         raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
     if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
         raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
+    if parse_write(options["write"]).arguments and not options["kubernetes"]:
+        raise UsageError("--write needs -k: it writes about the pods that hold the GPUs")
     return {**options, "host_engine": engine}
 
 

@@ -52,6 +52,30 @@ subjects:
 {{- end }}
 {{- end -}}
 
+{{/* The ClusterRole of one entry of exporter.write, and its binding: (list root writer). */}}
+{{- define "podgpu.exporter.writerRole" -}}
+{{- $place := list (index . 0) "exporter" -}}
+{{- $name := printf "%s-write-%s" (include "podgpu.clusterWide" $place) (index . 1) -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "podgpu.labels" $place | nindent 4 }}
+rules:
+  {{- include "podgpu.exporter.writerRules" (index . 1) | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "podgpu.labels" $place | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $name }}}
+subjects:
+  - {{ include "podgpu.subject" $place | indent 4 | trim }}
+{{- end -}}
+
 {{- define "podgpu.subject" -}}
 kind: ServiceAccount
 name: {{ include "podgpu.component" . }}

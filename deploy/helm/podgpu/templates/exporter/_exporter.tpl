@@ -39,7 +39,22 @@ configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 
 {{- define "podgpu.exporter.token" -}}
 {{- $api := include "podgpu.exporter.api" . | fromYaml -}}
-{{- if or $api.pods $api.slices $api.configMap -}} true {{- end -}}
+{{- if or $api.pods $api.slices $api.configMap (include "podgpu.exporter.writers" . | fromYamlArray) -}} true {{- end -}}
+{{- end -}}
+
+{{/* The entries of exporter.write that write to the API server, without their arguments, as a YAML list. */}}
+{{- define "podgpu.exporter.writers" -}}
+{{- $writers := list -}}
+{{- range .Values.exporter.write }}{{ $writers = append $writers (splitList ":" . | first) }}{{ end -}}
+{{- toYaml $writers -}}
+{{- end -}}
+
+{{/* The rules of a writer's ClusterRole, by its name. The same as in `podgpu.writers.write_option.PERMISSIONS`. */}}
+{{- define "podgpu.exporter.writerRules" -}}
+{{- if eq . "events" -}}
+# `get` finds an Event that was written before a restart.
+- {apiGroups: [""], resources: [events], verbs: [create, get, patch]}
+{{- end -}}
 {{- end -}}
 
 {{/* The value of --allocation. Empty if the exporter's `auto` is correct. With a token, `auto` would also read annotations,
@@ -75,9 +90,10 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- toYaml (uniq $add) -}}
 {{- end -}}
 
-{{/* True if the exporter needs the file names in /var/log, for usage or for pod UIDs. */}}
+{{/* True if the exporter needs the file names in /var/log, for usage or for pod UIDs, which Events contain. */}}
 {{- define "podgpu.exporter.readsLogNames" -}}
-{{- if or (ne .Values.exporter.usage.from "none") .Values.exporter.kubernetes.podUid -}} true {{- end -}}
+{{- $writesEvents := has "events" (include "podgpu.exporter.writers" . | fromYamlArray) -}}
+{{- if or (ne .Values.exporter.usage.from "none") .Values.exporter.kubernetes.podUid $writesEvents -}} true {{- end -}}
 {{- end -}}
 
 {{- define "podgpu.exporter.env" -}}
@@ -113,6 +129,9 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- end }}
 {{- with include "podgpu.exporter.allocation" . }}
 - {name: PODGPU_ALLOCATION, value: {{ . | quote }}}
+{{- end }}
+{{- with $exporter.write }}
+- {name: PODGPU_WRITE, value: {{ join "," . | quote }}}
 {{- end }}
 {{- with $exporter.hpcJobMappingDir }}
 - {name: DCGM_HPC_JOB_MAPPING_DIR, value: {{ . | quote }}}
@@ -216,6 +235,9 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- fail "exporter.counters: csv and set both name the counters; keep one of them" -}}
 {{- end -}}
 {{- if not $kubernetes.enabled -}}
+{{- if $exporter.write -}}
+{{- fail "exporter.write is set, but exporter.kubernetes.enabled is false: it writes about the pods that hold the GPUs" -}}
+{{- end -}}
 {{- range $name := list "annotations" "podUid" "dra" "virtualGpus" -}}
 {{- if index $kubernetes $name -}}
 {{- fail (printf "exporter.kubernetes.%s is on, but exporter.kubernetes.enabled is false: it has no effect without pods" $name) -}}

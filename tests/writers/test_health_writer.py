@@ -1,0 +1,144 @@
+"""From a fault of a simulated GPU to objects in a simulated API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.kube.config import ApiConfig
+from podgpu.model import Assignment, Workload
+from podgpu.node.agent.agent import Settings
+from podgpu.writers.health_writer import HealthWriter
+from podgpu.writers.node_lock import NodeLock
+from podgpu.writers.write_option import make_session_opener, parse_write
+from tests.agent.simulated_node import SimulatedNode
+from tests.kube.api_server import SimulatedApiServer
+from tests.nodes.clock import wait_until
+from tests.simulated import stop_after_test
+
+POD = Workload("team", "train-0", "main", "uid-train-0")
+
+
+@pytest.fixture
+def server() -> Iterator[SimulatedApiServer]:
+    with SimulatedApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def node() -> SimulatedNode:
+    node = SimulatedNode("2xH100", Settings(node_name="node-7", interval=1.0))
+    node.holders.now = [Assignment(node.uuid(0), POD, "kubelet")]
+    node.turn()
+    node.turn()
+    return node
+
+
+@pytest.fixture
+def start(
+    server: SimulatedApiServer, node: SimulatedNode, tmp_path: Path
+) -> Callable[..., HealthWriter]:
+    """Starts a writer in its thread, as an exporter of the node does."""
+
+    def start(
+        write: str = "events", directory: Path = tmp_path, url: str = server.url
+    ) -> HealthWriter:
+        def read() -> tuple[Any, bool]:
+            published = node.agent.published
+            return published.state, node.agent.is_fresh(published)
+
+        config = ApiConfig(url, "the test")
+        opener = make_session_opener(parse_write(write), config, "node-7", node.agent.clock)
+        lock = NodeLock(str(directory))
+        writer = HealthWriter(read, opener, lock, 1800.0, node.agent.clock, interval=0.02)
+        stop_after_test.append(writer.stop)
+        writer.start(lambda: None)
+        return writer
+
+    return start
+
+
+def reasons(server: SimulatedApiServer) -> list[tuple[str, str, int]]:
+    """Returns object, reason and count of each Event."""
+    return sorted(
+        (each["involvedObject"]["name"], each["reason"], each["count"])
+        for each in server.objects("events")
+    )
+
+
+def test_xid_and_lost_gpu(
+    server: SimulatedApiServer, node: SimulatedNode, start: Callable[..., HealthWriter]
+) -> None:
+    start()
+    node.driver.raise_xid(0, 48)
+    expected = [("node-7", "GpuXid", 1), ("train-0", "GpuXid", 1)]
+    wait_until(lambda: node.turn(0.1) and reasons(server) == expected, "Events of the XID")
+
+    node.faults.lose(0)
+    expected = [("node-7", "GpuLost", 1), *expected[:1], ("train-0", "GpuLost", 1), *expected[1:]]
+    wait_until(lambda: node.turn(0.1) and reasons(server) == expected, "Events of the lost GPU")
+    lost = [each for each in server.objects("events") if each["reason"] == "GpuLost"]
+    assert all(node.uuid(0) in each["message"] for each in lost)
+
+
+def test_a_second_exporter_writes_only_after_the_first_has_ended(
+    server: SimulatedApiServer, node: SimulatedNode, start: Callable[..., HealthWriter]
+) -> None:
+    first = start()
+    node.faults.lose(0)
+    expected = [("node-7", "GpuLost", 1), ("train-0", "GpuLost", 1)]
+    wait_until(lambda: node.turn(0.1) and reasons(server) == expected, "Events of the lost GPU")
+    second = start()
+    for _ in range(20):
+        node.turn(0.1)
+        asyncio.run(asyncio.sleep(0.01))
+    assert reasons(server) == expected
+    writes = len(server.writes)
+
+    first.stop()
+    node.driver.raise_xid(1, 48)
+    expected = sorted([*expected, ("node-7", "GpuXid", 1)])
+    wait_until(lambda: node.turn(0.1) and reasons(server) == expected, "Event of the second")
+    # It has not repeated what the first one wrote.
+    assert len(server.writes) == writes + 1
+    second.stop()
+
+
+def test_readings_do_not_wait_for_the_api_server(
+    server: SimulatedApiServer, node: SimulatedNode, start: Callable[..., HealthWriter]
+) -> None:
+    writer = start()
+    server.hang()
+    node.faults.lose(0)
+    wait_until(lambda: node.turn(0.1) and len(writer.queue) == 2, "two Events wait")
+    for _ in range(20):
+        assert "podgpu_device_health" in node.turn(0.1)
+    server.resume()
+    wait_until(lambda: len(reasons(server)) == 2, "the Events are written")
+
+
+def test_without_an_api_server_the_page_says_so(
+    node: SimulatedNode, start: Callable[..., HealthWriter]
+) -> None:
+    writer = start(url="http://127.0.0.1:1")
+    node.faults.lose(0)
+    wait_until(lambda: node.turn(0.1) and writer.warnings(), "a warning")
+    [warning] = writer.warnings()
+    assert warning.startswith("--write events: no answer from http://127.0.0.1:1")
+
+
+def test_without_the_directory_of_the_lock_nothing_is_written(
+    server: SimulatedApiServer, node: SimulatedNode, start: Callable[..., HealthWriter]
+) -> None:
+    writer = start(directory=Path("/nonexistent"))
+    node.faults.lose(0)
+    wait_until(lambda: node.turn(0.1) and writer.warnings(), "a warning")
+    assert writer.warnings() == (
+        "--write: nothing is written, because podgpu cannot open /nonexistent: "
+        "No such file or directory",
+    )
+    assert server.writes == []
