@@ -271,22 +271,9 @@ class Cluster:
 
     def _log_changes(self, state: ClusterState) -> None:
         """Logs targets and nodes that failed or recovered since the last round, and new notes."""
-        faults: dict[str, tuple[str, str]] = {}  # name -> reason, text
-        names = set()
-        described = set()
-        for outcome in state.outcomes:
-            names.add(outcome.target)
-            described.add(outcome.text)
-            if outcome.error:
-                faults[outcome.target] = (outcome.error, f"{outcome.text}; podgpu will retry")
-        for node in state.nodes:
-            names.add(node.name)
-            if node.stale:
-                faults[node.name] = ("stale", f"{node.name}: stale, no current values")
-        for note in state.notes:
-            if note not in described:
-                faults[note] = ("note", note)
-
+        faults = _find_faults(state)
+        names = {outcome.target for outcome in state.outcomes}
+        names.update(node.name for node in state.nodes)
         for name, (reason, text) in faults.items():
             if self._faults.fail(name, reason):
                 _log.warning("%s", text)
@@ -294,3 +281,20 @@ class Cluster:
             if self._faults.recover(name):
                 _log.info("%s: answers again", name)
         self._faults.remove(lambda name: name not in names and name not in faults)
+
+
+def _find_faults(state: ClusterState) -> dict[str, tuple[str, str]]:
+    """Maps each target, node or note with a fault to the reason and a text for the log."""
+    faults = {}
+    described = set()
+    for outcome in state.outcomes:
+        described.add(outcome.text)
+        if outcome.error:
+            faults[outcome.target] = (outcome.error, f"{outcome.text}; podgpu will retry")
+    for node in state.nodes:
+        if node.stale:
+            faults[node.name] = ("stale", f"{node.name}: stale, no current values")
+    for note in state.notes:
+        if note not in described:
+            faults[note] = ("note", note)
+    return faults

@@ -300,6 +300,15 @@ def build_single_node_state(
     )
 
 
+def _list_unpriced(nodes: Iterable[NodeEntry]) -> list[str]:
+    models = set()
+    for node in nodes:
+        for model in _list_models(node):
+            if node.prices.of(model).gpu_hour is None:
+                models.add(model or "devices of an unknown model")
+    return sorted(models)
+
+
 def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
     """Yields notes about models without a price.
 
@@ -316,18 +325,12 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
             unlabelled.append(node.name)
     yield from _describe_unlabelled(priced, unlabelled, prices)
 
-    unpriced = set()
-    for node in priced:
-        for model in _list_models(node):
-            if node.prices.of(model).gpu_hour is None:
-                unpriced.add(model or "devices of an unknown model")
+    unpriced = _list_unpriced(priced)
     if unpriced:
         action = "add them to the file of --prices"
         if prices.source == "example":
             action = "write your own price file"
-        yield (
-            f"there is no price for {few_of(sorted(unpriced))}: costs do not include them; {action}"
-        )
+        yield (f"there is no price for {few_of(unpriced)}: costs do not include them; {action}")
 
 
 def _list_models(node: NodeEntry) -> set[str]:

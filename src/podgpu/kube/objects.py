@@ -257,20 +257,21 @@ _SCRAPE_ANNOTATIONS = ("prometheus.kserve.io", "prometheus.io")
 _METRICS_PATH = re.compile(r"/[!-~]{0,200}")
 
 
+def _list_ports(body: KubeObject) -> Iterator[ContainerPort]:
+    """Yields the TCP ports that the containers of a Pod declare."""
+    for container in read_list(read_map(body, "spec"), "containers"):
+        for port in read_list(container, "ports"):
+            if port.get("protocol") in (None, "TCP"):
+                name = intern(port.get("name") or "")
+                yield ContainerPort(intern(container["name"]), name, port["containerPort"])
+
+
 def parse_endpoint(body: KubeObject) -> tuple[PodName, PodEndpoint] | None:
     """Returns (namespace, name) of a Pod and its endpoint. Returns None if it has no address."""
     metadata = body["metadata"]
     ip = read_map(body, "status").get("podIP")
     if not ip:
         return None
-    ports = []
-    for container in read_list(read_map(body, "spec"), "containers"):
-        for port in read_list(container, "ports"):
-            if port.get("protocol") in (None, "TCP"):
-                name = intern(port.get("name") or "")
-                number = port["containerPort"]
-                ports.append(ContainerPort(intern(container["name"]), name, number))
-
     annotations = read_map(metadata, "annotations")
     metrics_port = 0
     metrics_path = ""
@@ -283,7 +284,7 @@ def parse_endpoint(body: KubeObject) -> tuple[PodName, PodEndpoint] | None:
             metrics_path = path
     endpoint = PodEndpoint(
         ip=ip,
-        ports=tuple(ports),
+        ports=tuple(_list_ports(body)),
         metrics_port=metrics_port,
         metrics_path=metrics_path,
         is_refused=annotations.get("prometheus.io/scrape", "").lower() == "false",

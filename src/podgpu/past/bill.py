@@ -254,12 +254,12 @@ def group_now(
     for node in state.nodes:
         for part in node.held:
             # A reservation for an unknown pod has no row.
-            if part.holder.key:
-                account = account_of(part, node.state.pod_labels)
-                cluster = part.cluster or only_cluster
-                named = Charge(account, cluster=cluster)
-                charge = known.get((cluster, account.key), named)
-                groups.setdefault(name_row(charge, query), []).append(part)
+            if not part.holder.key:
+                continue
+            account = account_of(part, node.state.pod_labels)
+            named = Charge(account, cluster=part.cluster or only_cluster)
+            charge = known.get((named.cluster, account.key), named)
+            groups.setdefault(name_row(charge, query), []).append(part)
     return {name: _add_up_now(held) for name, held in groups.items()}
 
 

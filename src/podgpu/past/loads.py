@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlite3 import Connection
 from typing import NamedTuple
 
+from podgpu.charge import UsageAccount
 from podgpu.fleet.hold import find_rest
 from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.readings import NodeEntry
@@ -250,14 +251,19 @@ def _make_load(
         gpu_bytes=float(min(known_sizes)) if len(known_sizes) == len(own) else None,
         price=sum_all(costs),
     )
-    pod = load.account.namespace, load.account.pod
-    if load.account.namespace in state.settings.savings_skip_namespaces:
-        load.problem = "namespace"
-    elif pod in state.kept_pods:
-        load.problem = "annotation"
-    elif len(models) > 1 or not load.model:
+    load.problem = _find_problem(load.account, state)
+    if not load.problem and (len(models) > 1 or not load.model):
         load.problem = "model"
     return load
+
+
+def _find_problem(account: UsageAccount, state: ClusterState) -> str:
+    """Returns the reason why savings must leave out a pod. Empty if there is none."""
+    if account.namespace in state.settings.savings_skip_namespaces:
+        return "namespace"
+    if (account.namespace, account.pod) in state.kept_pods:
+        return "annotation"
+    return ""
 
 
 def _is_whole(part: HeldPart) -> bool:

@@ -18,6 +18,7 @@ from podgpu.fleet.prices import Prices, ReadPrices, no_prices
 from podgpu.fleet.read.pages import GpuQuery, PrometheusSelection
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer, RangeSeries
 from podgpu.fleet.round import Cluster, PublishedState
+from podgpu.known import select_known
 from podgpu.metrics.adapter import (
     UUID_LABELS,
     WORKLOAD_LABELS,
@@ -410,7 +411,7 @@ class _DeviceLines:
             device = self.figures.get(name, unknown)
             values = figures[name] = list(unknown)
             for step in held:
-                known = [value for line in lines if (value := line[step]) is not None]
+                known = select_known(line[step] for line in lines)
                 if known:
                     values[step] = sum(known)
                 elif step not in shared or name == "temperature_celsius":

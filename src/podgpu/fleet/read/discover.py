@@ -187,6 +187,15 @@ class KubernetesTargets:
     def urls(self) -> Sequence[str]:
         return merge_urls(self._find_slices())
 
+    def _watch_unlabelled(self, names: tuple[str, ...]) -> None:
+        """Watches the slices of these services instead of the former ones."""
+        if self._unlabelled is not None:
+            self._unlabelled.close()
+            self._unlabelled = None
+        if names:
+            self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})")
+        self._unlabelled_names = names
+
     def _find_slices(self) -> tuple[EndpointSliceRecord, ...]:
         labelled = self._labelled.items()
         if not self._labelled.synced or not self._services.synced:
@@ -194,12 +203,7 @@ class KubernetesTargets:
         missing = set(self._services.items()) - {record.service for record in labelled}
         names = tuple(sorted({name for _, name in missing}))
         if names != self._unlabelled_names:
-            if self._unlabelled is not None:
-                self._unlabelled.close()
-                self._unlabelled = None
-            if names:
-                self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})")
-            self._unlabelled_names = names
+            self._watch_unlabelled(names)
         if self._unlabelled is None:
             return labelled
         others = [slice for slice in self._unlabelled.items() if slice.service in missing]

@@ -172,6 +172,17 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     return [counter for counter in counters if any(map(matches, names_of(counter.field.name)))]
 
 
+def _add_own_fields(configured: Mapping[int, Field]) -> dict[int, Field]:
+    """Adds the fields that podgpu itself needs."""
+    own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS, FABRIC_FIELD}
+    if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
+        own.add(CLOCK_EVENTS_FIELD)
+    wanted = dict(configured)
+    for number in own:
+        wanted[number] = fields()[number]
+    return wanted
+
+
 def group_fields(
     counters: Sequence[CounterSpec],
     interval: float,
@@ -191,10 +202,6 @@ def group_fields(
             _log.warning("%s has no series: its values are binary data", counter.name)
         else:
             configured[counter.field.id] = counter.field
-    own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS, FABRIC_FIELD}
-    if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
-        own.add(CLOCK_EVENTS_FIELD)
-    wanted = configured | {number: fields()[number] for number in own}
     slow = set()
     if interval < _THROTTLE_INTERVAL:
         slow = THROTTLE_REASONS.keys() - configured.keys()
@@ -202,7 +209,7 @@ def group_fields(
     normal_fields = []
     slow_fields = []
     collected: dict[Collection, list[Field]] = {collection: [] for collection in collections}
-    for number, spec in wanted.items():
+    for number, spec in _add_own_fields(configured).items():
         if number in collection_of:
             collected[collection_of[number]].append(spec)
         elif number in slow:

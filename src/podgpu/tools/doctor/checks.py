@@ -207,6 +207,12 @@ def _check_driver(
     findings += _check_count(inventory, expected)
     for index, error in inventory.unreachable.items():
         findings.append(wrong("GPUs", f"GPU {index} does not respond: {error}"))
+    findings += _check_readings(readings)
+    return findings
+
+
+def _check_readings(readings: GpuReadings) -> list[Finding]:
+    findings = []
     for gpu, failure in readings.failures.items():
         findings.append(wrong("GPUs", f"{failure} ({gpu.uuid})", _DMESG))
     for gpu, reading in readings.read.items():
