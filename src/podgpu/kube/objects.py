@@ -35,6 +35,14 @@ def read_list(body: KubeObject, key: str) -> list[Any]:
 
 
 PODS_PATH = "/api/v1/pods"
+_GPU_WORDS = ("gpu", "mig-", "cuda")  # substrings of GPU resource names, such as nvidia.com/gpu
+# KAI Scheduler and Run:ai: a pod that uses a fraction of a GPU requests it by annotations only.
+GPU_FRACTION = "gpu-fraction"
+GPU_MEMORY = "gpu-memory"  # MiB
+GPU_FRACTION_COUNT = "gpu-fraction-num-devices"
+GPU_GROUP = "runai-gpu-group"
+"""Label with the group name. A pod on several GPUs has one label `runai-gpu-group/<group>` per GPU.
+"""
 # Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also
 # use.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -56,6 +64,12 @@ _TRAINING_KINDS = {
     "tfjob-controller": "TFJob",
     "xgboostjob-controller": "XGBoostJob",
 }
+
+
+def is_gpu_resource(name: str) -> bool:
+    """Also accepts the name of a device class (DRA)."""
+    text = name.lower()
+    return any(word in text for word in _GPU_WORDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,23 @@ from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import PODS_PATH, KubeObject, PodRecord, parse_owner, parse_pod
+from podgpu.kube.objects import (
+    GPU_FRACTION,
+    GPU_MEMORY,
+    PODS_PATH,
+    KubeObject,
+    PodRecord,
+    is_gpu_resource,
+    parse_owner,
+    parse_pod,
+)
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import Pairs, PodName
 
 _PAGE_SIZE = 500
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
-_GPU_WORDS = ("gpu", "mig-", "cuda")  # substrings of GPU resource names, such as nvidia.com/gpu
-# KAI Scheduler and Run:ai: a pod that uses a fraction of a GPU requests it by annotations only.
-_GPU_ANNOTATIONS = ("gpu-fraction", "gpu-memory")
+_GPU_ANNOTATIONS = (GPU_FRACTION, GPU_MEMORY)
 
 
 class PodSeen(NamedTuple):
@@ -68,7 +75,7 @@ def _requests_gpu(record: PodRecord, body: KubeObject) -> bool:
         return True
     for container in record.all_containers:
         for resource, _ in container.requests:
-            if any(word in resource.lower() for word in _GPU_WORDS):
+            if is_gpu_resource(resource):
                 return True
     return False
 

@@ -20,7 +20,14 @@ from msgspec import Meta, Struct, field
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
-from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
+from podgpu.kube.objects import (
+    GPU_FRACTION,
+    GPU_GROUP,
+    GPU_MEMORY,
+    ContainerRecord,
+    PodRecord,
+    parse_quantity,
+)
 from podgpu.model import (
     MIB,
     Allocation,
@@ -55,8 +62,6 @@ GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
 GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
 """Prefix of an annotation name that ends with the number of the container."""
 RESERVED_GPU = "run.ai/reserve_for_gpu_index"  # despite the name, its value is a UUID
-FRACTION = "gpu-fraction"
-MEMORY = "gpu-memory"  # MiB
 CONTAINER = "gpu-fraction-container-name"
 
 _ANNOTATIONS = {
@@ -67,8 +72,8 @@ _ANNOTATIONS = {
     VOLCANO_DEVICES,
     GPU_MANAGER_ASSIGNED,
     RESERVED_GPU,
-    FRACTION,
-    MEMORY,
+    GPU_FRACTION,
+    GPU_MEMORY,
     CONTAINER,
 }
 GPU_RESOURCES = (
@@ -432,9 +437,6 @@ FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
 # kubelet lists only the reservation pod. All pods that share the GPU have the same group name in
 # their labels.
 
-_GROUP = "runai-gpu-group"
-"""Label with the group name. A pod on several GPUs has one label `runai-gpu-group/<group>` per GPU.
-"""
 _SCALING_NAMESPACES = ("kai-scale-adjust", "runai-scale-adjust")
 """Namespaces of pods that request whole GPUs only to make an autoscaler add nodes."""
 _MEMORY_MIB = re.compile(r"[1-9][0-9]{0,9}")
@@ -501,7 +503,7 @@ def _is_reservation(pod: PodRecord) -> bool:
 
 
 def _read_groups(pod: PodRecord) -> set[str]:
-    return {group for label, group in pod.labels if label.partition("/")[0] == _GROUP}
+    return {group for label, group in pod.labels if label.partition("/")[0] == GPU_GROUP}
 
 
 def _find_groups(
@@ -544,7 +546,7 @@ def _find_members(
                 share = _compute_share(pod, by_key.get(key))
                 members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
             else:  # a bug of KAI before 0.16 can create two reservation pods for one group
-                unmapped.append(Unmapped(SOURCE, "unknown_group", group, _GROUP, holder))
+                unmapped.append(Unmapped(SOURCE, "unknown_group", group, GPU_GROUP, holder))
     return Allocation(tuple(members), tuple(unmapped))
 
 
@@ -564,11 +566,11 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
     A request in MiB is divided by the GPU's memory.
     """
     with suppress(ValueError):
-        fraction = float(pod.annotation(FRACTION))
+        fraction = float(pod.annotation(GPU_FRACTION))
         if 0 < fraction <= 1:
             return fraction
         return None
-    memory = pod.annotation(MEMORY)
+    memory = pod.annotation(GPU_MEMORY)
     if device is None or not _MEMORY_MIB.fullmatch(memory):
         return None
     total = int(device.memory_bytes or 0) // MIB // 100 * 100
