@@ -22,7 +22,7 @@ LAYERS = [
     {"labs", "tools", "top"},
     {"scale"},
     {"web"},
-    {"past", "writers"},
+    {"past", "pending", "writers"},
     {"fleet", "node"},
     {"kube"},
     {"metrics"},

@@ -1,0 +1,264 @@
+"""Evaluates the selectors of DRA requests: a subset of CEL, the Common Expression Language.
+
+Supports comparisons, `&&`, `||`, `!`, `in`, and the functions that selectors of GPUs use. Other
+expressions raise `UnknownExpression`, so that nothing doubtful is reported. CEL's syntax becomes
+Python's with a few replacements. Python then parses it; no Python code is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from podgpu.errors import PodgpuError
+from podgpu.kube.objects import parse_quantity
+
+_MAX_LENGTH = 2000
+_TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|&&|\|\||!(?!=)|\btrue\b|\bfalse\b""")
+# Python's `~` binds as tightly as CEL's `!`.
+_WORDS = {"&&": " and ", "||": " or ", "!": "~", "true": "True", "false": "False"}
+_COMPARISONS = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_TEXT_METHODS = {
+    "startsWith": str.startswith,
+    "endsWith": str.endswith,
+    "contains": str.__contains__,
+}
+
+
+class UnknownExpression(PodgpuError):
+    """podgpu does not support the expression."""
+
+
+class MissingValue(PodgpuError):
+    """The device lacks an attribute that the expression reads: it does not match."""
+
+
+class CelDevice:
+    """What an expression sees of a device. Names of attributes are `domain/name`."""
+
+    def __init__(
+        self,
+        driver: str,
+        attributes: Mapping[str, Any],
+        capacity: Mapping[str, Fraction],
+        is_shared: bool = False,
+    ) -> None:
+        self.driver = driver
+        self.attributes = attributes
+        self.capacity = capacity
+        self.is_shared = is_shared
+
+
+class _Members:
+    """`device.attributes` and `device.capacity`, or their part with one domain."""
+
+    def __init__(self, values: Mapping[str, Any], domain: str = "") -> None:
+        self.values = values
+        self.domain = domain
+
+    def find(self, name: str) -> Any:
+        if not self.domain:
+            return _Members(self.values, name)
+        value = self.values.get(f"{self.domain}/{name}")
+        if value is None:
+            raise MissingValue(f"{self.domain}/{name}")
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        prefix = f"{self.domain}/{name}" if self.domain else f"{name}/"
+        if self.domain:
+            return prefix in self.values
+        return any(key.startswith(prefix) for key in self.values)
+
+
+def matches(expression: str, device: CelDevice) -> bool:
+    """Raises UnknownExpression if podgpu cannot evaluate the expression."""
+    try:
+        value = _evaluate(_parse(expression), device)
+    except MissingValue:
+        return False
+    except RecursionError as error:
+        raise UnknownExpression("the expression is nested too deeply") from error
+    if not isinstance(value, bool):
+        raise UnknownExpression("the expression is no condition")
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _parse(expression: str) -> ast.expr:
+    if len(expression) > _MAX_LENGTH:
+        raise UnknownExpression("the expression is too long")
+    text = _TOKEN.sub(lambda match: match[1] or _WORDS[match[0]], expression)
+    # Brackets let an expression have several lines.
+    try:
+        return ast.parse(f"({text})", mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise UnknownExpression("the syntax is not supported") from error
+
+
+def _evaluate(node: ast.expr, device: CelDevice) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | str):
+        return node.value
+    if isinstance(node, ast.BoolOp):
+        return _evaluate_logic(node, device)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return not _evaluate_condition(node.operand, device)
+    if isinstance(node, ast.Compare):
+        return _compare(node, device)
+    if isinstance(node, ast.Attribute):
+        return _find_member(node, device)
+    if isinstance(node, ast.Subscript):
+        return _find_item(node, device)
+    if isinstance(node, ast.Call):
+        return _call(node, device)
+    if isinstance(node, ast.List):
+        return [_evaluate(item, device) for item in node.elts]
+    raise UnknownExpression("the expression is not supported")
+
+
+def _evaluate_condition(node: ast.expr, device: CelDevice) -> bool:
+    value = _evaluate(node, device)
+    if not isinstance(value, bool):
+        raise UnknownExpression("a condition is not a boolean")
+    return value
+
+
+def _evaluate_logic(node: ast.BoolOp, device: CelDevice) -> bool:
+    """As in CEL, an error in one operand does not matter if another one decides the result."""
+    decides = isinstance(node.op, ast.Or)
+    failure: PodgpuError | None = None
+    for part in node.values:
+        try:
+            if _evaluate_condition(part, device) is decides:
+                return decides
+        except (MissingValue, UnknownExpression) as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return not decides
+
+
+def _compare(node: ast.Compare, device: CelDevice) -> bool:
+    if len(node.ops) != 1:
+        raise UnknownExpression("chained comparisons are not supported")
+    left = _evaluate(node.left, device)
+    right = _evaluate(node.comparators[0], device)
+    if isinstance(node.ops[0], ast.In) and isinstance(right, list | _Members):
+        return left in right
+    compare = _COMPARISONS.get(type(node.ops[0]))
+    if compare is None or isinstance(left, _Members) or isinstance(right, _Members):
+        raise UnknownExpression("the comparison is not supported")
+    try:
+        return bool(compare(left, right))
+    except TypeError as error:
+        raise UnknownExpression("values of two types are compared") from error
+
+
+def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
+    if not isinstance(node.value, ast.Name):
+        owner = _evaluate(node.value, device)
+        if not isinstance(owner, _Members):
+            raise UnknownExpression(f"{node.attr} is not supported")
+        return owner.find(node.attr)
+    if node.value.id != "device":
+        raise UnknownExpression(f"{node.value.id} is not supported")
+    if node.attr == "driver":
+        return device.driver
+    if node.attr == "attributes":
+        return _Members(device.attributes)
+    if node.attr == "capacity":
+        return _Members(device.capacity)
+    if node.attr == "allowMultipleAllocations":
+        return device.is_shared
+    raise UnknownExpression(f"device.{node.attr} is not supported")
+
+
+def _find_item(node: ast.Subscript, device: CelDevice) -> Any:
+    owner = _evaluate(node.value, device)
+    key = _evaluate(node.slice, device)
+    if not isinstance(owner, _Members) or not isinstance(key, str):
+        raise UnknownExpression("the index is not supported")
+    return owner.find(key)
+
+
+def _call(node: ast.Call, device: CelDevice) -> Any:
+    if node.keywords:
+        raise UnknownExpression("the call is not supported")
+    arguments = [_evaluate(argument, device) for argument in node.args]
+    if isinstance(node.func, ast.Name) and node.func.id == "quantity":
+        return _make_quantity(arguments)
+    if not isinstance(node.func, ast.Attribute):
+        raise UnknownExpression("the function is not supported")
+    name = node.func.attr
+    owner = _evaluate(node.func.value, device)
+    if isinstance(owner, str) and len(arguments) == 1 and isinstance(arguments[0], str):
+        method = _TEXT_METHODS.get(name)
+        if method is not None:
+            return method(owner, arguments[0])
+        if name == "matches":
+            return _matches_pattern(owner, arguments[0])
+    if isinstance(owner, str) and name == "lowerAscii" and not arguments:
+        return owner.lower()
+    if isinstance(owner, Fraction) and len(arguments) == 1 and isinstance(arguments[0], Fraction):
+        other = arguments[0]
+        if name == "compareTo":
+            return (owner > other) - (owner < other)
+        if name == "isGreaterThan":
+            return owner > other
+        if name == "isLessThan":
+            return owner < other
+    raise UnknownExpression(f"{name} is not supported")
+
+
+_PLAIN = re.compile(r"(?:[\w /:-]|\\[.\-])*", re.ASCII)
+
+
+def _matches_pattern(text: str, pattern: str) -> bool:
+    """Supports only `^`, `$`, `.*` and plain characters.
+
+    A tenant writes the pattern, and Python's `re` could take forever for it.
+    """
+    core = pattern.removeprefix("^").removesuffix("$")
+    pieces = core.split(".*")
+    for piece in pieces:
+        if _PLAIN.fullmatch(piece) is None:
+            raise UnknownExpression("the regular expression is not supported")
+    pieces = [piece.replace("\\", "") for piece in pieces]
+
+    if pattern.startswith("^"):
+        if not text.startswith(pieces[0]):
+            return False
+        text = text[len(pieces[0]) :]
+        pieces = pieces[1:]
+    last = ""
+    if pattern.endswith("$") and pieces:
+        last = pieces.pop()
+    elif pattern.endswith("$"):
+        return not text
+    for piece in pieces:
+        place = text.find(piece)
+        if place < 0:
+            return False
+        text = text[place + len(piece) :]
+    return text.endswith(last)
+
+
+def _make_quantity(arguments: list[Any]) -> Fraction:
+    if len(arguments) != 1 or not isinstance(arguments[0], str):
+        raise UnknownExpression("quantity needs one text")
+    try:
+        return parse_quantity(arguments[0])
+    except ValueError as error:
+        raise UnknownExpression(str(error)) from error

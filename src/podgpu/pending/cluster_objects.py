@@ -1,0 +1,391 @@
+"""Reduces Pods and Nodes to what decides where a pod fits.
+
+Amounts are integers in thousandths, so that sums are exact: 1000 is one GPU, one core or one byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from sys import intern
+from typing import NamedTuple
+
+from podgpu.kube.objects import (
+    GPU_FRACTION,
+    GPU_FRACTION_COUNT,
+    GPU_GROUP,
+    GPU_MEMORY,
+    KubeObject,
+    is_gpu_resource,
+    parse_owner,
+    parse_quantity,
+    read_list,
+    read_map,
+)
+from podgpu.model import PodName, WorkloadOwner
+from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord, SliceRecord
+from podgpu.pending.selectors import (
+    NAME_FIELD,
+    NodeSelector,
+    Taint,
+    Toleration,
+    parse_pod_selectors,
+    parse_taints,
+    parse_tolerations,
+)
+
+MILLI = 1000
+POD_SLOTS = "pods"
+MODEL_LABEL = "nvidia.com/gpu.product"
+_MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
+DEFAULT_SCHEDULER = "default-scheduler"
+KAI_SCHEDULER = "kai-scheduler"
+_MAX_MESSAGE = 600
+Amounts = tuple[tuple[str, int], ...]
+"""Resource and thousandths of its unit."""
+
+
+@lru_cache(maxsize=8192)
+def parse_milli(text: str) -> int:
+    """Rounds up, as the scheduler does."""
+    return math.ceil(parse_quantity(text) * MILLI)
+
+
+# Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    allocatable: Mapping[str, int] = field(default_factory=dict, hash=False)
+    capacity: Mapping[str, int] = field(default_factory=dict, hash=False)
+    taints: tuple[Taint, ...] = ()
+    is_cordoned: bool = False
+
+    @property
+    def model(self) -> str:
+        return self.labels.get(MODEL_LABEL, "")
+
+    @property
+    def gpu_memory_mib(self) -> int:
+        """Memory of one GPU as KAI computes with it: rounded down to a multiple of 100 MiB."""
+        text = self.labels.get(_MEMORY_LABEL, "")
+        return int(text) // 100 * 100 if text.isascii() and text.isdecimal() else 0
+
+
+def parse_node(body: KubeObject) -> NodeRecord:
+    metadata = body["metadata"]
+    spec = read_map(body, "spec")
+    status = read_map(body, "status")
+    name = intern(metadata["name"])
+    return NodeRecord(
+        name=name,
+        labels={**read_map(metadata, "labels"), NAME_FIELD: name},
+        allocatable=_parse_amounts(read_map(status, "allocatable")),
+        capacity=_parse_amounts(read_map(status, "capacity")),
+        taints=parse_taints(read_list(spec, "taints")),
+        is_cordoned=bool(spec.get("unschedulable")),
+    )
+
+
+def _parse_amounts(quantities: Mapping[str, object]) -> dict[str, int]:
+    return {intern(name): parse_milli(str(text)) for name, text in quantities.items()}
+
+
+# Pods
+
+
+class GpuShare(NamedTuple):
+    """A fraction of a GPU that a pod requests by annotations (KAI Scheduler, Run:ai)."""
+
+    fraction: float = 0.0
+    memory_mib: int = 0
+    devices: int = 1
+
+    def on(self, node: NodeRecord) -> float:
+        """Returns the fraction of each GPU. Infinite if the size of the GPU is unknown."""
+        if self.fraction:
+            return self.fraction
+        whole = node.gpu_memory_mib
+        return math.ceil(100 * self.memory_mib / whole) / 100 if whole else math.inf
+
+
+class PodClaim(NamedTuple):
+    """`claim` is empty until the claim has been created from the template."""
+
+    claim: str
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodNeeds:
+    """What a pod needs. Equal for the pods of one job, so that it is explained once."""
+
+    amounts: Amounts = ()
+    share: GpuShare | None = None
+    selectors: tuple[NodeSelector, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    priority: int = 0
+    never_preempts: bool = False
+    scheduler: str = DEFAULT_SCHEDULER
+    # Constraints that podgpu does not check: keys of `reasons.UNCHECKED`.
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def gpu_amounts(self) -> dict[str, int]:
+        return {name: milli for name, milli in self.amounts if is_gpu_resource(name)}
+
+    @property
+    def other_amounts(self) -> dict[str, int]:
+        return {name: milli for name, milli in self.amounts if not is_gpu_resource(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPod:
+    namespace: str
+    name: str
+    uid: str
+    created: float  # Unix time
+    needs: PodNeeds = PodNeeds()
+    owner: WorkloadOwner | None = None
+    owner_uid: str = ""
+    claims: tuple[PodClaim, ...] = ()
+    gates: tuple[str, ...] = ()
+    nominated_node: str = ""
+    # Of the condition PodScheduled. `is_seen`: a scheduler has written it.
+    is_seen: bool = False
+    message: str = ""
+    node: str = ""  # set if it is bound and has not started
+    waiting: tuple[str, ...] = ()  # reasons why containers of a bound pod have not started
+    workload: str = ""  # name of its Kueue Workload, if a label has it
+
+    @property
+    def key(self) -> PodName:
+        return self.namespace, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPod:
+    """A pod that has resources of a node."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    amounts: Amounts = ()
+    priority: int = 0
+    is_ending: bool = False
+    share: GpuShare | None = None
+    groups: tuple[str, ...] = ()  # of GPUs that it shares (KAI)
+
+    @property
+    def key(self) -> PodName:
+        return self.namespace, self.name
+
+
+class PodState(NamedTuple):
+    """A pod that is not finished. A pod that is bound and has not started is in both fields."""
+
+    pending: PendingPod | None
+    bound: BoundPod | None
+
+
+def parse_pod_state(body: KubeObject) -> PodState | None:
+    """Returns None for finished pods."""
+    metadata = body["metadata"]
+    spec = read_map(body, "spec")
+    status = read_map(body, "status")
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    node = intern(spec.get("nodeName") or "")
+    needs = _parse_needs(metadata, spec)
+    bound = None
+    if node:
+        bound = BoundPod(
+            namespace=intern(metadata["namespace"]),
+            name=metadata["name"],
+            uid=metadata["uid"],
+            node=node,
+            amounts=needs.amounts,
+            priority=needs.priority,
+            is_ending=bool(metadata.get("deletionTimestamp")),
+            share=needs.share,
+            groups=_parse_groups(read_map(metadata, "labels")),
+        )
+    pending = None
+    if status.get("phase") == "Pending" and not metadata.get("deletionTimestamp"):
+        pending = _parse_pending(metadata, spec, status, needs)
+    return PodState(pending, bound)
+
+
+def _parse_pending(
+    metadata: KubeObject, spec: KubeObject, status: KubeObject, needs: PodNeeds
+) -> PendingPod:
+    owned = parse_owner({"metadata": metadata})
+    scheduled: KubeObject = {}
+    for condition in read_list(status, "conditions"):
+        if condition.get("type") == "PodScheduled":
+            scheduled = condition
+    message = " ".join((scheduled.get("message") or "").split())
+    controllers = [
+        each for each in read_list(metadata, "ownerReferences") if each.get("controller")
+    ]
+    return PendingPod(
+        namespace=intern(metadata["namespace"]),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        needs=needs,
+        owner=None if owned is None else owned[1],
+        owner_uid=controllers[0]["uid"] if controllers else "",
+        claims=tuple(_parse_claims(spec, status)),
+        gates=tuple(gate["name"] for gate in read_list(spec, "schedulingGates")),
+        nominated_node=intern(status.get("nominatedNodeName") or ""),
+        is_seen=bool(scheduled),
+        message=message[:_MAX_MESSAGE],
+        node=intern(spec.get("nodeName") or ""),
+        waiting=tuple(sorted(_list_waiting(status))),
+        workload=read_map(metadata, "labels").get("kueue.x-k8s.io/pod-group-name", ""),
+    )
+
+
+def _list_waiting(status: KubeObject) -> set[str]:
+    reasons = set()
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for each in read_list(status, kind):
+            reason = read_map(read_map(each, "state"), "waiting").get("reason")
+            if reason:
+                reasons.add(intern(reason))
+    return reasons
+
+
+def _parse_claims(spec: KubeObject, status: KubeObject) -> Iterator[PodClaim]:
+    created = {}
+    for entry in read_list(status, "resourceClaimStatuses"):
+        created[entry["name"]] = entry.get("resourceClaimName") or ""
+    for entry in read_list(spec, "resourceClaims"):
+        template = entry.get("resourceClaimTemplateName") or ""
+        named = entry.get("resourceClaimName") or ""
+        name = entry["name"]
+        # A created claim without a name means that the pod needs none.
+        if name in created and not created[name] and not named:
+            continue
+        yield PodClaim(named or created.get(name, ""), template)
+
+
+# What a pod needs
+
+
+def _parse_needs(metadata: KubeObject, spec: KubeObject) -> PodNeeds:
+    return PodNeeds(
+        amounts=tuple(sorted(_sum_requests(spec).items())),
+        share=_parse_share(read_map(metadata, "annotations")),
+        selectors=parse_pod_selectors(spec),
+        tolerations=parse_tolerations(read_list(spec, "tolerations")),
+        priority=spec.get("priority") or 0,
+        never_preempts=spec.get("preemptionPolicy") == "Never",
+        scheduler=intern(spec.get("schedulerName") or DEFAULT_SCHEDULER),
+        unchecked=tuple(_list_unchecked(spec)),
+    )
+
+
+def _sum_requests(spec: KubeObject) -> dict[str, int]:
+    """Returns what the scheduler reserves: containers together, or an init container if larger."""
+    total: dict[str, int] = {}
+    for container in read_list(spec, "containers"):
+        _add(total, _read_requests(container))
+    sidecars: dict[str, int] = {}
+    largest: dict[str, int] = {}
+    for container in read_list(spec, "initContainers"):
+        requests = _read_requests(container)
+        if container.get("restartPolicy") == "Always":
+            _add(sidecars, requests)
+            requests = {}
+        # It runs beside the sidecars that were started before it.
+        _add(requests, sidecars)
+        for name, milli in requests.items():
+            largest[name] = max(milli, largest.get(name, 0))
+    _add(total, sidecars)
+    for name, milli in largest.items():
+        total[name] = max(milli, total.get(name, 0))
+    # Requests of the pod as a whole replace those of its containers.
+    total |= _read_requests(spec)
+    _add(total, _parse_amounts(read_map(spec, "overhead")))
+    return {name: milli for name, milli in total.items() if milli}
+
+
+def _read_requests(container: KubeObject) -> dict[str, int]:
+    resources = read_map(container, "resources")
+    return _parse_amounts(read_map(resources, "limits") | read_map(resources, "requests"))
+
+
+def _add(total: dict[str, int], amounts: Mapping[str, int]) -> None:
+    for name, milli in amounts.items():
+        total[name] = total.get(name, 0) + milli
+
+
+def _parse_share(annotations: Mapping[str, str]) -> GpuShare | None:
+    try:
+        fraction = float(parse_quantity(annotations.get(GPU_FRACTION, "0")))
+        memory = int(annotations.get(GPU_MEMORY, "0"))
+        devices = int(annotations.get(GPU_FRACTION_COUNT, "1"))
+    except ValueError:
+        return None
+    if fraction <= 0 and memory <= 0:
+        return None
+    return GpuShare(fraction, max(0, memory), max(1, devices))
+
+
+def _parse_groups(labels: Mapping[str, str]) -> tuple[str, ...]:
+    groups = set()
+    for label, group in labels.items():
+        if label.partition("/")[0] == GPU_GROUP:
+            groups.add(group)
+    return tuple(sorted(groups))
+
+
+def _list_unchecked(spec: KubeObject) -> Iterator[str]:
+    affinity = read_map(spec, "affinity")
+    for kind in ("podAffinity", "podAntiAffinity"):
+        if read_list(read_map(affinity, kind), "requiredDuringSchedulingIgnoredDuringExecution"):
+            yield "pod_affinity"
+            break
+    for constraint in read_list(spec, "topologySpreadConstraints"):
+        if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
+            yield "topology_spread"
+            break
+    if any(
+        "persistentVolumeClaim" in each or "ephemeral" in each
+        for each in read_list(spec, "volumes")
+    ):
+        yield "volumes"
+    for container in read_list(spec, "containers"):
+        if any(port.get("hostPort") for port in read_list(container, "ports")):
+            yield "host_ports"
+            break
+
+
+# All objects
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObjects:
+    """A snapshot of the objects that explain why pods are pending."""
+
+    pods: Sequence[PodState] = ()
+    nodes: Sequence[NodeRecord] = ()
+    claims: Sequence[ClaimRecord] = ()
+    classes: Sequence[DeviceClassRecord] = ()
+    slices: Sequence[SliceRecord] = ()
+
+    @property
+    def pending(self) -> Iterable[PendingPod]:
+        return (state.pending for state in self.pods if state.pending is not None)
+
+    @property
+    def bound(self) -> Iterable[BoundPod]:
+        return (state.bound for state in self.pods if state.bound is not None)

@@ -1,0 +1,53 @@
+"""Finds the pods that have been idle for longer than --idle-after."""
+
+from __future__ import annotations
+
+import msgspec
+
+from podgpu.fleet.hold import wasteful_since
+from podgpu.fleet.parts import HeldPart
+from podgpu.fleet.state import ClusterState
+from podgpu.known import select_known
+from podgpu.model import PodName, WorkloadOwner, group_by_key
+
+
+class IdlePod(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A pod that uses none of its GPUs. `hidden`: the user may not see which pod it is."""
+
+    namespace: str = ""
+    pod: str = ""
+    owner: WorkloadOwner | None = None
+    gpus: float = 0.0
+    idle_since: float
+    cost_per_hour: float | None = None
+    hidden: bool = False
+
+
+def list_idle_pods(state: ClusterState) -> dict[PodName, IdlePod]:
+    """Pods with a GPU that they use, or of which this is unknown, are left out."""
+    parts = []
+    for node in state.nodes:
+        # With several clusters, the API server of only one of them is known.
+        parts += [part for part in node.held if part.holder.pod and not part.cluster]
+    idle = {}
+    for key, group in group_by_key((part.holder.pod_name, part) for part in parts).items():
+        pod = _make_idle_pod(state, group)
+        if pod is not None:
+            idle[key] = pod
+    return idle
+
+
+def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None:
+    starts = [wasteful_since(part, state.taken_at, state.settings.idle_after) for part in parts]
+    if None in starts:
+        return None
+    first = parts[0]
+    costs = select_known(part.cost_per_hour for part in parts)
+    return IdlePod(
+        namespace=first.holder.namespace,
+        pod=first.holder.pod,
+        owner=first.owner,
+        gpus=sum(part.gpu_fraction for part in parts),
+        idle_since=max(select_known(starts)),
+        cost_per_hour=sum(costs) if costs else None,
+    )

@@ -1,0 +1,224 @@
+"""The reasons why a pod is pending: keys and numbers, and the only place that makes texts of them.
+
+A reason is about nodes that offer the requested GPUs. Each of these nodes counts in exactly one
+reason of a pod: the first one of `STAGES` that excludes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from podgpu.errors import few_of, plural
+
+STAGES = (
+    "selector",
+    "claim_node",
+    "too_large",
+    "other_too_large",
+    "not_ready",
+    "cordoned",
+    "taint",
+    "in_use",
+    "fragmented",
+    "nominated",
+    "other_in_use",
+)
+UNCHECKED = {
+    "pod_affinity": "affinity to other pods",
+    "topology_spread": "topology spread constraints",
+    "volumes": "volumes",
+    "host_ports": "host ports",
+    "dra_selector": "selectors or constraints of its claims",
+    "scheduler": "rules of its own scheduler",
+}
+"""Constraint of a pod -> its name in texts."""
+_GIB = 1024**3
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Amounts are in GPUs, cores, bytes, or units of another resource."""
+
+    key: str
+    resource: str = ""
+    needed: float | None = None
+    free: float | None = None  # on all nodes of this reason
+    largest: float | None = None  # on one node: free, or if it is too large, in total
+    total: float | None = None  # on all nodes of this reason, whoever holds it
+    nodes: int | None = None
+    names: tuple[str, ...] = ()
+    # The pod would fit now on one of these nodes if only this reason did not exist.
+    alone: bool = False
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "an unknown number of"
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def amount(value: float | None, resource: str) -> str:
+    """Returns an amount with its unit: `2 nvidia.com/gpu`, `1.5 CPUs`, `16 GiB of memory`."""
+    if resource == "cpu":
+        return f"{number(value)} {'CPU' if value == 1 else 'CPUs'}"
+    if resource in ("memory", "ephemeral-storage"):
+        size = "an unknown amount" if value is None else f"{number(value / _GIB)} GiB"
+        return f"{size} of {resource}"
+    if resource == "pods":
+        return f"{number(value)} {'pod slot' if value == 1 else 'pod slots'}"
+    if resource == "gpu-memory":
+        return f"{number((value or 0.0) / _GIB)} GiB of GPU memory"
+    return f"{number(value)} {resource}"
+
+
+def _nodes(reason: Reason) -> str:
+    return plural(reason.nodes or 0, "node")
+
+
+def _free_there(reason: Reason) -> str:
+    return f"{amount(reason.free, reason.resource)} free on {_nodes(reason)}"
+
+
+def _say_in_use(reason: Reason) -> str:
+    needed = amount(reason.needed, reason.resource)
+    free = f"{number(reason.free)} of {number(reason.total)}"
+    verb = "is" if reason.free == 1 else "are"
+    where = "the node" if reason.nodes == 1 else f"the {_nodes(reason)}"
+    return f"It needs {needed}; {free} {verb} free on {where} that it may use."
+
+
+def _say_fragmented(reason: Reason) -> str:
+    needed = amount(reason.needed, reason.resource)
+    return (
+        f"It needs {needed} on one node. {number(reason.free)} are free, but spread over nodes:"
+        f" at most {number(reason.largest)} on one of {_nodes(reason)}."
+    )
+
+
+def _say_too_large(reason: Reason) -> str:
+    needed = amount(reason.needed, reason.resource)
+    return f"It needs {needed} on one node; the largest of {_nodes(reason)} has" + (
+        f" {number(reason.largest)}."
+    )
+
+
+def _say_other_too_large(reason: Reason) -> str:
+    needed = amount(reason.needed, reason.resource)
+    largest = amount(reason.largest, reason.resource)
+    return f"It needs {needed}; the largest of {_nodes(reason)} with such GPUs has {largest}."
+
+
+def _say_other_in_use(reason: Reason) -> str:
+    needed = amount(reason.needed, reason.resource)
+    largest = amount(reason.largest, reason.resource)
+    return (
+        f"{_nodes(reason).capitalize()} with enough free GPUs: it also needs {needed}, and at most"
+        f" {largest} is free there."
+    )
+
+
+def _say_not_offered(reason: Reason) -> str:
+    text = f"No node offers {reason.resource}."
+    if reason.names:
+        text += f" Nodes offer {few_of(reason.names)}."
+    return text
+
+
+def _say_starting(reason: Reason) -> str:
+    node, *waiting = reason.names
+    text = f"It has its place on {node} and is starting"
+    return f"{text}: {few_of(waiting)}." if waiting else f"{text}."
+
+
+def _say_unchecked(reason: Reason) -> str:
+    names = few_of(UNCHECKED.get(name, name) for name in reason.names)
+    return (
+        f"Its GPUs, CPU and memory are free on {_nodes(reason)}. podgpu does not check {names}:"
+        " see what the scheduler says."
+    )
+
+
+def _say_preempting(reason: Reason) -> str:
+    return (
+        f"It will run on {few_of(reason.names)}: pods with a lower priority are ended there to"
+        " make room."
+    )
+
+
+_TEXTS: Mapping[str, Callable[[Reason], str]] = {
+    "fits": lambda reason: f"It would fit now on {_nodes(reason)}.",
+    "unchecked": _say_unchecked,
+    "unseen": lambda reason: f"No scheduler named {few_of(reason.names)} has looked at it.",
+    "starting": _say_starting,
+    "gated": lambda reason: f"It is held back by the scheduling gate {few_of(reason.names)}.",
+    "claim_missing": lambda reason: f"Its ResourceClaim {few_of(reason.names)} does not exist.",
+    "claim_not_created": lambda reason: (
+        f"No ResourceClaim has been created from its ResourceClaimTemplate {few_of(reason.names)}."
+    ),
+    "class_missing": lambda reason: (
+        f"Its claim names the DeviceClass {few_of(reason.names)}, which does not exist."
+    ),
+    "preempting": _say_preempting,
+    "not_offered": _say_not_offered,
+    "selector": lambda reason: (
+        f"Its node selector or affinity excludes {_free_there(reason)}: it requires"
+        f" {few_of(reason.names)}."
+    ),
+    "claim_node": lambda reason: (
+        f"Its ResourceClaim {few_of(reason.names)} has a device elsewhere, which excludes"
+        f" {_free_there(reason)}."
+    ),
+    "too_large": _say_too_large,
+    "other_too_large": _say_other_too_large,
+    "not_ready": lambda reason: f"Nodes that are not ready: {_free_there(reason)}.",
+    "cordoned": lambda reason: f"Cordoned nodes: {_free_there(reason)}.",
+    "taint": lambda reason: (
+        f"It does not tolerate the taint {few_of(reason.names)}: {_free_there(reason)}."
+    ),
+    "in_use": _say_in_use,
+    "fragmented": _say_fragmented,
+    "nominated": lambda reason: (
+        f"{_free_there(reason)}, but kept for pods of the same or a higher priority"
+        " that wait for the rest."
+    ).capitalize(),
+    "other_in_use": _say_other_in_use,
+    "ending": lambda reason: (
+        f"{amount(reason.free, reason.resource)} will become free, because pods there are ending."
+    ),
+    "never_preempts": lambda reason: (
+        f"Pods with a lower priority hold {amount(reason.free, reason.resource)}, but its"
+        " preemptionPolicy is Never."
+    ),
+    "no_gpu": lambda reason: "It requests no GPU.",
+    "many": lambda reason: (
+        f"Not explained: there are more than {number(reason.total)} different pending pods."
+    ),
+}
+_ADVICE: Mapping[str, str] = {
+    "fits": "The scheduler tries again after a change, or within 5 minutes.",
+    "unseen": "Check schedulerName, and that this scheduler runs.",
+    "gated": "The controller that set the gate removes it.",
+    "claim_missing": "Create the claim.",
+    "claim_not_created": "Check that the template exists, and see the events of the pod.",
+    "class_missing": "Create the DeviceClass, or correct the claim.",
+    "not_offered": "Correct the name, or check the device plugin or DRA driver of the nodes.",
+    "selector": "Change the selector, or wait for a node of this kind.",
+    "too_large": "Request fewer, or use several pods.",
+    "other_too_large": "Request less of it.",
+    "not_ready": "Repair the nodes.",
+    "cordoned": "kubectl uncordon, when the maintenance has ended.",
+    "taint": "Add a toleration, if the pod may run there.",
+    "fragmented": "Request fewer per pod, or let pods end that hold a part of a node.",
+    "other_in_use": "Request less of it per GPU.",
+    "never_preempts": "Use a PriorityClass that preempts.",
+}
+
+
+def describe(reason: Reason) -> str:
+    return _TEXTS[reason.key](reason)
+
+
+def advise(reason: Reason) -> str:
+    """Returns what to do. Empty if there is nothing to do but wait."""
+    return _ADVICE.get(reason.key, "")

@@ -1,0 +1,486 @@
+"""Explanations of pending pods, made from objects of the API server."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from podgpu.model import PodName, WorkloadOwner
+from podgpu.pending.cluster_objects import ClusterObjects, parse_node, parse_pod_state
+from podgpu.pending.dra_objects import parse_claim, parse_device_class, parse_slice_record
+from podgpu.pending.explain import Explainer, Explanation, FreeGpus, explain, list_free
+from podgpu.pending.idle_pods import IdlePod
+from podgpu.pending.reasons import STAGES, Reason, advise, describe
+from tests.pending.situations import (
+    DRIVER,
+    GPU,
+    H100,
+    H200,
+    NOT_GPUS,
+    TWENTY,
+    WAITING,
+    Object,
+    Situation,
+    claim,
+    device_class,
+    node,
+    pod,
+    resource_slice,
+    uses,
+)
+
+CREATED = "2026-11-19T12:00:00Z"
+NOW = 1_795_093_200.0  # 12:20
+MANY = 10_000
+
+
+def complete(body: Object) -> Object:
+    """Adds what the API server and a scheduler add."""
+    body = copy.deepcopy(body)
+    metadata = body["metadata"]
+    metadata.setdefault("uid", f"{metadata.get('namespace', '')}/{metadata['name']}")
+    metadata.setdefault("creationTimestamp", CREATED)
+    is_seen = body["spec"].get("schedulerName") is None if "spec" in body else False
+    if body["kind"] == "Pod" and not body["spec"].get("nodeName") and is_seen:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        body["status"].setdefault("conditions", [condition])
+    return body
+
+
+def snapshot(objects: Iterable[Object]) -> ClusterObjects:
+    bodies = [complete(body) for body in objects]
+
+    def parse(kind: str, convert: Any) -> list[Any]:
+        return [convert(body) for body in bodies if body["kind"] == kind]
+
+    return ClusterObjects(
+        pods=[state for state in parse("Pod", parse_pod_state) if state is not None],
+        nodes=parse("Node", parse_node),
+        claims=parse("ResourceClaim", parse_claim),
+        classes=parse("DeviceClass", parse_device_class),
+        slices=parse("ResourceSlice", parse_slice_record),
+    )
+
+
+def explain_one(
+    *objects: Object, idle: dict[PodName, IdlePod] | None = None, name: str = WAITING
+) -> Explanation:
+    cluster = snapshot(objects)
+    explainer = Explainer(cluster, idle or {}, NOW)
+    (waiting,) = [each for each in cluster.pending if each.name == name]
+    return explainer.explain(waiting)
+
+
+def keys(explanation: Explanation) -> list[str]:
+    return [reason.key for reason in explanation.reasons]
+
+
+def idle_pod(name: str, since: float = NOW - 7200, cost: float | None = 2.5) -> IdlePod:
+    owner = WorkloadOwner("Deployment", name)
+    return IdlePod(
+        namespace="ml", pod=name, owner=owner, gpus=1.0, idle_since=since, cost_per_hour=cost
+    )
+
+
+def nominate(body: Object, where: str) -> Object:
+    return body | {"status": body["status"] | {"nominatedNodeName": where}}
+
+
+@pytest.mark.parametrize("situation", [*TWENTY, *NOT_GPUS], ids=lambda each: each.name)
+def test_a_planted_cause_is_the_first_reason(situation: Situation) -> None:
+    objects = situation.objects
+    if situation.key == "preempting":
+        # The scheduler writes this.
+        objects = [*objects[:-1], nominate(objects[-1], "a")]
+    if situation.also == ("never_preempts",):
+        # The API server copies both from the PriorityClass.
+        waiting = objects[-1]
+        spec = waiting["spec"] | {"priority": 1000, "preemptionPolicy": "Never"}
+        objects = [*objects[:-1], waiting | {"spec": spec}]
+    found = explain_one(*objects)
+    assert keys(found)[0] == situation.key
+    assert found.reasons[0].resource == situation.resource or not situation.resource
+    assert set(situation.also) <= set(keys(found))
+    assert not set(situation.unlisted) & set(keys(found))
+
+
+def test_a_pod_that_fits_now() -> None:
+    found = explain_one(node("a"), node("b", gpus=1), pod("old", on="b"), pod(gpus=2))
+    assert found.reasons == (Reason(key="fits", resource=GPU, nodes=1, free=8.0),)
+
+
+def test_each_node_with_gpus_counts_in_one_reason() -> None:
+    taint = [{"key": "team", "value": "x", "effect": "NoExecute"}]
+    found = explain_one(
+        node("full", gpus=2),
+        pod("old", gpus=2, on="full"),
+        node("closed", unschedulable=True),
+        node("tainted", taints=taint),
+        node("both", taints=taint, unschedulable=True),
+        node("small", gpus=1),
+        node("other-model", model=H200),
+        node("no-gpu", gpus=0),
+        pod(gpus=2, nodeSelector={"nvidia.com/gpu.product": H100}),
+    )
+    counts = {reason.key: reason.nodes for reason in found.reasons}
+    assert counts == {"in_use": 1, "cordoned": 2, "taint": 1, "too_large": 1, "selector": 1}
+    assert keys(found)[0] == "in_use"
+    alone = {reason.key: reason.alone for reason in found.reasons}
+    assert alone == {
+        "in_use": True,
+        "cordoned": True,
+        "taint": True,
+        "too_large": True,
+        "selector": True,
+    }
+
+
+def test_numbers_of_a_reason() -> None:
+    found = explain_one(
+        *(node(name) for name in "abc"),
+        pod("old-a", gpus=7, on="a"),
+        pod("old-b", gpus=6, on="b"),
+        pod("old-c", gpus=5, on="c"),
+        pod(gpus=4),
+    )
+    reason = Reason(
+        key="fragmented",
+        resource=GPU,
+        needed=4.0,
+        free=6.0,
+        largest=3.0,
+        total=24.0,
+        nodes=3,
+        alone=True,
+    )
+    assert found.reasons == (reason,)
+    assert found.gpus == 4.0
+
+
+def test_a_stage_that_excludes_the_last_node_comes_first() -> None:
+    """The selector leaves a node that is too small: the size is the cause."""
+    found = explain_one(
+        node("a", gpus=4, model=H200),
+        node("b", gpus=8),
+        pod(gpus=8, nodeSelector={"nvidia.com/gpu.product": H200}),
+    )
+    assert keys(found) == ["too_large", "selector"]
+    assert found.reasons[0].largest == 4.0
+    assert found.reasons[1].free == 8.0
+
+
+def test_a_selector_names_what_no_node_has() -> None:
+    wanted = {"nvidia.com/gpu.product": H100, "zone": "mars"}
+    found = explain_one(node("a"), pod(nodeSelector=wanted))
+    assert found.reasons[0].names == ("zone=mars",)
+
+
+def test_taints_are_named_and_tolerated_ones_are_not() -> None:
+    taints = [
+        {"key": "gpu", "value": "train", "effect": "NoSchedule"},
+        {"key": "soft", "effect": "PreferNoSchedule"},
+        {"key": "night", "effect": "NoSchedule"},
+    ]
+    tolerations = [{"key": "night", "operator": "Exists"}]
+    found = explain_one(node("a", taints=taints), pod(tolerations=tolerations))
+    assert found.reasons[0].names == ("gpu=train:NoSchedule",)
+    assert keys(
+        explain_one(node("a", taints=taints), pod(tolerations=[{"operator": "Exists"}]))
+    ) == ["fits"]
+
+
+def test_pods_that_end_free_their_gpus_soon() -> None:
+    old = pod("old", gpus=2, on="a")
+    old["metadata"]["deletionTimestamp"] = CREATED
+    found = explain_one(node("a", gpus=2), old, pod())
+    assert keys(found) == ["in_use", "ending"]
+    assert found.reasons[1].free == 2.0
+
+
+def test_gpus_are_kept_for_pods_that_preempt() -> None:
+    first = pod("first", gpus=2, priority=1000)
+    found = explain_one(node("a", gpus=2), nominate(first, "a"), pod(priority=0))
+    assert keys(found) == ["nominated"]
+    above = explain_one(node("a", gpus=2), nominate(first, "a"), pod(priority=2000))
+    assert keys(above) == ["fits"]
+
+
+def test_a_pod_with_a_place_is_starting() -> None:
+    body = pod(on="a")
+    waiting = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    body["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+    found = explain_one(node("a", gpus=1), body)
+    assert found.reasons == (Reason(key="starting", names=("a", "ImagePullBackOff")),)
+
+
+def test_init_containers_and_overhead_count() -> None:
+    body = pod(gpus=0, cpu="1")
+    limits = {"cpu": "30", GPU: "3"}
+    body["spec"]["initContainers"] = [{"name": "init", "resources": {"limits": limits}}]
+    body["spec"]["overhead"] = {"cpu": "2"}
+    found = explain_one(node("a", gpus=2, cpu="31"), body)
+    assert [(reason.key, reason.needed) for reason in found.reasons] == [("too_large", 3.0)]
+    assert dict(found.pod.needs.amounts)["cpu"] == 32_000
+
+
+def test_sidecars_run_beside_containers() -> None:
+    body = pod(gpus=2)
+    limits = {GPU: "1"}
+    sidecar = {"name": "side", "restartPolicy": "Always", "resources": {"limits": limits}}
+    body["spec"]["initContainers"] = [sidecar]
+    assert explain_one(node("a", gpus=2), body).reasons[0].needed == 3.0
+
+
+# Idle holders
+
+
+def test_idle_holders_that_would_unblock_it() -> None:
+    idle = {("ml", f"idle-{n}"): idle_pod(f"idle-{n}", NOW - 3600 * n) for n in (1, 2, 3)}
+    found = explain_one(
+        node("a", gpus=4),
+        *(pod(f"idle-{n}", on="a") for n in (1, 2, 3)),
+        pod("busy", on="a"),
+        node("b", gpus=4),
+        pod("large", gpus=4, on="b"),
+        pod(gpus=2),
+        idle=idle,
+    )
+    (option,) = found.unblock
+    assert option.node == "a"
+    assert [each.pod for each in option.pods] == ["idle-3", "idle-2"]
+
+
+def test_no_holder_unblocks_a_pod_that_lacks_cpu_as_well() -> None:
+    idle = {("ml", "idle"): idle_pod("idle")}
+    objects = [node("a", gpus=1, cpu="4"), pod("idle", on="a"), pod("old", gpus=0, cpu="3", on="a")]
+    assert not explain_one(*objects, pod(cpu="3"), idle=idle).unblock
+    assert explain_one(*objects, pod(cpu="1"), idle=idle).unblock
+
+
+def test_fewer_pods_come_first() -> None:
+    names = ("one", "two", "large")
+    idle = {("ml", name): idle_pod(name) for name in names}
+    found = explain_one(
+        node("a", gpus=2),
+        pod("one", on="a"),
+        pod("two", on="a"),
+        node("b", gpus=2),
+        pod("large", gpus=2, on="b"),
+        pod(gpus=2),
+        idle=idle,
+    )
+    assert [option.node for option in found.unblock] == ["b", "a"]
+
+
+def test_an_idle_holder_of_a_claim_unblocks_it() -> None:
+    held = claim("held", on="a", devices=(0,))
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": "idle", "uid": "ml/idle"}]
+    objects = [node("a", gpus=0), device_class(), resource_slice("a", 1), held, claim("more")]
+    idle = {("ml", "idle"): idle_pod("idle")}
+    holder = pod("idle", gpus=0, on="a", claims=uses("held"))
+    found = explain_one(*objects, holder, pod(gpus=0, claims=uses("more")), idle=idle)
+    assert keys(found) == ["in_use"]
+    assert [option.node for option in found.unblock] == ["a"]
+    held["status"]["reservedFor"].append({"resource": "pods", "name": "b", "uid": "ml/busy"})
+    found = explain_one(*objects, holder, pod(gpus=0, claims=uses("more")), idle=idle)
+    assert not found.unblock
+
+
+# Claims
+
+
+def dra(*objects: Object, gpus: int = 2) -> list[Object]:
+    return [node("a", gpus=0), device_class(), resource_slice("a", gpus), *objects]
+
+
+def select(expression: str) -> Object:
+    return {"selectors": [{"cel": {"expression": expression}}]}
+
+
+@pytest.mark.parametrize(
+    ("expression", "key"),
+    [
+        (f"device.attributes['{DRIVER}'].productName == '{H100}'", "fits"),
+        (f"device.attributes['{DRIVER}'].productName.matches('^NVIDIA-H.*HBM3$')", "fits"),
+        (f"device.attributes['{DRIVER}'].productName.lowerAscii().matches('a100')", "not_offered"),
+        (f"device.attributes['{DRIVER}'].type == 'mig' || device.driver == '{DRIVER}'", "fits"),
+        (f"!(device.attributes['{DRIVER}'].type == 'gpu')", "not_offered"),
+        (f"'{DRIVER}' in device.attributes && true", "fits"),
+        (f"device.attributes['{DRIVER}'].absent == 'x'", "not_offered"),
+        (f"device.attributes['{DRIVER}'].productName.matches('^(a+)+$')", "unchecked"),
+        (f"device.attributes['{DRIVER}'].productName.size() > 3", "unchecked"),
+        ("__import__('os').system('true') == 0", "unchecked"),
+        ("(" * 1000 + "true" + ")" * 1000, "unchecked"),
+    ],
+)
+def test_selectors_of_claims(expression: str, key: str) -> None:
+    objects = dra(claim("one", **select(expression)), pod(gpus=0, claims=uses("one")))
+    assert keys(explain_one(*objects))[0] == key
+
+
+def test_a_claim_of_more_devices_than_are_free() -> None:
+    objects = [
+        claim("held", on="a", devices=(1,)),
+        claim("two", count=2),
+        pod(gpus=0, claims=uses("two")),
+    ]
+    found = explain_one(*dra(*objects))
+    reason = found.reasons[0]
+    assert (reason.key, reason.needed, reason.free, reason.total) == ("in_use", 2.0, 1.0, 2.0)
+    assert found.gpus == 2.0
+    assert keys(explain_one(*dra(*objects, gpus=3))) == ["fits"]
+
+
+def test_a_claim_with_devices_elsewhere() -> None:
+    shared = claim("shared", on="a", devices=(0,))
+    objects = dra(shared, node("b"), pod(gpus=1, claims=uses("shared")))
+    objects[0] = node("a", gpus=1)
+    found = explain_one(*objects, pod("old", on="a"))
+    assert keys(found) == ["in_use", "claim_node"]
+
+
+def test_a_claim_that_was_not_created() -> None:
+    template = [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]
+    found = explain_one(*dra(pod(gpus=0, claims=template)))
+    assert found.reasons == (Reason(key="claim_not_created", names=("one-gpu",)),)
+
+
+def test_an_extended_resource_of_a_device_class() -> None:
+    objects = dra(pod(gpus=3), gpus=2)
+    objects[1]["spec"]["extendedResourceName"] = GPU
+    assert explain_one(*objects).reasons[0].key == "too_large"
+
+
+def test_partitions_of_one_gpu_exclude_each_other() -> None:
+    body = resource_slice("a", 2)
+    counters = {"memory": {"value": "80Gi"}}
+    use = [{"counterSet": "gpu-0", "counters": {"memory": {"value": "60Gi"}}}]
+    for device in body["spec"]["devices"]:
+        device["consumesCounters"] = use
+    body["spec"]["sharedCounters"] = [{"name": "gpu-0", "counters": counters}]
+    objects = [node("a", gpus=0), device_class(), body, claim("held", on="a", devices=(0,))]
+    found = explain_one(*objects, claim("one"), pod(gpus=0, claims=uses("one")))
+    assert keys(found) == ["in_use"]
+    assert found.reasons[0].free == 0.0
+
+
+def test_devices_that_several_claims_share() -> None:
+    body = resource_slice("a", 1)
+    body["spec"]["devices"][0]["allowMultipleAllocations"] = True
+    body["spec"]["devices"][0]["capacity"]["memory"]["requestPolicy"] = {"default": "10Gi"}
+    held = claim("held", on="a", devices=(0,))
+    held["status"]["allocation"]["devices"]["results"][0] |= {
+        "shareID": "1",
+        "consumedCapacity": {"memory": "60Gi"},
+    }
+    objects = [node("a", gpus=0), device_class(), body, held, pod(gpus=0, claims=uses("one"))]
+    small = claim("one", capacity={"requests": {"memory": "20Gi"}})
+    large = claim("one", capacity={"requests": {"memory": "21Gi"}})
+    assert keys(explain_one(*objects, small)) == ["fits"]
+    assert keys(explain_one(*objects, large)) == ["in_use"]
+
+
+def test_gpus_of_one_claim_that_must_have_the_same_attribute() -> None:
+    body = resource_slice("a", 4)
+    for index, device in enumerate(body["spec"]["devices"]):
+        device["attributes"]["numa"] = {"int": index // 2}
+    pair = claim("pair", count=2)
+    pair["spec"]["devices"]["constraints"] = [{"matchAttribute": f"{DRIVER}/numa"}]
+    objects = [node("a", gpus=0), device_class(), body, pair, pod(gpus=0, claims=uses("pair"))]
+    one_of_each = claim("held", on="a", devices=(0, 2))
+    assert keys(explain_one(*objects)) == ["fits"]
+    assert keys(explain_one(*objects, one_of_each)) == ["in_use"]
+
+
+def test_a_claim_of_another_kind_of_device_is_no_gpu() -> None:
+    nic = claim("nic", deviceClassName="rdma.example.com")
+    rdma = device_class("rdma.example.com", "device.driver == 'rdma.example.com'")
+    cluster = snapshot([node("a", gpus=0), rdma, nic, pod(gpus=0, claims=uses("nic"))])
+    assert explain(cluster, {}, NOW) == []
+
+
+# Fractions (KAI Scheduler)
+
+
+def fraction(name: str, text: str, on: str = "", group: str = "") -> Object:
+    body = pod(name, gpus=0, on=on, **({} if on else {"schedulerName": "kai-scheduler"}))
+    body["metadata"]["annotations"] = {"gpu-fraction": text}
+    if group:
+        body["metadata"]["labels"] = {"runai-gpu-group": group}
+    if not on:
+        condition = {"type": "PodScheduled", "status": "False"}
+        body["status"]["conditions"] = [condition]
+    return body
+
+
+def test_a_fraction_of_a_gpu() -> None:
+    objects = [
+        node("a", gpus=1),
+        pod("gpu-reservation-1", on="a", namespace="kai-resource-reservation"),
+        fraction("half", "0.5", on="a", group="g"),
+    ]
+    found = explain_one(*objects, fraction(WAITING, "0.6"))
+    assert keys(found) == ["in_use"]
+    assert (found.reasons[0].needed, found.reasons[0].free) == (0.6, 0.5)
+    assert found.gpus == 0.6
+    fits = explain_one(*objects, fraction(WAITING, "0.5"))
+    # Its scheduler has rules of its own, such as queues.
+    assert keys(fits) == ["unchecked"]
+    assert fits.reasons[0].names == ("scheduler",)
+
+
+# All pods
+
+
+def test_pods_without_a_gpu_are_not_listed() -> None:
+    cluster = snapshot([node("a"), pod("cpu", gpus=0), pod("gpu")])
+    assert [each.pod.name for each in explain(cluster, {}, NOW)] == ["gpu"]
+
+
+def test_what_is_free() -> None:
+    rows = list_free(
+        snapshot(
+            [
+                node("a"),
+                node("b"),
+                node("closed", unschedulable=True),
+                node("c", gpus=4, model=H200),
+                pod("old", gpus=3, on="a"),
+                resource_slice("c", 2),
+                claim("held", on="c", devices=(0,)),
+            ]
+        )
+    )
+    assert rows == [
+        FreeGpus(DRIVER, H200, total=2.0, free=1.0, largest=1.0, nodes=1),
+        FreeGpus(GPU, H100, total=16.0, free=13.0, largest=8.0, nodes=2, closed=8.0),
+        FreeGpus(GPU, H200, total=4.0, free=4.0, largest=4.0, nodes=1),
+    ]
+
+
+def test_every_reason_has_a_text() -> None:
+    for key in (*STAGES, "fits", "unchecked", "unseen", "starting", "gated", "claim_missing"):
+        reason = Reason(key=key, resource=GPU, names=("a",), nodes=1, free=1.0, largest=1.0)
+        assert describe(reason).endswith(".")
+        assert isinstance(advise(reason), str)
+
+
+def test_many_pods_of_one_job_are_explained_once() -> None:
+    objects = [node(f"n{number}") for number in range(10)]
+    objects += [pod(f"old-{number}", gpus=8, on=f"n{number}") for number in range(10)]
+    cluster = snapshot([*objects, *(pod(f"w-{number}") for number in range(MANY))])
+    found = explain(cluster, {}, NOW)
+    assert len(found) == MANY
+    assert {keys(each)[0] for each in found} == {"in_use"}
+
+
+def test_many_different_pods_are_bounded() -> None:
+    objects = [node("a", gpus=1)]
+    objects += [pod(f"w-{number}", cpu=f"{number + 1}m", gpus=2) for number in range(600)]
+    found = explain(snapshot(objects), {}, NOW)
+    kinds = [keys(each)[0] for each in found]
+    assert kinds.count("too_large") == 500
+    assert kinds.count("many") == 100
