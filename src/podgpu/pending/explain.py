@@ -217,8 +217,8 @@ def list_free(objects: ClusterObjects) -> list[FreeGpus]:
             if total and is_gpu_resource(name):
                 free = max(0, total - place.usage.amounts[name])
                 rows[name, node.model].append((total / MILLI, free / MILLI, is_open))
-        for driver, (total, free) in _count_devices(cluster, node).items():
-            rows[driver, node.model].append((total, free, is_open))
+        for driver, counts in _count_devices(cluster, node).items():
+            rows[driver, node.model].append((*counts, is_open))
     return [_make_free(*key, entries) for key, entries in sorted(rows.items())]
 
 
