@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.fleet.stragglers import GpuSample, SlowGpu, StragglerDetector
+from podgpu.fleet.stragglers import JobGpuSample, SlowGpu, StragglerDetector
 
 ROUND = 60.0
 """Seconds. A round has the noise of READINGS readings."""
@@ -37,7 +37,7 @@ _CLOCK_STEP = 15.0
 _POWER_EXPONENT = 2.5  # power is proportional to the clock to the power of this
 _GPUS_PER_NODE = 8
 
-Samples = dict[str, GpuSample]
+Samples = dict[str, JobGpuSample]
 
 
 class Fault(NamedTuple):
@@ -183,7 +183,7 @@ class Job:
         for index, name in enumerate(self.names):
             work = self._work(index, at)
             if at < self.unread_until.get(index // _GPUS_PER_NODE, 0.0):
-                samples[name] = GpuSample()
+                samples[name] = JobGpuSample()
             else:
                 samples[name] = self._measure(index, work, at)
         return samples
@@ -262,7 +262,7 @@ class Job:
 
     # Values of a GPU
 
-    def _measure(self, index: int, work: Work, at: float) -> GpuSample:
+    def _measure(self, index: int, work: Work, at: float) -> JobGpuSample:
         rng = self.rng
         chip = self.chips[index]
         fault = self.fault if index == 0 else HEALTHY
@@ -292,7 +292,7 @@ class Job:
             tensor *= 0.9 / clock
         known = self.known
         noise = rng.gauss
-        return GpuSample(
+        return JobGpuSample(
             busy=work.busy,
             clock=round(_MAX_CLOCK * clock / _CLOCK_STEP) * _CLOCK_STEP,
             power=power * noise(1, 0.005),

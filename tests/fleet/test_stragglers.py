@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from podgpu.fleet.stragglers import GpuSample, SlowGpu, StragglerDetector
+from podgpu.fleet.stragglers import JobGpuSample, SlowGpu, StragglerDetector
 from tests.fleet.straggler_simulation import (
     ALL_KNOWN,
     LOWER_CAP,
@@ -18,7 +18,7 @@ from tests.fleet.straggler_simulation import (
     make_equal_job,
 )
 
-SAME = GpuSample(
+SAME = JobGpuSample(
     busy=0.98,
     clock=1700.0,
     power=690.0,
@@ -39,7 +39,7 @@ class Rounds:
         self.detector: StragglerDetector[str] = StragglerDetector()
         self.now = 0.0
 
-    def run(self, seconds: float, gpus: Mapping[str, GpuSample]) -> SlowGpu | None:
+    def run(self, seconds: float, gpus: Mapping[str, JobGpuSample]) -> SlowGpu | None:
         found: dict[str, SlowGpu] = {}
         end = self.now + seconds
         while self.now < end:
@@ -48,7 +48,9 @@ class Rounds:
         return found.get("job")
 
 
-def job_with(first: GpuSample, gpus: int = 4, others: GpuSample = SAME) -> dict[str, GpuSample]:
+def job_with(
+    first: JobGpuSample, gpus: int = 4, others: JobGpuSample = SAME
+) -> dict[str, JobGpuSample]:
     return {"a": first} | {f"b{number}": others for number in range(1, gpus)}
 
 
@@ -119,7 +121,10 @@ def test_one_sibling_is_enough_for_the_clock() -> None:
 
 
 def change(
-    changed: GpuSample, gpus: int = 4, before: GpuSample = SAME, last: GpuSample | None = None
+    changed: JobGpuSample,
+    gpus: int = 4,
+    before: JobGpuSample = SAME,
+    last: JobGpuSample | None = None,
 ) -> SlowGpu | None:
     """Runs a job of equal GPUs for an hour, and changes the first one for ten minutes.
 

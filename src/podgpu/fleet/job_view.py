@@ -28,6 +28,7 @@ class SlowestView(msgspec.Struct, omit_defaults=True, kw_only=True):
     against: Against
     since: float
     says: str
+    explanation: str  # the part of `says` that names the cause
 
 
 class JobDevice(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -143,13 +144,15 @@ def _make_slowest(state: ClusterState, key: JobKey) -> SlowestView | None:
     if slow is None:
         return None
     gpu = state.jobs[key][slow.device]
+    explanation = explain_slow(slow)
     return SlowestView(
         **_place(gpu),
         reason=slow.reason,
         difference_ratio=round(slow.difference, 4),
         against=slow.against,
         since=round(slow.since + state.clock_offset, 0),
-        says=f"Slower than {compared_with(slow)}: {explain_slow(slow)}.",
+        says=f"Slower than {compared_with(slow)}: {explanation}.",
+        explanation=explanation,
     )
 
 

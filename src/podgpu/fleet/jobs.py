@@ -8,7 +8,7 @@ from typing import NamedTuple
 from podgpu.fleet.choose import Alert
 from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
 from podgpu.fleet.readings import NodeEntry
-from podgpu.fleet.stragglers import GpuSample, Reason, SlowGpu, StragglerDetector
+from podgpu.fleet.stragglers import JobGpuSample, Reason, SlowGpu, StragglerDetector
 from podgpu.known import add_known, divide_known
 from podgpu.metrics.fields import (
     ACTIVITY_FIELDS,
@@ -65,7 +65,7 @@ class JobGpu(NamedTuple):
 
     node: NodeEntry
     parts: tuple[HeldPart, ...]
-    sample: GpuSample
+    sample: JobGpuSample
 
 
 class _SameModel(NamedTuple):
@@ -108,7 +108,7 @@ def find_job(part: HeldPart) -> JobKey | None:
 
 def find_slow(detector: JobDetector, now: float, jobs: Jobs) -> dict[JobKey, SlowGpu]:
     """Returns the slowest GPU of each job. Compares only devices of the same model."""
-    samples: dict[_SameModel, dict[str, GpuSample]] = {}
+    samples: dict[_SameModel, dict[str, JobGpuSample]] = {}
     for key, gpus in jobs.items():
         if key.kind not in JOB_KINDS:
             continue
@@ -153,7 +153,7 @@ def explain_slow(slow: SlowGpu) -> str:
 
 def _make_sample(
     node: NodeEntry, parts: tuple[HeldPart, ...], earlier: NodeEntry | None
-) -> GpuSample:
+) -> JobGpuSample:
     """Returns no values if the node or the GPU cannot be read.
 
     Clock, power, throttling and bytes of a MIG instance are unknown.
@@ -161,14 +161,14 @@ def _make_sample(
     gpu = parts[0].gpu
     instance = parts[0].instance
     if node.stale or node.gone or is_blind(gpu):
-        return GpuSample()
+        return JobGpuSample()
     device = instance or gpu
     waiting = None
     for part in parts:
         ratio = part.holder.known_usage.wait_ratio
         if ratio is not None:
             waiting = max(ratio, waiting or 0.0)
-    sample = GpuSample(
+    sample = JobGpuSample(
         busy=device_utilization(device),
         tensor=_read(device, TENSOR_ACTIVE),
         dram=_read(device, DRAM_ACTIVE),

@@ -40,7 +40,7 @@ _MAD_SCALE = 1.4826  # standard deviation of a normal distribution, divided by i
 _STAYS = 0.7  # fraction of the limit down to which a GPU stays slow, so that alerts do not flap
 
 
-class GpuSample(NamedTuple):
+class JobGpuSample(NamedTuple):
     """The values of one GPU of a job. None if unknown. Ratios are from 0 to 1."""
 
     busy: float | None = None
@@ -55,7 +55,7 @@ class GpuSample(NamedTuple):
     waiting: float | None = None  # ratio of time in which the job waited for other containers
 
 
-_Differences = GpuSample
+_Differences = JobGpuSample
 """Differences of ratios, and relative differences of the other values. 0 if they are equal."""
 
 
@@ -99,17 +99,17 @@ class _Finding(NamedTuple):
 
 
 class _Minute(NamedTuple):
-    samples: Mapping[str, GpuSample]
+    samples: Mapping[str, JobGpuSample]
     differences: Mapping[str, _Differences]  # of each GPU that works, from its siblings
 
 
 @dataclass
 class _JobHistory:
     minute: int
-    rounds: dict[str, list[GpuSample]] = field(default_factory=dict)  # of this minute
+    rounds: dict[str, list[JobGpuSample]] = field(default_factory=dict)  # of this minute
     # oldest first
     minutes: deque[_Minute] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    past: dict[str, deque[GpuSample]] = field(default_factory=dict)  # medians of windows
+    past: dict[str, deque[JobGpuSample]] = field(default_factory=dict)  # medians of windows
     since_past: int = 0  # minutes since the last window of the past
     slow: SlowGpu | None = None
     unjudged: int = 0  # minutes in which the slow GPU could not be judged
@@ -123,7 +123,7 @@ class StragglerDetector(Generic[K]):
         self._minute = minute
         self._jobs: dict[K, _JobHistory] = {}
 
-    def update(self, now: float, jobs: Mapping[K, Mapping[str, GpuSample]]) -> dict[K, SlowGpu]:
+    def update(self, now: float, jobs: Mapping[K, Mapping[str, JobGpuSample]]) -> dict[K, SlowGpu]:
         """Adds the values of a round, by job and device. Returns the slowest GPU of each job.
 
         `now` is monotonic. Jobs whose GPUs are all alike are not in the result.
@@ -168,17 +168,19 @@ def _close_minute(job: _JobHistory, since: float) -> None:
             past.append(sample)
 
 
-def _combine(samples: Sequence[GpuSample], mean: Callable[[Iterable[float]], float]) -> GpuSample:
+def _combine(
+    samples: Sequence[JobGpuSample], mean: Callable[[Iterable[float]], float]
+) -> JobGpuSample:
     combined = []
     for values in zip(*samples, strict=True):
         known = select_known(values)
         combined.append(mean(known) if known else None)
-    return GpuSample(*combined)
+    return JobGpuSample(*combined)
 
 
-def _make_windows(minutes: Iterable[Mapping[str, GpuSample]]) -> dict[str, GpuSample]:
+def _make_windows(minutes: Iterable[Mapping[str, JobGpuSample]]) -> dict[str, JobGpuSample]:
     """Returns the medians over the minutes of each GPU that worked evenly in enough of them."""
-    working: dict[str, list[GpuSample]] = {}
+    working: dict[str, list[JobGpuSample]] = {}
     for minute in minutes:
         for device, sample in minute.items():
             if _is_busy(sample):
@@ -192,7 +194,7 @@ def _make_windows(minutes: Iterable[Mapping[str, GpuSample]]) -> dict[str, GpuSa
     return windows
 
 
-def _is_even(sample: GpuSample, usual: GpuSample) -> bool:
+def _is_even(sample: JobGpuSample, usual: JobGpuSample) -> bool:
     """Returns False for a minute in which the program did other work, such as an evaluation."""
     for name, floor in _WORK.items():
         amount = getattr(sample, name)
@@ -202,7 +204,7 @@ def _is_even(sample: GpuSample, usual: GpuSample) -> bool:
     return True
 
 
-def _is_busy(sample: GpuSample) -> bool:
+def _is_busy(sample: JobGpuSample) -> bool:
     return sample.busy is not None and sample.busy >= _BUSY
 
 
@@ -260,7 +262,7 @@ def _spread(values: Sequence[float]) -> float:
 # Judging one GPU
 
 
-def _measure(rule: _Rule, sample: GpuSample, differences: _Differences) -> float | None:
+def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> float | None:
     """Returns by how much a GPU is slower. None if that cannot be said, such as at other work."""
     difference: float | None = getattr(differences, rule.reason)
     if difference is None:
@@ -292,7 +294,7 @@ def _measure(rule: _Rule, sample: GpuSample, differences: _Differences) -> float
     return size
 
 
-def _has_hidden_limit(sample: GpuSample, differences: _Differences) -> bool:
+def _has_hidden_limit(sample: JobGpuSample, differences: _Differences) -> bool:
     """A GPU that uses less power is slower only if a power limit slows it down."""
     if sample.power_limit is not None or sample.capped is None or differences.capped is None:
         return False
@@ -317,7 +319,7 @@ def _compare_operations(differences: _Differences) -> float | None:
     return (1.0 + differences.tensor) * (1.0 + differences.clock) - 1.0
 
 
-def _measure_clock(size: float, sample: GpuSample, differences: _Differences) -> float | None:
+def _measure_clock(size: float, sample: JobGpuSample, differences: _Differences) -> float | None:
     """At the power limit, more work lowers the clock of a good GPU."""
     if not _is_capped(sample):
         return size
@@ -333,7 +335,7 @@ def _measure_clock(size: float, sample: GpuSample, differences: _Differences) ->
     return max(0.0, size - explained)
 
 
-def _is_capped(sample: GpuSample) -> bool:
+def _is_capped(sample: JobGpuSample) -> bool:
     """Returns True if it is not known."""
     if sample.capped is not None:
         return sample.capped >= _CAPPED
@@ -355,7 +357,7 @@ def _difference(name: str, value: float | None, expected: float | None) -> float
 # Against siblings
 
 
-def _compare_with_siblings(minute: Mapping[str, GpuSample]) -> dict[str, _Differences]:
+def _compare_with_siblings(minute: Mapping[str, JobGpuSample]) -> dict[str, _Differences]:
     """Returns the differences of each GPU that works from the median of the others."""
     siblings = [_Siblings.of(values) for values in zip(*minute.values(), strict=True)]
     differences = {}
@@ -363,7 +365,7 @@ def _compare_with_siblings(minute: Mapping[str, GpuSample]) -> dict[str, _Differ
         if not _is_busy(sample):
             continue
         compared = []
-        for name, value, others in zip(GpuSample._fields, sample, siblings, strict=True):
+        for name, value, others in zip(JobGpuSample._fields, sample, siblings, strict=True):
             expected = None if value is None else others.median_without(value)
             compared.append(_difference(name, value, expected))
         differences[device] = _Differences(*compared)
@@ -393,13 +395,13 @@ class _Siblings(NamedTuple):
 class _Recent(NamedTuple):
     """A GPU that worked in enough of the last minutes."""
 
-    sample: GpuSample  # median
+    sample: JobGpuSample  # median
     differences: _Differences  # median
     minutes: Sequence[_Differences]
 
     @classmethod
     def of(cls, minutes: Iterable[_Minute]) -> dict[str, _Recent]:
-        samples: dict[str, list[GpuSample]] = {}
+        samples: dict[str, list[JobGpuSample]] = {}
         differences: dict[str, list[_Differences]] = {}
         for minute in minutes:
             for device, compared in minute.differences.items():
@@ -504,11 +506,11 @@ def _find_change(rule: _Rule, window: _Window) -> _Change | None:
 
 
 class _Window(NamedTuple):
-    sample: GpuSample
+    sample: JobGpuSample
     differences: Sequence[_Differences]  # from each window of the past
 
 
-def _compare_windows(job: _JobHistory, windows: Mapping[str, GpuSample]) -> dict[str, _Window]:
+def _compare_windows(job: _JobHistory, windows: Mapping[str, JobGpuSample]) -> dict[str, _Window]:
     compared = {}
     for device, sample in windows.items():
         past = job.past.get(device, ())
@@ -531,8 +533,8 @@ class _Evidence(NamedTuple):
         return gpu is not None and _measure(rule, gpu.sample, gpu.differences) is not None
 
 
-def _compare(sample: GpuSample, expected: GpuSample) -> _Differences:
+def _compare(sample: JobGpuSample, expected: JobGpuSample) -> _Differences:
     compared = []
-    for name, value, usual in zip(GpuSample._fields, sample, expected, strict=True):
+    for name, value, usual in zip(JobGpuSample._fields, sample, expected, strict=True):
         compared.append(_difference(name, value, usual))
     return _Differences(*compared)

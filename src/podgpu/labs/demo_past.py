@@ -24,7 +24,7 @@ from podgpu.fleet.hold import describe_idle
 from podgpu.fleet.prices import Prices
 from podgpu.labs.demo import JOB, DemoExporter, owner_of, team_of
 from podgpu.labs.demo_engines import count_tokens, find_model
-from podgpu.labs.simulate.gpu import DRAM, Activity, SimulatedGpu, compute_watts, final_celsius
+from podgpu.labs.simulate.gpu import DRAM, LoadActivity, SimulatedGpu, compute_watts, final_celsius
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.model import Workload, WorkloadOwner
@@ -270,7 +270,7 @@ class _PastDevice(NamedTuple):
     def _load(self, tenant: Tenant) -> float:
         return _load_of(self.node, tenant, self.step)
 
-    def _compute_activity(self, loads: Mapping[Tenant, float]) -> Activity:
+    def _compute_activity(self, loads: Mapping[Tenant, float]) -> LoadActivity:
         sizes: dict[int | None, float] = {}
         if self.instance is None and self.gpu.instances:
             sizes.update(_divide(self.gpu))
@@ -280,10 +280,10 @@ class _PastDevice(NamedTuple):
             work = load * sizes.get(tenant.gi_id, 1.0)
             use += work
             tensor += work * self.node.load_of(tenant).tensor
-        return Activity(use, tensor, DRAM * use)
+        return LoadActivity(use, tensor, DRAM * use)
 
     def _measure(
-        self, tenant: Tenant, loads: Mapping[Tenant, float], activity: Activity, is_blind: bool
+        self, tenant: Tenant, loads: Mapping[Tenant, float], activity: LoadActivity, is_blind: bool
     ) -> HeldTime:
         seconds = self.step.seconds
         load = loads[tenant]

@@ -38,7 +38,7 @@ _MATCHER = re.compile(r'([^{]+)(?:\{(\w+)="([^"]+)"\})?')
 _NAME = re.compile(rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)")
 
 
-class Family(NamedTuple):
+class EngineFamily(NamedTuple):
     """The name of a series, and the value that a label must have."""
 
     name: str
@@ -55,9 +55,9 @@ class Engine(NamedTuple):
     """A row of engines.csv. Of several names, an engine has the one of its version."""
 
     name: str
-    prompt: Family  # counter
-    transferred: Family | None  # the prompt tokens that another pod computed, and counted
-    generated: Family  # counter
+    prompt: EngineFamily  # counter
+    transferred: EngineFamily | None  # the prompt tokens that another pod computed, and counted
+    generated: EngineFamily  # counter
     running: Sequence[str]  # gauges
     waiting: Sequence[str]
     first_token: str  # histogram; empty if there is none
@@ -67,7 +67,7 @@ class Engine(NamedTuple):
     path: str
 
     @property
-    def counters(self) -> tuple[Family, ...]:
+    def counters(self) -> tuple[EngineFamily, ...]:
         if self.transferred is None:
             return self.prompt, self.generated
         return self.prompt, self.generated, self.transferred
@@ -144,10 +144,10 @@ def _make_engine(row: Mapping[str, str]) -> Engine:
     )
 
 
-def _make_family(text: str) -> Family:
+def _make_family(text: str) -> EngineFamily:
     match = _MATCHER.fullmatch(text)
     assert match is not None
-    return Family(match[1], match[2] or "", match[3] or "")
+    return EngineFamily(match[1], match[2] or "", match[3] or "")
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
 
 def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str, TokenCounters]:
     """Adds up the ranks of each model."""
-    counted: dict[str, dict[Family, float]] = {}
+    counted: dict[str, dict[EngineFamily, float]] = {}
     for sample in samples:
         for family in engine.counters:
             if not family.selects(sample):

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from podgpu.charge import Amounts, Tokens
-from podgpu.metrics.engines import MOST_TOKENS, RANK_LABELS, Engine, Family, clean_model, engines
+from podgpu.metrics.engines import (
+    MOST_TOKENS,
+    RANK_LABELS,
+    Engine,
+    EngineFamily,
+    clean_model,
+    engines,
+)
 from podgpu.metrics.parse import ParsedSample
 from podgpu.metrics.promql import by, quote, select
 from podgpu.model import PodName
@@ -68,7 +75,9 @@ def token_queries(
     return queries
 
 
-def _increase(family: Family, kind: str, keys: tuple[str, ...], match: str, window: str) -> str:
+def _increase(
+    family: EngineFamily, kind: str, keys: tuple[str, ...], match: str, window: str
+) -> str:
     """`max` merges the series of an HA pair and of two monitors, `sum` those of ranks."""
     matcher = f"{family.label}={quote(family.value)}" if family.label else ""
     series = select((family.name,), 'pod!=""', matcher, match)

@@ -16,7 +16,7 @@ import pynvml
 from podgpu.labs.simulate.gpu import (
     FULL_CELSIUS,
     IDLE_CELSIUS,
-    Activity,
+    LoadActivity,
     SimulatedGpu,
     SimulatedInstance,
     SimulatedLoad,
@@ -346,7 +346,7 @@ class GpmSample(NamedTuple):
     gi_id: int | None = None
     at: float = 0.0
     nvlinks: int = 0
-    meter: Activity = Activity()
+    meter: LoadActivity = LoadActivity()
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:

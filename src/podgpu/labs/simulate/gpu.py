@@ -48,7 +48,7 @@ class SimulatedLoad:
         return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
 
 
-class Activity(NamedTuple):
+class LoadActivity(NamedTuple):
     """Work of a GPU or MIG instance.
 
     Either fractions of its capacity, or seconds of work since the last reset.
@@ -58,19 +58,19 @@ class Activity(NamedTuple):
     tensor: float = 0.0
     dram: float = 0.0
 
-    def plus(self, other: Activity, compute: float, memory: float) -> Activity:
+    def plus(self, other: LoadActivity, compute: float, memory: float) -> LoadActivity:
         """Adds the weighted work of `other`.
 
         The weight is `compute` for busy and tensor time, and `memory` for DRAM time.
         """
-        return Activity(
+        return LoadActivity(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
             self.dram + memory * other.dram,
         )
 
 
-def compute_watts(model: GpuModel, activity: Activity) -> float:
+def compute_watts(model: GpuModel, activity: LoadActivity) -> float:
     idle, _, limit = model.power
     load = 0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram
     return idle + (limit - idle) * load
@@ -114,8 +114,8 @@ class PlacedLoad:
 
 
 class GpuActivity(NamedTuple):
-    device: Activity
-    instances: dict[int, Activity]  # by GPU instance id
+    device: LoadActivity
+    instances: dict[int, LoadActivity]  # by GPU instance id
     watts: float
 
 
@@ -144,8 +144,8 @@ class SimulatedGpu:
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     idle_seconds: float = 0.0
-    meter: Activity = field(default_factory=Activity)
-    instance_meters: dict[int, Activity] = field(default_factory=dict)
+    meter: LoadActivity = field(default_factory=LoadActivity)
+    instance_meters: dict[int, LoadActivity] = field(default_factory=dict)
 
     @property
     def wall_us(self) -> int:
@@ -183,8 +183,8 @@ class SimulatedGpu:
     def activity(self) -> GpuActivity:
         model = self.model
         second = math.floor(self.at)
-        device = Activity() if self.mig_enabled else self._activity_of(second)
-        instances: dict[int, Activity] = {}
+        device = LoadActivity() if self.mig_enabled else self._activity_of(second)
+        instances: dict[int, LoadActivity] = {}
         for instance in self.instances:
             activity = self._activity_of(second, instance.gi_id)
             instances[instance.gi_id] = activity
@@ -193,13 +193,13 @@ class SimulatedGpu:
             device = device.plus(activity, compute, memory)
         return GpuActivity(device, instances, compute_watts(model, device))
 
-    def _activity_of(self, second: int, gi_id: int | None = None) -> Activity:
+    def _activity_of(self, second: int, gi_id: int | None = None) -> LoadActivity:
         loads = self.running(gi_id)
         parts = split_busy(loads, second)
         # A sum of fractions may be 1.0000000000000002.
         busy = min(1.0, sum(parts))
         tensor = sum(part * load.tensor for load, part in zip(loads, parts, strict=True))
-        return Activity(busy, tensor, DRAM * busy)
+        return LoadActivity(busy, tensor, DRAM * busy)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         running = [placed.load for placed in self.loads if placed.is_running]
@@ -234,13 +234,13 @@ class SimulatedGpu:
         The MIG layout stays, as with `nvidia-smi --gpu-reset`.
         """
         self.energy = self.idle_seconds = 0.0
-        self.meter = Activity()
+        self.meter = LoadActivity()
         self.recovery = 0
         self._end_loads()
 
     def _end_loads(self) -> None:
         self.loads = []
-        self.instance_meters = {instance.gi_id: Activity() for instance in self.instances}
+        self.instance_meters = {instance.gi_id: LoadActivity() for instance in self.instances}
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""

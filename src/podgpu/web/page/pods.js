@@ -157,7 +157,7 @@ function linkOf(holder, by) {
 function slowText(slowest) {
   if (!slowest) return undefined;
   const gpu = slowest.index === undefined ? "a GPU" : `GPU ${slowest.index}`;
-  return `${gpu} of ${slowest.node}: ${slowest.says.replace(/^Slower than (its siblings|before): /, "")}`;
+  return `${gpu} of ${slowest.node}: ${slowest.explanation}.`;
 }
 
 // Says why GPUs are busy without a known holder: the problem of a source, or no process.

@@ -47,10 +47,10 @@ from podgpu.node.gpu.dcgm.entities import (
     SWITCH_LINK,
     DcgmEntity,
     Entity,
+    FieldWatch,
     LatestValues,
     NodeLayout,
     Outline,
-    Watch,
     read_layout,
     read_outline,
 )
@@ -139,7 +139,7 @@ class DcgmTelemetry:
         self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
         # Watches by kind of entity and field group.
-        self._watches: dict[tuple[str, FieldGroup], Watch] = {}
+        self._watches: dict[tuple[str, FieldGroup], FieldWatch] = {}
         self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
         self._xids = ErrorEvents()
@@ -320,7 +320,7 @@ class DcgmTelemetry:
 
     def _make_watches(
         self, layout: NodeLayout, groups: Sequence[FieldGroup]
-    ) -> dict[tuple[str, FieldGroup], Watch]:
+    ) -> dict[tuple[str, FieldGroup], FieldWatch]:
         watches = {}
         by_kind = group_by_key((one.kind, one.entity) for one in layout.entities)
         for kind, entities in by_kind.items():
@@ -329,7 +329,7 @@ class DcgmTelemetry:
                 wanted[self._xid_group] = self._xid_group.fields
             for group, some in wanted.items():
                 if some:
-                    watches[kind, group] = Watch(
+                    watches[kind, group] = FieldWatch(
                         self._connection, entities, some, group.interval, self._clock, self._seen
                     )
         return watches
@@ -349,7 +349,7 @@ class DcgmTelemetry:
                     self._xids.add(ErrorEvent(keys[entity], xid, timestamp / 1_000_000))
         self._has_read_xids |= bool(watches)
 
-    def _read_samples(self, watches: Iterable[Watch]) -> list[tuple[int, Entity, int]]:
+    def _read_samples(self, watches: Iterable[FieldWatch]) -> list[tuple[int, Entity, int]]:
         """Returns time in microseconds, entity and XID since the last call, and some older ones."""
         samples: list[tuple[int, Entity, int]] = []
 

@@ -291,7 +291,7 @@ class LatestValues:
 
 
 @dataclass(slots=True)
-class Watch:
+class FieldWatch:
     """Makes the engine read fields periodically.
 
     The engine removes the watch when the connection is closed.
