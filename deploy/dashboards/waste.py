@@ -411,6 +411,83 @@ def _savings() -> Row:
     )
 
 
+def _tokens() -> Row:
+    tokens = f"podgpu:pod_llm_tokens:rate5m{{{_HOLDER}}}"
+    models = "sum by (namespace, model)"
+    pods = "sum by (namespace, pod, model)"
+    price = "Cost per million tokens"
+    energy = "J per token"
+    return Row(
+        "Tokens of LLM engines (needs the recording rules; cost needs podgpu cluster)",
+        (
+            graph(
+                "Tokens per second",
+                largest_and_rest(f"{models} ({tokens})", "{{namespace}}/{{model}}"),
+                "Prompt and generated tokens of engines in pods that hold GPUs, by model.",
+                decimals=0,
+                stacked=True,
+            ),
+            graph(
+                "Cost per million tokens",
+                [
+                    (
+                        largest(f"podgpu:model_cost_per_million_tokens:rate5m{{{_HOLDER}}}"),
+                        "{{namespace}}/{{model}} ({{currency}})",
+                    )
+                ],
+                (
+                    "What the pods of a model pay for their GPUs, also while they wait or are idle,"
+                    " by --prices of podgpu cluster."
+                ),
+                decimals=2,
+            ),
+            table(
+                "Models",
+                [
+                    Query(f"{models} ({tokens})", "Tokens per second", decimals=0),
+                    Query(
+                        "sum by (namespace, model, currency)"
+                        f" (podgpu:model_cost_per_million_tokens:rate5m{{{_HOLDER}}})",
+                        price,
+                        decimals=2,
+                    ),
+                    Query(
+                        f"{models} (podgpu:model_joules_per_token:rate5m{{{_HOLDER}}})",
+                        energy,
+                        decimals=3,
+                    ),
+                ],
+                {"namespace": "Namespace", "model": "Model"},
+                "Added up over the pods of a model, so also for separate prefill and decode pods.",
+                width=12,
+            ),
+            table(
+                "Pods",
+                [
+                    Query(largest(f"{pods} ({tokens})", 200), "Tokens per second", decimals=0),
+                    Query(
+                        "sum by (namespace, pod, currency)"
+                        f" (podgpu:pod_cost_per_million_tokens:rate5m{{{_HOLDER}}})",
+                        price,
+                        decimals=2,
+                    ),
+                    Query(
+                        "sum by (namespace, pod)"
+                        f" (podgpu:pod_joules_per_token:rate5m{{{_HOLDER}}})",
+                        energy,
+                        decimals=3,
+                    ),
+                ],
+                {"namespace": "Namespace", "pod": "Pod", "model": "Model"},
+                "The 200 pods with the most tokens.",
+                link=("Pod", "This pod", _POD_PAGE),
+                width=12,
+            ),
+        ),
+        collapsed=True,
+    )
+
+
 def waste() -> Json:
     variables = [
         choice(
@@ -426,5 +503,5 @@ def waste() -> Json:
         "podgpu: waste and cost",
         about,
         variables,
-        [_overview(), _waste(), _savings(), _from_podgpu_cluster()],
+        [_overview(), _waste(), _savings(), _tokens(), _from_podgpu_cluster()],
     )

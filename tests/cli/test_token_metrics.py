@@ -84,7 +84,7 @@ def _cluster(folder: Path) -> Iterator[Any]:
         config = folder / "kubeconfig"
         config.write_text(kubeconfig(api_server.url), encoding="utf-8")
         arguments = ["--scrape", f"127.0.0.1:{port}", "--prices", "example"]
-        arguments += ["--token-metrics", "pods", "--kubeconfig", str(config)]
+        arguments += ["--token-metrics", "pods", "--kubeconfig", str(config), "--export-tokens"]
         with podgpu([*CLUSTER, *arguments], folder) as process:
             yield process.client
 
@@ -106,6 +106,19 @@ def test_tokens_reach_the_page_and_the_bill(tmp_path: Path) -> None:
         pod = json.loads(client.ask("/api/v1/pods/ml/chat").body)
         (holder,) = pod["nodes"][0]["gpus"][0]["holders"]
         assert (holder["engine"]["engine"], holder["engine"]["model"]) == ("vllm", "llama")
+
+        labels = 'namespace="ml",pod="chat",container="main"'
+        exported = client.ask("/metrics").text
+        counted = f'podgpu_container_llm_tokens_total{{kind="generation",{labels}}} '
+        [count] = [line for line in exported.splitlines() if line.startswith(counted)]
+        assert float(count.rsplit(" ")[-1]) >= row["generated_tokens"] > 0
+        assert f'podgpu_container_llm_tokens_total{{kind="prompt",{labels}}} 0' in exported
+
+
+def test_tokens_are_exported_only_if_podgpu_reads_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for source in ("--scrape", "--prometheus"):
+        assert run(["cluster", source, "http://b", "--export-tokens"]) == 2
+        assert "--export-tokens needs --token-metrics pods" in capsys.readouterr().err
 
 
 def test_tokens_are_read_from_pods_or_from_prometheus(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -65,6 +66,18 @@ def serving_savings() -> Iterator[str]:
         yield address
 
 
+@contextmanager
+def serving_engine() -> Iterator[str]:
+    """Yields HOST:PORT of the metrics of an LLM engine."""
+
+    def write(name: str) -> str:
+        tokens = round(1000 * time.time())
+        return f'vllm:generation_tokens_total{{model_name="llama"}} {tokens}\n'
+
+    with expositions_at(write) as address:
+        yield address
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     """A fleet with data for every panel: an error, a lasting alert, a failed source, an idle
@@ -79,7 +92,11 @@ def fleet() -> Iterator[Fleet]:
         job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
         savings: dict[str, Any] = {"job_name": "savings", "honor_labels": True}
         savings["static_configs"] = [{"targets": [stack.enter_context(serving_savings())]}]
-        running = stack.enter_context(fleet_in(folder, [job, savings], ("4.8", "4.9")))
+        engine: dict[str, Any] = {"job_name": "engine"}
+        labels = {"namespace": "serving", "pod": "chat-0"}
+        target = {"targets": [stack.enter_context(serving_engine())], "labels": labels}
+        engine["static_configs"] = [target]
+        running = stack.enter_context(fleet_in(folder, [job, savings, engine], ("4.8", "4.9")))
         (folder / "prices.yaml").write_text("currency: EUR\nmodels: {'*': {gpu_hour: 2.5}}\n")
         targets = ",".join(f"http://{node.instance}/metrics" for node in running.nodes)
         options = (

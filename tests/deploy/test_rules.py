@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from podgpu.metrics.conditions import xid_specs
+from podgpu.metrics.engines import engines
 from tests.test_promtool import needs_promtool, promtool
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +56,18 @@ def test_xid_alerts_and_device_health_agree() -> None:
     assert [int(number) for number in numbers.split("|")] == [
         xid for xid, spec in xid_specs().items() if spec.needs_action
     ]
+
+
+def test_the_tokens_of_each_engine_are_recorded() -> None:
+    recorded = {}
+    for rule in rules():
+        if rule.get("record") == "podgpu:pod_llm_tokens:rate5m":
+            labels = rule["labels"]
+            recorded[labels["engine"], labels["kind"]] = rule["expr"]
+    assert len(recorded) == 2 * len(engines())
+    for engine in engines():
+        prompt = recorded[engine.name, "prompt"]
+        assert f"rate({engine.prompt.name}{{" in prompt
+        assert f"rate({engine.generated.name}{{" in recorded[engine.name, "generation"]
+        if engine.transferred is not None:
+            assert f'{engine.transferred.label}="{engine.transferred.value}"' in prompt

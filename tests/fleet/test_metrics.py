@@ -36,6 +36,7 @@ DATA = Path(__file__).parents[1] / "data"
 Row = tuple[str, str, str, str, str]
 LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 RATIO, GPUS = "podgpu_used_gpu_utilization_ratio", "podgpu_used_gpus"
+PRICE = "podgpu_gpu_price_per_hour"
 SINCE = "podgpu_idle_allocated_gpu_since_timestamp_seconds"
 
 # Seed 002 has hand-written samples in which one GPU has three models or several nodes. Each row is
@@ -284,3 +285,20 @@ def test_cost_per_hour_counts_idle_from_the_first_second() -> None:
     assert value(state, "podgpu_namespace_cost_per_hour", **money) == pytest.approx(15)
     assert value(state, "podgpu_namespace_wasted_per_hour", **money) == 7
     assert duplicates(parse_text(text_of(state))) == []
+
+
+def test_the_price_of_an_hour_is_that_of_all_nodes() -> None:
+    spot = Prices("EUR", {H100: Price(3.0)})
+    models = {H100: Price(7.0), "NVIDIA L4": Price(1.0)}
+    prices = Prices("EUR", models, nodes=[({"capacity": "spot"}, spot)])
+    cut = gpu(1, instances=(mig(1),), model="NVIDIA L4")
+    first = node("n1", gpu(0), cut, gpu(2, model="unknown"), labels={"capacity": "spot"})
+    second = node("n2", gpu(3), labels={"capacity": "reserved"})
+    plain = Prices("EUR", models)
+
+    assert value(state_of(second, prices=plain), PRICE, model=H100, currency="EUR") == 7
+    found = series(state_of(first, second, prices=plain), PRICE)
+    names = [(dict(labels)["model"], dict(labels).get("profile")) for labels in found]
+    assert names == [(H100, None), ("NVIDIA L4", None), ("NVIDIA L4", "1g.10gb")]
+    assert value(state_of(first, second, prices=prices), PRICE, model=H100, currency="EUR") is None
+    assert series(state_of(second), PRICE) == {}

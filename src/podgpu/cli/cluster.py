@@ -86,12 +86,18 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             "--token-metrics pods cannot be combined with --prometheus: with it, podgpu reads the"
             " token counters that Prometheus has scraped"
         )
+    if options["export_tokens"] and options["token_metrics"] != "pods":
+        raise UsageError(
+            "--export-tokens needs --token-metrics pods: otherwise, podgpu reads no engine, or"
+            " reads the counters from Prometheus, which has them already"
+        )
     settings = make_settings(
         ctx,
         options,
         window=options["window"],
         idle_after=options["idle_after"],
         legacy_map_metrics=options["legacy_map_metrics"],
+        export_tokens=options["export_tokens"],
         max_gpus=_MAX_GPUS,
         hints=tuple(_list_hints(options)),
         savings_skip_namespaces=frozenset(

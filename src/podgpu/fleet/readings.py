@@ -47,6 +47,7 @@ class ViewSettings:
     # values of a job's GPUs are averaged over this time before they are compared
     compared_seconds: float = 60.0
     legacy_map_metrics: bool = False
+    export_tokens: bool = False
     # fail if Prometheus has several clusters, because an HPA names no cluster
     one_cluster: bool = False
     max_gpus: float = math.inf  # with more GPUs in Prometheus, each round reads only totals

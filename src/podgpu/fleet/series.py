@@ -11,8 +11,11 @@ from msgspec.structs import asdict
 from podgpu.charge import Waste
 from podgpu.fleet.hold import find_rest, wasteful_since
 from podgpu.fleet.parts import (
+    ContainerName,
+    EngineState,
     HeldPart,
     WasteRate,
+    container_name,
     device_model,
     device_utilization,
     gpu_id,
@@ -43,6 +46,8 @@ from podgpu.model import (
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _WASTE_LABELS = ("kind", "namespace", "currency", "cluster")
+_PRICE_LABELS = ("model", "profile", "currency", "cluster")
+_TOKEN_LABELS = ("kind", "namespace", "pod", "container", "cluster")
 _SAVINGS_LABELS = ("kind", "namespace", "pod", "model", "target", "cluster")
 # `gpu_id`: the GPU, even of a MIG instance
 _MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
@@ -62,6 +67,8 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families += make_families("cluster", slow)
     families += _count_families(state)
     families += _cost_families(state)
+    families += _price_families(state)
+    families += _token_families(state)
     families += _budget_families(state)
     families += _savings_families(state.savings)
     families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
@@ -120,6 +127,11 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
         for name, value in zip(names, values, strict=True)
         if value or name != "cluster"
     )
+
+
+def _some_labels(names: Iterable[str], values: Iterable[str]) -> Labels:
+    """Pairs label names with values. Omits empty labels."""
+    return Labels(pair for pair in zip(names, values, strict=True) if pair[1])
 
 
 # Pod map: one series per pod and GPU, as in "pod gpu metrics exporter"
@@ -358,6 +370,50 @@ def _cost_families(state: ClusterState) -> list[Family]:
     return make_families("cluster", samples)
 
 
+def _price_families(state: ClusterState) -> list[Family]:
+    currency = state.prices.currency
+    if not currency:
+        return []
+    # Each value is a set: with prices by node label, the nodes may differ.
+    prices: dict[tuple[str, str, str], set[float | None]] = defaultdict(set)
+    for node in state.nodes:
+        cluster = node.reading.cluster
+        for gpu in node.gpus:
+            for instance in (None, *gpu.instances):
+                profile = "" if instance is None else instance.profile
+                hour = node.prices.of(device_model(gpu, instance)).gpu_hour
+                prices[gpu.model, profile, cluster].add(hour)
+    if state.fleet is not None and not state.prices.label_names:
+        for cluster, model in state.fleet.models:
+            prices[model, "", cluster].add(state.prices.of(model).gpu_hour)
+
+    samples = []
+    for (model, profile, cluster), hours in sorted(prices.items()):
+        hour = hours.pop()
+        if hour is not None and not hours:
+            labels = _some_labels(_PRICE_LABELS, (model, profile, currency, cluster))
+            samples.append(Sample(labels, hour))
+    return make_families("cluster", {"podgpu_gpu_price_per_hour": samples})
+
+
+def _token_families(state: ClusterState) -> list[Family]:
+    if not state.settings.export_tokens:
+        return []
+    # A container may hold several GPUs.
+    engines: dict[tuple[ContainerName, str], EngineState] = {}
+    for node in state.nodes:
+        for part in node.held:
+            if part.engine is not None and part.engine.engine:
+                engines[container_name(part.holder), part.cluster] = part.engine
+    samples = []
+    for (container, cluster), engine in sorted(engines.items()):
+        tokens = {"prompt": engine.counted.prompt, "generation": engine.counted.generated}
+        for kind, count in tokens.items():
+            labels = _some_labels(_TOKEN_LABELS, (kind, *container, cluster))
+            samples.append(Sample(labels, count))
+    return make_families("cluster", {"podgpu_container_llm_tokens_total": samples})
+
+
 def _budget_families(state: ClusterState) -> list[Family]:
     samples: dict[str, list[Sample]] = defaultdict(list)
     for budget in state.budgets:
@@ -380,10 +436,10 @@ def _savings_families(savings: SavingsFigures) -> list[Family]:
     for rows, name in ((savings.kinds, "podgpu_savings"), (savings.pods, "podgpu_savings_pod")):
         for row in rows:
             values = (row.kind, row.namespace, row.pod, row.model, row.target, row.cluster)
-            named = [pair for pair in zip(_SAVINGS_LABELS, values, strict=True) if pair[1]]
-            samples[f"{name}_gpus"].append(Sample(Labels(named), round(row.gpus, 4)))
+            named = _some_labels(_SAVINGS_LABELS, values)
+            samples[f"{name}_gpus"].append(Sample(named, round(row.gpus, 4)))
             if row.cost is not None:
-                labels = Labels([*named, ("currency", savings.currency)])
+                labels = Labels([*named.pairs, ("currency", savings.currency)])
                 samples[f"{name}_cost_per_month"].append(Sample(labels, round(row.cost, 2)))
     if savings.prediction_error_ratio is not None:
         error = Sample(NO_LABELS, savings.prediction_error_ratio)
@@ -394,8 +450,7 @@ def _savings_families(savings: SavingsFigures) -> list[Family]:
 def _waste_samples(waste: Waste, *place: str) -> Iterator[Sample]:
     for kind, amount in asdict(waste).items():
         if amount is not None:
-            named = zip(_WASTE_LABELS, (kind, *place), strict=True)
-            yield Sample(Labels(pair for pair in named if pair[1]), round(amount, 9))
+            yield Sample(_some_labels(_WASTE_LABELS, (kind, *place)), round(amount, 9))
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
