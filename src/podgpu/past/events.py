@@ -125,15 +125,10 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     return make_events(spans, start, end, began)
 
 
-def make_events(spans: Sequence[Span], start: float, end: float, began: float) -> EventsAnswer:
-    """Returns the events from `start` to `end`. Pods that were there before `began` did not start.
-
-    The spans must be the newest `MAX_SPANS` of the range.
-    """
-    events = []
+def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
     conditions = [span for span in spans if span.kind != HOLDER]
     for at, group in _group(conditions, lambda span: span.started):
-        events.append(_condition_event(at, group))
+        yield _condition_event(at, group)
     faults = [span for span in conditions if span.name != IDLE]
     for at, group in _group(faults, lambda span: span.ended):
         event = _condition_event(at, group)
@@ -141,14 +136,24 @@ def make_events(spans: Sequence[Span], start: float, end: float, began: float) -
         event.kind = "recovered"
         event.text = _recovery_text(group)
         event.seconds = _length(group[0].started, at)
-        events.append(event)
+        yield event
+
+
+def _pod_events(spans: Sequence[Span], began: float) -> Iterator[Event]:
     for run, ended in _find_runs(spans):
         started = run[0].started
         if started >= began:
-            events.append(_pod_event("started", started, run))
+            yield _pod_event("started", started, run)
         if ended < math.inf:
-            events.append(_pod_event("ended", ended, run, _length(started, ended)))
+            yield _pod_event("ended", ended, run, _length(started, ended))
 
+
+def make_events(spans: Sequence[Span], start: float, end: float, began: float) -> EventsAnswer:
+    """Returns the events from `start` to `end`. Pods that were there before `began` did not start.
+
+    The spans must be the newest `MAX_SPANS` of the range.
+    """
+    events = [*_condition_events(spans), *_pod_events(spans, began)]
     events = [event for event in events if start <= event.at <= end]
     events.sort(key=lambda event: (-event.at, event.text))
     return EventsAnswer(

@@ -328,6 +328,16 @@ def _check_gpus(
             pod.problem = "model"
 
 
+def _has_measured_waits(part: HeldPart) -> bool:
+    return part.instance is None and part.gpu.known_usage.method in _BY_SWITCHES
+
+
+def _read_wait_ratio(db: Connection, account_id: int, start: int, end: int) -> float:
+    window = {"start": start, "end": end, "account": account_id}
+    [waited] = db.execute(_WAITED, window).fetchone()
+    return float(waited / (end - start))
+
+
 def _read_shared(
     db: Connection, fleet: FleetLoad, ids: Mapping[int, AccountKey], state: ClusterState
 ) -> Iterator[SharedLoad]:
@@ -338,8 +348,7 @@ def _read_shared(
     for node in state.nodes:
         for parts in node.held_by_device().values():
             pods = {account_of(part).key: account_of(part) for part in parts}
-            is_measured = parts[0].device.known_usage.method in _BY_SWITCHES
-            if len(pods) < 2 or not is_measured or parts[0].instance is not None or node.gone:
+            if len(pods) < 2 or node.gone or not _has_measured_waits(parts[0]):
                 continue
             common = _find_common(fleet, [steps.get(key, b"") for key in pods], hours_since)
             if common is None:
@@ -349,9 +358,7 @@ def _read_shared(
             stop = (last - round(fleet.start)) // COARSE * STEP_BYTES
             shared = []
             for key, account in pods.items():
-                window = {"start": first, "end": last, "account": account_ids[key]}
-                [waited] = db.execute(_WAITED, window).fetchone()
-                ratio = waited / (last - first)
+                ratio = _read_wait_ratio(db, account_ids[key], first, last)
                 shared.append(SharedPodLoad(account, steps[key][start:stop], ratio))
             yield SharedLoad(node.reading.cluster, node.name, parts[0].gpu.model, shared)
 
