@@ -181,6 +181,8 @@ def test_each_writer_has_the_role_that_doctor_checks() -> None:
     values = VARIANTS["writers"]
     granted = {}
     for one in of_kind("ClusterRole", values):
+        if one["metadata"]["name"].endswith("-withdraw"):
+            continue
         _, _, writer = one["metadata"]["name"].partition("-exporter-write-")
         permissions = set()
         for rule in one["rules"]:
@@ -198,3 +200,20 @@ def test_each_writer_has_the_role_that_doctor_checks() -> None:
 def test_without_writers_there_is_no_role_and_no_token() -> None:
     assert of_kind("ClusterRole") == []
     assert "PODGPU_WRITE" not in env()
+
+
+def test_uninstall_removes_what_was_written() -> None:
+    """After the exporters and their roles are deleted, so that they cannot write again."""
+    found = [
+        one for one in objects(VARIANTS["writers"]) if one["metadata"]["name"].endswith("withdraw")
+    ]
+    kinds = [one["kind"] for one in found]
+    assert sorted(kinds) == ["ClusterRole", "ClusterRoleBinding", "Job", "ServiceAccount"]
+    order = {}
+    for one in found:
+        annotations = one["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "post-delete"
+        assert "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
+        order[one["kind"]] = int(annotations["helm.sh/hook-weight"])
+    assert order.pop("Job") > max(order.values())
+    assert all(not one["metadata"]["name"].endswith("withdraw") for one in objects({}))

@@ -37,6 +37,7 @@ OTHER_COMMANDS = {
     "savings": "Print which GPUs could be given back, and what the pods would notice.",
     "forget": "Stop showing a lost GPU, or clear the XID errors of a repaired one.",
     "release": "Let the exporter of a node release the driver, for example to reset a GPU.",
+    "withdraw": "Remove from Kubernetes what the exporters wrote with --write.",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",

@@ -11,6 +11,7 @@ from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.writers.health_writer import Session, Writer
+from podgpu.writers.node_condition import NODE_CONDITION, NodeConditionWriter
 from podgpu.writers.pod_events import EVENTS, EventWriter
 
 _DEADLINE = 8.0  # seconds of one request
@@ -33,6 +34,7 @@ def _permit(verbs: str, group: str, resource: str) -> tuple[Permission, ...]:
 PERMISSIONS: dict[str, tuple[Permission, ...]] = {
     # `get` finds an Event that was written before a restart.
     EVENTS: _permit("create get patch", "", "events"),
+    NODE_CONDITION: _permit("get", "", "nodes") + _permit("patch", "", "nodes/status"),
 }
 """By writer."""
 
@@ -48,7 +50,7 @@ class WriterOptions:
         return {name: PERMISSIONS[name] for name in self.arguments}
 
 
-_ARGUMENTS: dict[str, tuple[str, ...]] = {EVENTS: ()}
+_ARGUMENTS: dict[str, tuple[str, ...]] = {EVENTS: (), NODE_CONDITION: ()}
 """Writer -> its possible arguments."""
 
 
@@ -78,6 +80,8 @@ def make_session_opener(
         for name in wanted.arguments:
             if name == EVENTS:
                 writers.append(EventWriter(client, node, clock))
+            elif name == NODE_CONDITION:
+                writers.append(NodeConditionWriter(client, node, clock))
         return Session(writers, client)
 
     return open_session

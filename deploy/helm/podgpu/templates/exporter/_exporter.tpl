@@ -54,6 +54,10 @@ configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 {{- if eq . "events" -}}
 # `get` finds an Event that was written before a restart.
 - {apiGroups: [""], resources: [events], verbs: [create, get, patch]}
+{{- else if eq . "condition" -}}
+# RBAC cannot restrict this to the condition, or to the exporter's own node (docs/security.md).
+- {apiGroups: [""], resources: [nodes], verbs: [get]}
+- {apiGroups: [""], resources: [nodes/status], verbs: [patch]}
 {{- end -}}
 {{- end -}}
 
@@ -263,4 +267,11 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- if and $exporter.webConfig.secretName (eq (include "podgpu.probePort" .) (toString $exporter.port)) -}}
 {{- fail "exporter.port is the port of the probes; choose another one" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Annotations of the objects that clean up. The argument is the order: the job comes after its permissions. */}}
+{{- define "podgpu.exporter.withdrawHook" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
