@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ from tests.net import free_port
 NAME = ("ml", "chat", "main")
 BOTH = ["/metrics", "/prometheus/metrics", "/v1/metrics"]
 HUGE = b"x" * 3_000_000
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def vllm(prompt: float, generated: float, model: str = "llama", more: str = "") -> str:
@@ -351,3 +355,110 @@ def test_the_recorded_text_of_a_real_engine() -> None:
         assert (state.engine, state.models, state.reason) == ("vllm", ("tiny-llama",), "")
 
     run(pod, rounds)
+
+
+# One hostile pod beside a good one
+
+
+async def _drip(request: web.Request) -> web.StreamResponse:
+    """Sends a byte every 0.2 s, so that no single read times out."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(300):
+        await response.write(b"#")
+        await asyncio.sleep(0.2)
+    return response
+
+
+async def _never_end(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    line = b'vllm:generation_tokens_total{model_name="m"} 1\n' * 1000
+    while True:
+        await response.write(line)
+
+
+async def _inflate(request: web.Request) -> web.StreamResponse:
+    """A small compressed answer of 20 MB."""
+    return web.Response(body=_COMPRESSED, headers={"Content-Encoding": "gzip"})
+
+
+async def _redirect(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("http://127.0.0.1:1/secret")
+
+
+def _answer(text: str) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text)
+
+    return handler
+
+
+def _alternate(*texts: str) -> Handler:
+    answers = itertools.cycle(texts)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=next(answers))
+
+    return handler
+
+
+_COMPRESSED = gzip.compress(b"\n" * 20_000_000, 1)
+_SERIES = "".join(f'vllm:generation_tokens_total{{engine="{n}"}} 1\n' for n in range(30_000))
+
+
+@pytest.mark.fault(
+    "a pod's metrics are hostile or wrong",
+    "the other engines are counted as before, and a round does not wait longer",
+)
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        pytest.param(_drip, "timeout", id="one byte at a time"),
+        pytest.param(_never_end, "too_large", id="endless"),
+        pytest.param(_inflate, "too_large", id="compressed"),
+        pytest.param(_redirect, "http_302", id="redirected"),
+        pytest.param(_answer(_SERIES), "too_many_series", id="many series"),
+        pytest.param(_answer(vllm(1, 1) + "x" * 3_000_000), "too_large", id="huge"),
+        pytest.param(_answer("<html>"), "not_metrics", id="web page"),
+        pytest.param(_answer(vllm(1, float("nan"))), "bad_value", id="NaN"),
+        pytest.param(_answer("dynamo_frontend_output_tokens_total 5\n"), "no_tokens", id="other"),
+        pytest.param(
+            _answer(vllm(1, 1) + "sglang:generation_tokens_total 1\n"),
+            "several_engines",
+            id="two engines",
+        ),
+        pytest.param(_alternate(vllm(9e15, 9e15), vllm(0, 0)), "", id="falling"),
+    ],
+)
+def test_a_hostile_pod_changes_nothing_for_others(handler: Handler, reason: str) -> None:
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        good = Pod(vllm(100, 100))
+        async with serving(good), open_session() as session:
+            reading = Reading()
+            bad = ("evil", "bad", "main")
+            reading.held.append(bad)
+            reading.endpoints["ml", "chat"] = good.endpoint
+            ports = (ContainerPort("main", "http", port),)
+            reading.endpoints["evil", "bad"] = PodEndpoint("127.0.0.1", ports)
+            await reading.round(session)
+            for number in (1, 2, 3):
+                good.text = vllm(100 + number, 100 + 2 * number)
+                started = time.monotonic()
+                state = await reading.round(session)
+                assert state.counted == Tokens(number, 2 * number)
+                assert time.monotonic() - started < 3
+            found = reading.reader.states[bad]
+            assert found.reason == reason
+            assert sum(found.counted) == 0
+            assert bool(found.message) == bool(reason)
+            await reading.reader.close()
+        await runner.cleanup()
+
+    asyncio.run(main())

@@ -204,6 +204,14 @@ def test_unusable_gauges_are_absent() -> None:
     assert read_engine(counter + many).first_token == {}
 
 
+def test_the_queue_of_ranks_that_share_it_is_counted_once() -> None:
+    """SGLang with its option enable-metrics-for-all-schedulers, and priorities."""
+    queue = b'sglang:num_queue_reqs{dp_rank="%b",tp_rank="%b",priority="%b"} %b\n'
+    ranks = ((b"0", b"0", b"", b"2"), (b"0", b"1", b"", b"3"), (b"1", b"0", b"", b"4"))
+    text = b"sglang:generation_tokens_total 4\n" + queue % (b"0", b"0", b"5", b"1")
+    assert read_engine(text + b"".join(queue % rank for rank in ranks)).waiting == 7.0
+
+
 def test_a_quantile_is_interpolated_as_in_promql() -> None:
     buckets = {0.1: 10.0, 0.5: 30.0, math.inf: 40.0}
     assert find_quantile(buckets, 0.5) == pytest.approx(0.1 + 0.4 * 10 / 20)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -34,6 +34,8 @@ RANK_LABELS = (
     "pp_rank",
     "version",
 )
+# Ranks of one model share a queue: SGLang may report it for each of them.
+_SAME_QUEUE = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 _MATCHER = re.compile(r'([^{]+)(?:\{(\w+)="([^"]+)"\})?')
 _NAME = re.compile(rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)")
 
@@ -179,8 +181,8 @@ def read_engine(text: bytes) -> EngineReading:
     return EngineReading(
         engine.name,
         _read_counters(engine, samples),
-        running=_read_gauge(engine.running, samples, math.fsum),
-        waiting=_read_gauge(engine.waiting, samples, math.fsum),
+        running=_read_requests(engine.running, samples),
+        waiting=_read_requests(engine.waiting, samples),
         cache_ratio=_read_ratio(engine, samples),
         first_token=_read_buckets(engine, samples),
     )
@@ -249,24 +251,33 @@ def clean_model(name: str) -> str:
     return printable[:_MAX_MODEL_NAME]
 
 
-def _read_gauge(
-    names: Sequence[str],
-    samples: Iterable[ParsedSample],
-    combine: Callable[[Sequence[float]], float],
-) -> float | None:
-    values = [sample.value for sample in samples if sample.name in names]
-    are_usable = bool(values) and all(0 <= value <= MOST_TOKENS for value in values)
-    if not are_usable:
+def _read_requests(names: Sequence[str], samples: Iterable[ParsedSample]) -> float | None:
+    """Adds up the requests of all ranks that have a queue of their own."""
+    values = []
+    queues: dict[tuple[tuple[str, str], ...], float] = {}
+    for sample in samples:
+        # SGLang also reports the requests of each priority.
+        if sample.name not in names or sample.labels.get("priority"):
+            continue
+        own = [pair for pair in sample.labels.items() if pair[0] not in _SAME_QUEUE]
+        queue = tuple(sorted(own))
+        queues[queue] = max(sample.value, queues.get(queue, 0.0))
+        values.append(sample.value)
+    if not _are_usable(values):
         return None
-    return combine(values)
+    return math.fsum(queues.values())
+
+
+def _are_usable(values: Collection[float]) -> bool:
+    return bool(values) and all(0 <= value <= MOST_TOKENS for value in values)
 
 
 def _read_ratio(engine: Engine, samples: Iterable[ParsedSample]) -> float | None:
     """Returns the use of the fullest cache of the engine's ranks."""
-    ratio = _read_gauge(engine.cache, samples, max)
-    if ratio is None or ratio > 1:
+    ratios = [sample.value for sample in samples if sample.name in engine.cache]
+    if not _are_usable(ratios) or max(ratios) > 1:
         return None
-    return ratio
+    return max(ratios)
 
 
 def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float, float]:
