@@ -124,6 +124,7 @@ class Simulation:
         self.shown = 0
         self.state: ClusterState | None = None
         self.honest: NodeReading | None = None
+        self.is_honest_known = False  # a round without the hostile node was completed
         self.is_taken = False  # the hostile node has GPU-0, because the honest one is silent
         self.recorded: dict[str, str] = {}
         self.seconds_of_gpus = 0.0
@@ -218,7 +219,11 @@ class Simulation:
         if before is None or not is_silent:
             self.honest = self.read_honest()
         assert self.honest is not None
-        reading = ClusterReading((self.honest, self.read_hostile(number)))
+        # Nobody can tell which of two nodes is hostile if both are there from the start.
+        nodes = [self.honest]
+        if self.is_honest_known:
+            nodes.append(self.read_hostile(number))
+        reading = ClusterReading(tuple(nodes))
         prices = Prices(self.currency, {"*": Price(self.price)})
         self.state = build_cluster_state(
             reading,
@@ -235,6 +240,7 @@ class Simulation:
             self.kill()
             return
         self.recorder.record()
+        self.is_honest_known = True
         if is_silent:
             silence = self.monotonic - self.honest.read_at
             self.is_taken = self.is_taken or silence > self.settings.stale_after
@@ -243,7 +249,10 @@ class Simulation:
             self.is_taken = False
 
     def kill(self) -> None:
-        """Goes on with the files as they are in this moment."""
+        """Goes on with the files as they are in this moment.
+
+        This round is lost, and the next one has no reading to compare with, as after a restart.
+        """
         copy = self.folder.with_name(f"{self.folder.name}x")
         shutil.copytree(self.folder, copy)
         self.recorder._store.close()
@@ -315,10 +324,11 @@ class Simulation:
         )
         invented = Holder("evil", f"invented-{number}", "main", source="kubelet", usage=usage)
         liar = Holder("evil", "liar", "main", source="kubelet", usage=usage)
-        gpus = [DeviceState(uuid="GPU-evil", index=0, model="H200", holders=(liar, invented))]
-        if number >= 2:  # it comes later than the node that it robs
-            gpus.append(DeviceState(uuid="GPU-0", index=1, model="H200", holders=(liar,)))
-        state = NodeState(producer="podgpu", node="zz", exporter_id="evil", devices=tuple(gpus))
+        gpus = (
+            DeviceState(uuid="GPU-evil", index=0, model="H200", holders=(liar, invented)),
+            DeviceState(uuid="GPU-0", index=1, model="H200", holders=(liar,)),
+        )
+        state = NodeState(producer="podgpu", node="zz", exporter_id="evil", devices=gpus)
         target = "http://evil:9400/metrics"
         return NodeReading(target, state, read_at=self.monotonic, listed=True)
 
