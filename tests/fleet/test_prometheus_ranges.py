@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -404,8 +404,41 @@ def test_vmalert_accepts_the_rules() -> None:
     )
 
 
+class MonthPod(NamedTuple):
+    gpu: int
+    namespace: str
+    start: float
+    end: float
+    share: float
+    idle: float  # fraction of the time
+    use: float  # fraction of the share, in the rest of the time
+
+    def counters(self, held: float) -> dict[str, float]:
+        """Returns the exporter's counters after `held` seconds, by their name."""
+        works = held * (1 - self.idle)
+        return {
+            "allocated_seconds": held * self.share,
+            "busy_seconds": works * self.share * self.use,
+            "wasted_seconds idle": held * self.idle * self.share,
+            "wasted_seconds underused": works * self.share * (1 - self.use),
+            "energy_joules": held * self.share * 300 + works * self.share * 400,
+        }
+
+    def usage(self, held: float) -> dict[str, Any]:
+        """Returns the same counters as in the exporter's document."""
+        counters = self.counters(held)
+        return {
+            "utilization_ratio": (1 - self.idle) * self.use,
+            "allocated_ns": round(counters["allocated_seconds"] * 1e9),
+            "busy_ns": round(counters["busy_seconds"] * 1e9),
+            "idle_ns": round(held * self.idle * 1e9),
+            "wasted_underused_ns": round(counters["wasted_seconds underused"] * 1e9),
+            "energy_mj": round(counters["energy_joules"] * 1e3),
+        }
+
+
 class Month:
-    """Pods on two GPUs, an exporter that restarts, and periods without samples."""
+    """Pods on two GPUs, one of them shared, an exporter that restarts, and periods without samples."""
 
     def __init__(self, begin: float) -> None:
         random = Random(30)
@@ -413,58 +446,55 @@ class Month:
         self.restarts = sorted(random.uniform(0, self.length) for _ in range(20))
         starts = [random.uniform(0, self.length) for _ in range(15)]
         self.gaps = [(start, start + random.uniform(300, 3600)) for start in starts]
-        self.pods = []  # GPU, namespace, start, end, idle ratio
-        for gpu in range(2):
+        self.pods: list[MonthPod] = []
+        for gpu, share in ((0, 1.0), (1, 0.5), (1, 0.25)):
             at = random.uniform(0, HOUR)
             while at < self.length:
                 end = min(at + random.uniform(HOUR, 40 * HOUR), self.length)
-                self.pods.append(
-                    (gpu, random.choice(("ml", "web")), at, end, random.choice((0.0, 0.3, 1.0)))
-                )
+                namespace = random.choice(("ml", "web"))
+                idle = random.choice((0.0, 0.3, 1.0))
+                self.pods.append(MonthPod(gpu, namespace, at, end, share, idle, random.random()))
                 at = end + random.uniform(0, 2 * HOUR)
 
+    def times(self) -> Iterator[int]:
+        """Yields the seconds of all samples."""
+        for seconds in range(0, self.length + 1, self.step):
+            if not any(start <= seconds < end for start, end in self.gaps):
+                yield seconds
+
+    def pods_at(self, seconds: float) -> Iterator[tuple[str, MonthPod, float]]:
+        """Yields the name of each pod, the pod, and for how long its exporter has counted it."""
+        restarted = max((one for one in self.restarts if one <= seconds), default=0.0)
+        for number, pod in enumerate(self.pods):
+            if pod.start <= seconds < pod.end:
+                yield f"pod-{number}", pod, seconds - max(pod.start, restarted)
+
     def points(self) -> Iterator[Point]:
-        for number in range(self.length // self.step + 1):
-            seconds = number * self.step
-            if any(start <= seconds < end for start, end in self.gaps):
-                continue
-            at, restarted = (
-                self.begin + seconds,
-                max((one for one in self.restarts if one <= seconds), default=0.0),
-            )
+        for seconds in self.times():
+            at = self.begin + seconds
             for gpu in range(2):
-                yield Point(
-                    "DCGM_FI_DEV_GPU_TEMP", {"instance": "a", "UUID": f"GPU-{gpu}", **MODEL}, 40, at
-                )
-            for number_of_pod, (gpu, namespace, start, end, idle) in enumerate(self.pods):
-                if start <= seconds < end:
-                    held = seconds - max(start, restarted)
-                    pod = {
-                        "namespace": namespace,
-                        "pod": f"pod-{number_of_pod}",
-                        "container": "main",
-                    }
-                    labels = {"instance": "a", "UUID": f"GPU-{gpu}", **MODEL, **pod}
-                    yield Point("podgpu_container_gpu_allocated_seconds_total", labels, held, at)
-                    wasted = {**labels, "kind": "idle"}
-                    yield Point(
-                        "podgpu_container_gpu_wasted_seconds_total", wasted, held * idle, at
-                    )
+                labels = {"instance": "a", "UUID": f"GPU-{gpu}", **MODEL}
+                yield Point("DCGM_FI_DEV_GPU_TEMP", labels, 40, at)
+            for name, pod, held in self.pods_at(seconds):
+                labels = {"instance": "a", "UUID": f"GPU-{pod.gpu}", **MODEL}
+                labels |= {"namespace": pod.namespace, "pod": name, "container": "main"}
+                yield Point("podgpu_allocation_share_ratio", labels, pod.share, at)
+                for key, value in pod.counters(held).items():
+                    counter, _, kind = key.partition(" ")
+                    own = {**labels, "kind": kind} if kind else labels
+                    yield Point(f"podgpu_container_gpu_{counter}_total", own, value, at)
 
     def record(self, folder: Path) -> dict[str, RangeRow]:
         """Returns the bill of the month from SQLite. The cluster view reads the same exporter."""
-        seconds = 0.0
-        clock = Clock(lambda: seconds, lambda: self.begin + seconds)
+        now = 0.0
+        clock = Clock(lambda: now, lambda: self.begin + now)
         recorder = HistoryRecorder(clock=clock, directory=str(folder))
         world = World(ViewSettings(interval=self.step, stale_after=3 * self.step))
-        for number in range(self.length // self.step + 1):
-            seconds = float(number * self.step)
-            if any(start <= seconds < end for start, end in self.gaps):
-                continue
-            reading = node(
-                "n1", *self.gpus(seconds), read_at=seconds, exporter_id=self.run(seconds)
-            )
-            state = world.round(reading, at=seconds, wall=self.begin + seconds, prices=PRICES)
+        for seconds in self.times():
+            now = float(seconds)
+            run = f"run-{sum(one <= now for one in self.restarts)}"
+            reading = node("n1", *self.gpus(now), read_at=now, exporter_id=run)
+            state = world.round(reading, at=now, wall=self.begin + now, prices=PRICES)
             recorder.add(make_records(state))
             recorder.record()
         query = RangeQuery("namespace", start=self.begin, end=self.begin + self.length)
@@ -472,26 +502,45 @@ class Month:
         recorder.stop()
         return rows_of(answer)
 
-    def run(self, seconds: float) -> str:
-        return f"run-{sum(one <= seconds for one in self.restarts)}"
-
     def gpus(self, seconds: float) -> list[DeviceState]:
-        restarted = max((one for one in self.restarts if one <= seconds), default=0.0)
         holders: list[list[Holder]] = [[], []]
-        for number, (gpu, namespace, start, end, idle) in enumerate(self.pods):
-            if start <= seconds < end:
-                held = seconds - max(start, restarted)
-                usage: dict[str, Any] = {
-                    "utilization_ratio": 1 - idle,
-                    "allocated_ns": round(held * 1e9),
-                    "idle_ns": round(held * idle * 1e9),
-                    "busy_ns": round(held * (1 - idle) * 1e9),
-                }
-                holders[gpu].append(holder(f"pod-{number}", namespace, **usage))
+        for name, pod, held in self.pods_at(seconds):
+            own = holder(name, pod.namespace, share=pod.share, **pod.usage(held))
+            holders[pod.gpu].append(own)
         return [
             states.gpu(index, *own, model="H100", usage=DeviceTotals(method="exact"))
             for index, own in enumerate(holders)
         ]
+
+    def bill(self, namespace: str) -> dict[str, float]:
+        """Returns what is true."""
+        sums: dict[str, float] = defaultdict(float)
+        for pod in self.pods:
+            if pod.namespace == namespace:
+                for name, amount in pod.counters(pod.end - pod.start).items():
+                    sums[name] += amount / HOUR
+        return {
+            "gpu_hours": sums["allocated_seconds"],
+            "used_hours": sums["busy_seconds"],
+            "idle_hours": sums["wasted_seconds idle"],
+            "energy_kwh": sums["energy_joules"] / 1000,
+            "cost": 10 * sums["allocated_seconds"],
+            "wasted": 10 * sums["wasted_seconds idle"],
+            "under-used hours": sums["wasted_seconds underused"],
+            "under-used cost": 10 * sums["wasted_seconds underused"],
+        }
+
+
+def bill_of(row: RangeRow) -> dict[str, float | None]:
+    names = ("gpu_hours", "used_hours", "idle_hours", "energy_kwh", "cost", "wasted")
+    bill = {name: getattr(row, name) for name in names}
+    waste = row.waste
+    assert waste is not None
+    assert waste.cost is not None
+    return bill | {
+        "under-used hours": waste.hours.underused,
+        "under-used cost": waste.cost.underused,
+    }
 
 
 @both_servers
@@ -503,14 +552,15 @@ def test_a_month_with_restarts_ended_pods_and_gaps_is_billed_within_half_a_perce
         rows = rows_of(ask(url, "namespace", month.begin, month.begin + month.length))
     recorded = month.record(tmp_path / "sqlite")
     for namespace in ("ml", "web"):
-        for name in ("gpu_hours", "idle_hours", "cost", "wasted"):
-            in_sqlite = getattr(recorded[namespace], name)
-            assert in_sqlite == pytest.approx(getattr(rows[namespace], name), rel=0.005), name
-        row, own = rows[namespace], [pod for pod in month.pods if pod[1] == namespace]
-        hours = sum(end - start for _, _, start, end, _ in own) / HOUR
-        idle = sum((end - start) * idle for _, _, start, end, idle in own) / HOUR
-        found = [row.gpu_hours, row.idle_hours, row.cost, row.wasted]
-        assert found == pytest.approx([hours, idle, 10 * hours, 10 * idle], rel=0.005), namespace
+        in_sqlite = bill_of(recorded[namespace])
+        in_engine = bill_of(rows[namespace])
+        assert in_sqlite == pytest.approx(in_engine, rel=0.005), namespace
+        # Some pods end in a gap, so the last minutes before their end are unknown.
+        assert in_engine == pytest.approx(month.bill(namespace), rel=0.01), namespace
+    # The exporter counts held time in gaps, but no engine knows whether the GPUs were there.
+    missing = recorded["unallocated"].gpu_hours - rows["unallocated"].gpu_hours
+    gaps = sum(end - start for start, end in month.gaps)
+    assert 0 <= missing <= 2 * gaps / HOUR
 
 
 def test_a_failing_query_is_named_and_the_rest_is_shown() -> None:
