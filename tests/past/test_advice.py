@@ -350,6 +350,51 @@ def test_no_prediction_is_shown_for_gpus_that_are_too_busy() -> None:
     assert (found.shared, found.prediction_error_ratio) == ([], None)
 
 
+def test_pods_of_an_owner_that_waits_longer_are_corrected() -> None:
+    """Its other pod synchronises with the GPU so often that it waits three times as long."""
+    predicted = predict_waits([0.1, 0.2])
+    account = UsageAccount("team", "sync-0", owner_kind="Deployment", owner_name="sync")
+    shared = [
+        SharedPodLoad(account, constant(0.1), 3 * predicted[0]),
+        SharedPodLoad(UsageAccount("team", "b"), constant(0.2), predicted[1]),
+    ]
+    alone = account._replace(pod="sync-1")
+    fleet = make_fleet(make_pod("sync-1", 0.05, account=alone), make_pod("calm", 0.05))
+    fleet.shared = [SharedLoad("", "node-1", MODEL, shared)]
+    [line] = answer(fleet).advice
+    pods = {pod.pod: pod for pod in line.pods}
+    expected = predict_waits([0.05, 0.05])[0]
+    assert pods["sync-1"].wait == pytest.approx(3 * expected, abs=1e-4)
+    assert pods["sync-1"].slowdown == pytest.approx(1 + 3 * expected / 0.05, abs=1e-2)
+    assert pods["sync-1"].worst_slowdown == pytest.approx(pods["sync-1"].slowdown, abs=1e-2)
+    assert pods["sync-1"].wait_factor == pytest.approx(3, abs=0.01)
+    assert "sync-1 waits 3.0 times as long as the model says" in line.assumes
+    assert (pods["calm"].wait, pods["calm"].wait_factor) == (
+        pytest.approx(expected, abs=1e-4),
+        None,
+    )
+
+    other = UsageAccount("other", "sync-1", owner_kind="Deployment", owner_name="sync")
+    fleet.pods = [make_pod("sync-1", 0.1, account=alone), make_pod("calm", 0.1)]
+    assert not answer(fleet).advice, "it would take more than 1.25 times as long"
+    fleet.pods[0].account = other
+    assert [line.kind for line in answer(fleet).advice] == ["share"], "another owner"
+
+
+def test_a_wait_that_differs_little_corrects_nothing() -> None:
+    predicted = predict_waits([0.1, 0.2])
+    account = UsageAccount("team", "web-0", owner_kind="Deployment", owner_name="web")
+    shared = [
+        SharedPodLoad(account, constant(0.1), predicted[0] + 0.02),
+        SharedPodLoad(UsageAccount("team", "b"), constant(0.2), predicted[1]),
+    ]
+    alone = account._replace(pod="web-1")
+    fleet = make_fleet(make_pod("web-1", 0.1, account=alone), make_pod("calm", 0.1))
+    fleet.shared = [SharedLoad("", "node-1", MODEL, shared)]
+    [line] = answer(fleet).advice
+    assert {pod.wait_factor for pod in line.pods} == {None}
+
+
 # All together
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from podgpu.charge import UsageAccount
 from podgpu.errors import few_of, plural, utc_text
 from podgpu.fleet.jobs import JOB_KINDS
 from podgpu.fleet.readings import duration_text
@@ -24,6 +25,7 @@ from podgpu.past.mixes import (
     UNKNOWN,
     Candidate,
     Mix,
+    Shared,
     find_mixes,
     find_worst,
     predict_mix,
@@ -49,6 +51,7 @@ from podgpu.past.savings import (
     SavingsTotals,
     SharedLoad,
     SharedPod,
+    SharedPodLoad,
 )
 from podgpu.past.schema import COARSE, HOUR
 from podgpu.past.slowdown import MAX_BUSY
@@ -71,6 +74,8 @@ REASONS = {
 # Their pods work together, so none of them can be shrunk or slowed down alone. The pods of a
 # StatefulSet are often single services.
 _TRAINING_KINDS = JOB_KINDS - {"StatefulSet"}
+_LEAST_ERROR = 0.03  # of the time; a waiting time that differs less is as predicted
+_OwnerKey = tuple[str, str, str, str]  # cluster, namespace, kind and name
 _GIB = 1024**3
 _DIGITS = 4
 
@@ -108,10 +113,10 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
     elif fleet.recorded_from is not None:
         notes.insert(0, f"there is no record before {utc_text(fleet.recorded_from)}")
     if seconds >= SHORTEST:
-        rules = _Rules(query, seconds, left)
+        rules = _Rules(query, seconds, left, _find_wait_factors(fleet.shared))
         lines = rules.run(pods)
         lines += _pack(rooms, fleet, currency)
-        measured = _compare(shared)
+        measured = [pod for group in shared for pod in _compare(group)]
     if not currency:
         notes.append("there are no prices, so savings are in GPUs only: start podgpu with --prices")
 
@@ -152,7 +157,7 @@ def advise_pod(load: PodLoad, seconds: float) -> str:
     """Returns what could be done with one pod, for its page. Empty if there is nothing."""
     if seconds < SHORTEST:
         return ""
-    rules = _Rules(SavingsQuery(), seconds, defaultdict(list))
+    rules = _Rules(SavingsQuery(), seconds, defaultdict(list), {})
     pod = rules.examine(load)
     if pod is None:
         return ""
@@ -182,9 +187,16 @@ def _explain_short(fleet: FleetLoad, seconds: float) -> str:
 
 
 class _Rules:
-    def __init__(self, query: SavingsQuery, seconds: float, left: dict[str, list[PodLoad]]) -> None:
+    def __init__(
+        self,
+        query: SavingsQuery,
+        seconds: float,
+        left: dict[str, list[PodLoad]],
+        wait_factors: Mapping[_OwnerKey, float],
+    ) -> None:
         """Pods that are in no line are added to `left`, by reason."""
         self._query = query
+        self._wait_factors = wait_factors
         self._seconds = seconds
         self._left = left
 
@@ -310,7 +322,11 @@ class _Rules:
         groups = group_by(single, lambda pod: (pod.load.cluster, pod.load.model))
         for (_, model), pods in groups.items():
             total = min(pod.load.gpu_bytes or 0.0 for pod in pods)
-            candidates = [Candidate(pod.load.steps, pod.load.peak_bytes or 0.0) for pod in pods]
+            candidates = []
+            for pod in pods:
+                load = pod.load
+                factor = self._wait_factors.get(_owner_of(load.cluster, load.account), 1.0)
+                candidates.append(Candidate(load.steps, load.peak_bytes or 0.0, factor))
             mixed: set[int] = set()
             memory = total / (1 + MEMORY_HEADROOM)
             for mix in find_mixes(candidates, memory, self._query.slowdown):
@@ -335,9 +351,11 @@ class _Rules:
             price = sum(sorted(prices)[:-1])
         described = []
         worst = find_worst(mix)
-        for pod, shared, most in zip(pods, mix.shared, worst, strict=True):
+        for pod, member, shared, most in zip(pods, mix.members, mix.shared, worst, strict=True):
             one = _describe(pod, wait=shared.wait, slowdown=shared.slowdown)
             one.worst_slowdown = round(most, _DIGITS)
+            if member.wait_factor > 1:
+                one.wait_factor = round(member.wait_factor, _DIGITS)
             described.append(one)
         return Advice(
             kind="share",
@@ -349,7 +367,7 @@ class _Rules:
                 f" up to {mix.memory / _GIB:.1f} GiB. The slowest would take {slowest:.2f} times as"
                 f" long, and {max(worst):.2f} times in the worst 5 minutes."
             ),
-            assumes=_assume_mix(pods),
+            assumes=_assume_mix(pods, described),
             falsified_by=(
                 f"After they share: a waiting time above {_percent(self._query.slowdown - 1)} of a"
                 " pod's busy time, or memory above the sum of the peaks."
@@ -362,12 +380,18 @@ class _Rules:
         )
 
 
-def _assume_mix(pods: Sequence[_Pod]) -> str:
+def _assume_mix(pods: Sequence[_Pod], described: Sequence[PodAdvice]) -> str:
     texts = [
         "Their work stays as it was in each 5 minutes of this range, and they do not start their"
         " work at the same moments within them. The GPU is shared by time slices. A pod that"
         " synchronises with the GPU very often waits longer."
     ]
+    for pod in described:
+        if pod.wait_factor is not None and pod.owner is not None:
+            texts.append(
+                f"{pod.pod} waits {pod.wait_factor:.1f} times as long as the model says, as other"
+                f" pods of {pod.owner.text} that share a GPU already."
+            )
     if len({pod.load.node for pod in pods}) > 1:
         texts.append("All of them can run on one node.")
     if len({pod.load.account.namespace for pod in pods}) > 1:
@@ -570,28 +594,46 @@ def _make_pack(
 # Pods that share already
 
 
-def _compare(shared: Iterable[SharedLoad]) -> list[SharedPod]:
-    """Compares measured waiting times with the model, for mixes for which the model holds."""
-    compared = []
-    for group in shared:
-        steps = _select_predictable([read_steps(pod.steps) for pod in group.pods])
-        if steps is None:
-            continue
+def _compare(group: SharedLoad) -> Iterator[SharedPod]:
+    """Compares measured waiting times with the model, if the model holds for the mix."""
+    for pod, predicted in _predict_shared(group):
+        yield SharedPod(
+            cluster=group.cluster,
+            namespace=pod.account.namespace,
+            pod=pod.account.pod,
+            job=pod.account.job,
+            node=group.node,
+            busy=round(predicted.busy, _DIGITS),
+            predicted_wait=round(predicted.wait, _DIGITS),
+            measured_wait=round(pod.waited, _DIGITS),
+        )
+
+
+def _predict_shared(group: SharedLoad) -> Iterator[tuple[SharedPodLoad, Shared]]:
+    steps = _select_predictable([read_steps(pod.steps) for pod in group.pods])
+    if steps is not None:
         members = [Candidate(write_steps(values), 0.0) for values in steps]
-        for pod, predicted in zip(group.pods, predict_mix(members), strict=True):
-            compared.append(
-                SharedPod(
-                    cluster=group.cluster,
-                    namespace=pod.account.namespace,
-                    pod=pod.account.pod,
-                    job=pod.account.job,
-                    node=group.node,
-                    busy=round(predicted.busy, _DIGITS),
-                    predicted_wait=round(predicted.wait, _DIGITS),
-                    measured_wait=round(pod.waited, _DIGITS),
-                )
-            )
-    return compared
+        yield from zip(group.pods, predict_mix(members), strict=True)
+
+
+def _find_wait_factors(shared: Iterable[SharedLoad]) -> dict[_OwnerKey, float]:
+    """Returns how many times as long as predicted the pods of an owner waited: the largest.
+
+    A load that synchronises with the GPU very often gives away the rest of each time slice. Other
+    pods of its owner are likely to do the same.
+    """
+    factors: dict[_OwnerKey, float] = {}
+    for group in shared:
+        for pod, predicted in _predict_shared(group):
+            owner = _owner_of(group.cluster, pod.account)
+            is_longer = pod.waited - predicted.wait > _LEAST_ERROR and predicted.wait > 0
+            if is_longer and pod.account.owner_name:
+                factors[owner] = max(factors.get(owner, 1.0), pod.waited / predicted.wait)
+    return factors
+
+
+def _owner_of(cluster: str, account: UsageAccount) -> _OwnerKey:
+    return cluster, account.namespace, account.owner_kind, account.owner_name
 
 
 def _select_predictable(steps: Sequence[Sequence[int]]) -> list[list[int]] | None:

@@ -66,6 +66,7 @@ class Candidate:
 
     steps: bytes
     memory: float
+    wait_factor: float = 1.0  # it waits so many times as long as predicted
     lanes: int = 0  # unknown steps are 0
     known: int = 0  # lanes of ones for known steps
     active: int = 0  # lanes of ones for steps in which it was busy
@@ -235,10 +236,10 @@ def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
     steps = max(1, known.bit_count() // _LANE_BITS)
     read = _read_members(members, known)
     shared = []
-    for values in read.values:
+    for member, values in zip(members, read.values, strict=True):
         alone = sum(values) / FULL
         weights = [_WEIGHTS[value] for value in values]
-        wait = max(0.0, sum(map(mul, weights, read.factors)) - alone)
+        wait = max(0.0, sum(map(mul, weights, read.factors)) - alone) * member.wait_factor
         shared.append(Shared(alone / steps, wait / steps))
     return shared
 
@@ -247,9 +248,10 @@ def find_worst(mix: Mix) -> list[float]:
     """Returns the largest slowdown of each pod in one step."""
     read = _read_members(mix.members, mix.known)
     worst = []
-    for values in read.values:
+    for member, values in zip(mix.members, read.values, strict=True):
         ratios = [_RATIOS[value] for value in values]
-        worst.append(max(1.0, max(map(mul, ratios, read.factors))))
+        predicted = max(1.0, max(map(mul, ratios, read.factors)))
+        worst.append(1 + (predicted - 1) * member.wait_factor)
     return worst
 
 

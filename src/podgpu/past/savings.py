@@ -168,6 +168,8 @@ class PodAdvice(msgspec.Struct, omit_defaults=True, kw_only=True):
     wait: float | None = None  # share of time in which it would wait for others
     slowdown: float | None = None
     worst_slowdown: float | None = None  # in one interval of 5 minutes
+    # `wait` is so many times what the model says, as measured of other pods of its owner.
+    wait_factor: float | None = None
     peak_memory_bytes: float | None = None
     idle_seconds: float | None = None  # up to the end of the range
 
