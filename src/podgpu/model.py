@@ -498,6 +498,8 @@ class NodeState(Document, frozen=True, kw_only=True):
     node: Name = ""  # if empty, the cluster view uses the exporter's address as the node name
     exporter_id: Name = ""  # random; changes at each start, which resets all counters
     interval_seconds: Seconds | None = None
+    # when the counters of XIDs and failed readings were 0
+    counted_since: UnixTime | None = None
     # end of the last reading of GPU values; None before the first reading
     taken_at: UnixTime | None = None
     holders_at: UnixTime | None = None

@@ -124,6 +124,17 @@ def test_counters_have_the_time_at_which_they_were_0(node: Node, client: Client)
     assert read_starts(decode(client.ask("/metrics", Accept=PROMETHEUS)), BUSY) == starts
 
 
+@pytest.mark.parametrize("node", ["faulty"], indirect=True)
+def test_xids_are_counted_since_the_start_of_the_exporter(node: Node, client: Client) -> None:
+    families = decode(client.ask("/metrics", Accept=PROMETHEUS))
+    started = node.agent.published.state.counted_since
+    assert started is not None
+    for name in ("podgpu_xid_errors_total", "podgpu_device_xid_errors_total"):
+        starts = read_starts(families, name)
+        assert starts
+        assert starts == [pytest.approx(started, abs=0.01)] * len(starts)
+
+
 @pytest.mark.parametrize("node", ["usage-time-sliced"], indirect=True)
 def test_only_podgpu_s_own_counters_have_a_start(client: Client) -> None:
     for family in decode(client.ask("/metrics", Accept=PROMETHEUS)):

@@ -42,6 +42,16 @@ from podgpu.model import (
 
 MAX_WAIT_PAIRS = 20  # per device
 WASTE_KINDS = ("idle", "underused")
+_SINCE_START = frozenset(
+    {
+        "podgpu_device_xid_errors_total",
+        "podgpu_xid_errors_total",
+        "podgpu_container_xid_errors_total",
+        "podgpu_exporter_source_errors_total",
+        "podgpu_exporter_dropped_values_total",
+    }
+)
+"""Counters that were 0 when the exporter started."""
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _DECIMALS = 6  # sums are rounded, because of floating-point errors such as 56.99999999999999
@@ -54,7 +64,7 @@ Row = tuple[str, Mapping[str, str], int | float]
 def render_own(state: NodeState, policy: Policy) -> list[Family]:
     """Renders podgpu's own families, except the process_* families."""
     rows = chain(_waits(state, policy), _health(state, policy), _devices(state, policy))
-    return _usage(state, policy) + _collect(rows, policy) + render_self(state)
+    return _usage(state, policy) + _collect(rows, policy, state) + render_self(state)
 
 
 def render_self(state: NodeState) -> list[Family]:
@@ -62,15 +72,16 @@ def render_self(state: NodeState) -> list[Family]:
 
     They are served even if the GPU readings are stale.
     """
-    return _collect(_self(state), Policy())
+    return _collect(_self(state), Policy(), state)
 
 
-def _collect(rows: Iterable[Row], policy: Policy) -> list[Family]:
+def _collect(rows: Iterable[Row], policy: Policy, state: NodeState) -> list[Family]:
     samples: dict[str, list[Sample]] = {}
     for family, labels, value in rows:
         names = _label_names(family, policy.hostname_labels)
         selected = _select_labels(names, tuple(map(labels.get, names)))
-        samples.setdefault(family, []).append(Sample(selected, value))
+        since = state.counted_since if family in _SINCE_START else None
+        samples.setdefault(family, []).append(Sample(selected, value, since))
     return make_families("exporter", samples)
 
 

@@ -146,6 +146,7 @@ class Agent:
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
         self._exporter_id = secrets.token_hex(8)
+        self._counted_since = self.clock.wall()
         self._read_at = float("-inf")  # monotonic time of the last telemetry reading
         self._released_until = float("-inf")
         self._reading = threading.Lock()
@@ -301,6 +302,7 @@ class Agent:
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
             exporter_id=self._exporter_id,
+            counted_since=self._counted_since,
             interval_seconds=settings.interval,
             sources=self._errors.add_to(sources, allocation.unmapped),
         )
