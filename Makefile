@@ -85,7 +85,8 @@ proto:
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install --quiet grpcio-tools==1.74.0
 	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src \
-		podgpu/metrics/exposition.proto podgpu/node/holders/podresources.proto \
+		podgpu/metrics/exposition.proto podgpu/metrics/otlp.proto \
+		podgpu/node/holders/podresources.proto \
 		podgpu/node/hook/nri.proto podgpu/scale/externalscaler.proto
 
 clean:
