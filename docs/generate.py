@@ -17,6 +17,7 @@ from podgpu.metrics.conditions import conditions, recovery_actions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import Gpm, Rename, renames
+from podgpu.metrics.otlp import HARDWARE, Metric, own_metrics
 from podgpu.node.holders.reader import explanations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,12 +185,25 @@ def _rename_row(rename: Rename) -> tuple[str, ...]:
     return *names, f"{rename.factor:.10g}", new.seen or "DCGM 4.6 header"
 
 
+def _otlp_metrics() -> Iterator[str]:
+    metrics: dict[str, Metric] = {metric.name: metric for metric in HARDWARE}
+    for part in ("holder_usage", "device_totals", "namespaces"):
+        metrics.update((member.metric.name, member.metric) for member in own_metrics(part))
+    rows = []
+    for metric in metrics.values():
+        rows.append(
+            (code(metric.name), metric.instrument, code(metric.unit), prose(metric.description))
+        )
+    return table(("Metric", "Instrument", "Unit", "Meaning"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     **OPTION_BLOCKS,
     "metrics": _exporter_metrics,
     "cluster-metrics": lambda: _metrics_table((*_metrics("seed"), *_metrics("cluster"))),
     "hook-metrics": lambda: _metrics_table(_metrics("hook")),
     "autoscale-metrics": lambda: _metrics_table(_metrics("autoscale")),
+    "otlp-metrics": _otlp_metrics,
     "conditions": _conditions,
     "recovery-actions": _recovery_actions,
     "unmapped": _unmapped,

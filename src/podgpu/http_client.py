@@ -200,6 +200,7 @@ class HttpResponse(NamedTuple):
     status: int
     body: bytes
     content_type: str  # without parameters, in lower case
+    retry_after: str = ""  # the header Retry-After
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -279,32 +280,36 @@ class HttpClient:
         path: str = "",
         form: Mapping[str, str] | None = None,
         accept: str = "*/*",
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
         """Sends a request and returns the response, whatever its status.
 
         `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST.
-        Raises SourceError if there is no response.
+        `content` is a body of another type, which `headers` describe. Raises SourceError if there
+        is no response.
         """
         url = self._url
         if path:
             url = url.joinpath(path.lstrip("/")).with_query(url.query)
         is_get = method == "GET"
-        headers = self._access.make_headers() | {"Accept": accept}
+        all_headers = self._access.make_headers() | {"Accept": accept} | dict(headers or {})
         if self._login is not None:
-            headers["Authorization"] = self._login
+            all_headers["Authorization"] = self._login
 
         async def attempt() -> HttpResponse:
             async with session.request(
                 method,
                 url,
                 params=form if is_get else None,
-                data=None if is_get else form,
-                headers=headers,
+                data=None if is_get else content or form,
+                headers=all_headers,
                 ssl=self._access.tls_context() if url.scheme == "https" else True,
                 allow_redirects=False,
             ) as response:
                 body = await read_body(response, self._max_bytes, self.shown)
-                return HttpResponse(response.status, body, response.content_type)
+                retry_after = response.headers.get("Retry-After", "")
+                return HttpResponse(response.status, body, response.content_type, retry_after)
 
         with explain_errors(self._explain):
             async with asyncio.timeout(self.timeout):

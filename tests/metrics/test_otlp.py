@@ -10,7 +10,7 @@ import pytest
 
 from podgpu.metrics.conditions import conditions
 from podgpu.metrics.encode import families_in
-from podgpu.metrics.otlp import Instance, encode_metrics, find_state
+from podgpu.metrics.otlp import PushedNode, encode_metrics, find_state
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Condition, DeviceState, NodeState, WorkloadOwner
 from tests.metrics.otlp import Point, decode_metrics
@@ -28,12 +28,12 @@ def node(folder: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
         yield built
 
 
-def encode(*instances: Instance, **attributes: str) -> list[Point]:
+def encode(*instances: PushedNode, **attributes: str) -> list[Point]:
     return decode_metrics(b"".join(encode_metrics(instances, attributes, kubernetes=True)))
 
 
 def points_of(node: Node) -> list[Point]:
-    return encode(Instance(node.agent.published.state))
+    return encode(PushedNode(node.agent.published.state))
 
 
 def select(points: list[Point], metric: str, **attributes: Any) -> list[Point]:
@@ -115,7 +115,7 @@ def test_containers_have_the_attributes_of_kubernetes_and_of_their_gpu(node: Nod
     state = node.agent.published.state
     holder = next(h for h in state.devices[0].holders if h.pod)
     owners = {holder.pod_name: WorkloadOwner("Deployment", "web")}
-    points = encode(Instance(state, "east", owners), **{"deployment.environment": "test"})
+    points = encode(PushedNode(state, "east", owners), **{"deployment.environment": "test"})
     [point] = select(points, "podgpu.container.gpu.busy", k8s_pod_name=holder.pod)
     assert point.attributes == {
         "hw.id": state.devices[0].uuid,
@@ -137,7 +137,7 @@ def test_containers_have_the_attributes_of_kubernetes_and_of_their_gpu(node: Nod
 
 def test_what_is_known_of_the_node_replaces_attributes_of_the_user(node: Node) -> None:
     attributes = {"host.name": "elsewhere", "service.name": "gpus"}
-    points = encode(Instance(node.agent.published.state), **attributes)
+    points = encode(PushedNode(node.agent.published.state), **attributes)
     assert points[0].resource["host.name"] == node.agent.published.state.node
     assert points[0].resource["service.name"] == "gpus"
 
@@ -185,7 +185,7 @@ def test_xids_are_errors_since_the_start_of_the_exporter(node: Node) -> None:
 
 def test_a_node_without_readings_has_no_request() -> None:
     state = NodeState(producer="podgpu", node="gpu-1")
-    assert list(encode_metrics([Instance(state)], {}, kubernetes=True)) == []
+    assert list(encode_metrics([PushedNode(state)], {}, kubernetes=True)) == []
 
 
 def make_gpu(*names: str, detail: str = "", healthy: tuple[str, ...] = ()) -> DeviceState:

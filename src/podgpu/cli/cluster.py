@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.options import Options, is_set, make_command, naming_option
+from podgpu.cli.otlp import read_push_settings
 from podgpu.errors import UsageError
 from podgpu.fleet.budgets import read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
@@ -43,7 +44,7 @@ from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
 from podgpu.past.savings_watch import SavingsWatch
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
-from podgpu.web.cluster_app import cluster_application, cluster_probes
+from podgpu.web.cluster_app import cluster_application, cluster_probes, cluster_pusher
 
 if TYPE_CHECKING:
     from podgpu.web.protection import Protection
@@ -127,6 +128,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             watch = BudgetWatch(past, budgets)
             cluster.read_budgets = watch.read
             services.append(watch)
+        push = read_push_settings(ctx, options, os.environ, kubernetes=_uses_api(options))
+        if push is not None:
+            services.append(cluster_pusher(cluster, push))
         savings = SavingsWatch(past)
         cluster.read_savings = savings.read
         services.append(savings)

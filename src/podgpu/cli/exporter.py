@@ -16,6 +16,7 @@ import click
 from msgspec import Meta, Struct
 
 from podgpu.cli.options import EXPORTER_OPTIONS, FROM_FILE, Options, is_set, make_command
+from podgpu.cli.otlp import read_push_settings
 from podgpu.cli.sources import build_exporter_agent
 from podgpu.cli.terminal import print_out
 from podgpu.clock import parse_duration
@@ -44,6 +45,7 @@ from podgpu.web.exporter_app import (
     build_state,
     gpu_manager_application,
     node_probes,
+    node_pusher,
     node_recorder,
 )
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
@@ -71,6 +73,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     # Loaded even with --once, so that users can find errors in these files before deployment.
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
+    push = read_push_settings(ctx, options, os.environ, kubernetes=options["kubernetes"])
     # The exporter must answer probes soon, so it waits only briefly for the API server. With --once
     # it waits longer.
     sync_seconds = SYNC_SECONDS if once else SOON_SECONDS
@@ -95,6 +98,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if health_writer is not None:
             services.append(health_writer)
             agent.other_warnings = lambda: (*recorder.warnings(), *health_writer.warnings())
+        if push is not None:
+            services.append(node_pusher(agent, push))
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics"
         main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)

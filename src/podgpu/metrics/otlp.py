@@ -70,7 +70,7 @@ Instrument = Literal["gauge", "counter", "updowncounter"]
 Counted = HolderUsage | DeviceTotals | NamespaceUsage
 
 
-class Instance(NamedTuple):
+class PushedNode(NamedTuple):
     """A node whose document is sent, and what is known of it besides the document."""
 
     state: NodeState
@@ -182,19 +182,19 @@ def _name_metric(spec: FamilySpec) -> Metric:
 
 
 def encode_metrics(
-    instances: Iterable[Instance], attributes: Mapping[str, str], *, kubernetes: bool
+    nodes: Iterable[PushedNode], attributes: Mapping[str, str], *, kubernetes: bool
 ) -> Iterator[bytes]:
     """Yields a `ResourceMetrics` for each node, encoded as a part of a request.
 
     Parts can be joined to a request by concatenation. `attributes`: of the resource.
     """
-    for instance in instances:
+    for node in nodes:
         metrics = _Metrics()
-        _add_node(metrics, instance)
+        _add_node(metrics, node)
         if metrics.messages:
             request = pb.MetricsRequest()
             message = request.resource_metrics.add()
-            resource = make_resource(instance, attributes, kubernetes=kubernetes)
+            resource = make_resource(node, attributes, kubernetes=kubernetes)
             message.resource.CopyFrom(resource)
             scope = message.scope_metrics.add(scope=make_scope())
             scope.metrics.extend(metrics.messages.values())
@@ -206,15 +206,15 @@ def make_scope() -> pb.Scope:
 
 
 def make_resource(
-    instance: Instance, attributes: Mapping[str, str], *, kubernetes: bool
+    node: PushedNode, attributes: Mapping[str, str], *, kubernetes: bool
 ) -> pb.Resource:
     """Returns the resource of a node. What is known of the node replaces `attributes`."""
-    state = instance.state
+    state = node.state
     own = {"host.name": state.node, "service.instance.id": state.node}
     if kubernetes:
         own["k8s.node.name"] = state.node
-    if instance.cluster:
-        own["k8s.cluster.name"] = instance.cluster
+    if node.cluster:
+        own["k8s.cluster.name"] = node.cluster
     defaults = {SERVICE_NAME: "podgpu", "service.version": __version__}
     named = {**defaults, **attributes, **own}
     return pb.Resource(attributes=make_attributes(named.items()))
@@ -273,8 +273,8 @@ class _Metrics:
 # Values
 
 
-def _add_node(metrics: _Metrics, instance: Instance) -> None:
-    state = instance.state
+def _add_node(metrics: _Metrics, node: PushedNode) -> None:
+    state = node.state
     for gpu in state.devices:
         _add_status(metrics, gpu, state)
     for gpu, device in visible_devices(state):
@@ -284,7 +284,7 @@ def _add_node(metrics: _Metrics, instance: Instance) -> None:
             _add_gpu(metrics, device, pairs, state)
         for holder in device.holders:
             if holder.usage is not None and holder.has_labels:
-                owner = instance.owners.get(holder.pod_name)
+                owner = node.owners.get(holder.pod_name)
                 own = [*pairs, *holder_attributes(holder, owner)]
                 _add_counted(metrics, "holder_usage", holder.usage, own, state)
         if device.usage is not None:
@@ -386,7 +386,9 @@ def _as_float(number: Number) -> float | None:
 
 
 def _add_status(metrics: _Metrics, gpu: DeviceState, state: NodeState) -> None:
-    current = find_state(gpu)
+    # The cluster view does not keep the list of healthy conditions. podgpu always checks some.
+    is_checked = state.producer == "podgpu" and gpu.fields is not None
+    current = find_state(gpu) or ("ok" if is_checked else "")
     if not current:
         return
     pairs = device_attributes(gpu, gpu)

@@ -13,9 +13,11 @@ from podgpu.fleet.round import Cluster
 from podgpu.fleet.state import bound_notes
 from podgpu.fleet.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.metrics.encode import NO_METRICS
+from podgpu.metrics.otlp import PushedNode
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
+from podgpu.web.push import OtlpPusher, PushSettings
 from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health, probe_routes
 
 if TYPE_CHECKING:
@@ -106,3 +108,23 @@ def _is_ready(cluster: Cluster) -> tuple[bool, str]:
     if cluster.is_on_time and cluster.has_results:
         return True, "OK\n"
     return False, "podgpu has not finished reading the nodes\n"
+
+
+def cluster_pusher(cluster: Cluster, settings: PushSettings) -> OtlpPusher:
+    """Creates the service that sends the documents of all nodes by OTLP."""
+
+    def read() -> list[PushedNode]:
+        if not cluster.is_on_time:
+            return []
+        state = cluster.published.state
+        nodes = []
+        for node in state.nodes:
+            if not node.stale:
+                owners = node.reading.owners or state.owners
+                nodes.append(PushedNode(node.state, node.reading.cluster, owners))
+        return nodes
+
+    pusher = OtlpPusher(settings, read, cluster.clock)
+    others = cluster.other_warnings
+    cluster.other_warnings = lambda: [*others(), *pusher.warnings()]
+    return pusher

@@ -14,6 +14,7 @@ from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import ClusterState, build_single_node_state
 from podgpu.fleet.view import GpuResponse, add_details, make_details
+from podgpu.metrics.otlp import PushedNode
 from podgpu.model import has_readings
 from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.health import RECURRING_SECONDS, PastFailure
@@ -24,6 +25,7 @@ from podgpu.past.store import GpuSample
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes
+from podgpu.web.push import OtlpPusher, PushSettings
 from podgpu.web.responses import (
     JSON_HEADERS,
     describe_health,
@@ -188,3 +190,16 @@ def node_recorder(
     )
     agent.other_warnings = recorder.warnings
     return recorder
+
+
+def node_pusher(agent: Agent, settings: PushSettings) -> OtlpPusher:
+    """Creates the service that sends this node's document by OTLP."""
+
+    def read() -> list[PushedNode]:
+        published = agent.published
+        return [PushedNode(published.state)] if agent.is_fresh(published) else []
+
+    pusher = OtlpPusher(settings, read, agent.clock)
+    others = agent.other_warnings
+    agent.other_warnings = lambda: [*others(), *pusher.warnings()]
+    return pusher
