@@ -21,6 +21,7 @@ HOST_VARIABLES = (
     "NODE_NAME",
     "NODE_IP",
     "NVIDIA_",
+    "OTEL_",
     "HPC_",
     "NOTIFY_SOCKET",
     "LISTEN_",
