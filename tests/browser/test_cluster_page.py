@@ -85,7 +85,7 @@ def test_pods_by_owner_and_namespace_and_nodes(tab: Tab, page: str) -> None:
     tab.type("jupyter")
     tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 2", "filtered")
     tab.press("Escape")
-    tab.click(".pods .tabs a:nth-child(3)")
+    tab.click(".pods .tabs a:nth-child(4)")
     tab.wait_for("document.querySelector('.pods tbody th').innerText === 'research'", "namespaces")
     assert tab.texts(".pods tbody th") == ["research", "serving", "notebooks", "batch"]
     tab.click("#tab-nodes")
@@ -281,7 +281,7 @@ def test_the_title_of_the_tab_names_the_view(tab: Tab, page: str) -> None:
 @pytest.mark.parametrize(
     ("link", "message"),
     [
-        ("#view=pots", "view=pots is not one of pods, nodes, cost, events"),
+        ("#view=pots", "view=pots is not one of pods, nodes, cost, savings, events"),
         ("#state=lost&sort=broken", "state=lost is not one of held, "),
         ("#view=events&by=owner", "by=owner is not one of problems, pods, idle"),
         ("#view=cost&by=label:team&range=90d", "range=90d is not one of 1h, "),

@@ -110,7 +110,7 @@ class Node:
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
         root.mkdir()
-        create_host_files(root, self.tenants)
+        self.proc = create_host_files(root, self.tenants)
         self.kubelet = FaultyKubelet(str(root / "kubelet.sock"), pods(self.tenants))
         self.agent = self._agent(root)
         self._served = ExitStack()

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 
 from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
+from podgpu.node.agent.health import PastFailure
 from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers
 from tests.engine import BurstLoad
 from tests.nodes.clock import wait_until
@@ -25,7 +27,10 @@ Alert = tuple[str, str, str, str]
 """Name, node, GPU, pod."""
 _HW_POWER_BRAKE, _THERMAL = 271, 75
 """NVML field values that count nanoseconds of throttling."""
-_BURST_PID = 9999
+_HOST_PID = 9999
+"""A process of the host, outside Kubernetes, on both nodes."""
+_RESET = 1
+"""Value of NVML's recovery action."""
 _GIB = 1024**3
 
 
@@ -124,22 +129,50 @@ def _use_a_free_gpu(fleet: Fleet) -> None:
     fleet.nodes[0].driver.place(SimulatedLoad(3, _pid(fleet, "ocr-0"), duty=0.15, memory=_GIB))
 
 
+def _advise(action: int) -> Callable[[Fleet], None]:
+    """Returns a function that lets the driver advise this recovery action for GPU 1."""
+    return lambda fleet: fleet.nodes[0].driver.faults.advise(1, action)
+
+
+def _fail_twice(fleet: Fleet) -> None:
+    """GPU 1 had two uncorrectable memory errors in the last hours."""
+    node = fleet.nodes[0]
+    hours_ago = [time.time() - 3600 * hours for hours in (1, 5)]
+    node.agent.restore_failures(
+        [PastFailure(node.uuid(1), "ecc", at, is_present=False) for at in hours_ago]
+    )
+
+
+def _forget_the_failures(fleet: Fleet) -> None:
+    node = fleet.nodes[0]
+    assert node.agent.forget(node.uuid(1)) == "xids"
+
+
+def _leave_memory_behind(fleet: Fleet) -> None:
+    """A process of the host holds memory of GPU 3, which no pod has."""
+    fleet.nodes[0].driver.place(SimulatedLoad(3, _HOST_PID, duty=0.0, memory=2 * _GIB))
+
+
+def _end_the_process(fleet: Fleet) -> None:
+    fleet.nodes[0].driver.remove(_HOST_PID)
+
+
 def _compete(fleet: Fleet) -> None:
     """Gives both pods on GPU 2 and a host process permanent work."""
     pids = _pid(fleet, "ocr-0"), _pid(fleet, "embed-0")
     for pid in pids:
         fleet.nodes[0].driver.remove(pid)
-    for pid in (*pids, _BURST_PID):
+    for pid in (*pids, _HOST_PID):
         fleet.nodes[0].driver.place(BurstLoad(2, pid, duty=1.0, memory=5 * _GIB))
 
 
 def _stop_competing(fleet: Fleet) -> None:
-    for pid in (_pid(fleet, "ocr-0"), _pid(fleet, "embed-0"), _BURST_PID):
+    # From now on the driver has a log of switches of this GPU, which lists no other kind of load.
+    ocr, embed = _pid(fleet, "ocr-0"), _pid(fleet, "embed-0")
+    for pid in (ocr, embed, _HOST_PID):
         fleet.nodes[0].driver.remove(pid)
-    _set_it_to_work(fleet)
-    fleet.nodes[0].driver.place(
-        SimulatedLoad(2, _pid(fleet, "embed-0"), duty=0.35, memory=9 * _GIB)
-    )
+    fleet.nodes[0].driver.place(BurstLoad(2, ocr, duty=0.15, memory=5 * _GIB))
+    fleet.nodes[0].driver.place(BurstLoad(2, embed, duty=0.35, memory=9 * _GIB))
 
 
 def _use_its_own_gpu_only(fleet: Fleet) -> None:
@@ -190,9 +223,9 @@ FAULTS = {
     "memory": Fault(
         (("PodgpuMemoryNearlyFull", "node-2", "0", "eval-0"),),
         lambda fleet: fleet.nodes[1].driver.place(
-            SimulatedLoad(0, _BURST_PID, duty=0.1, memory=31 * _GIB)
+            SimulatedLoad(0, _HOST_PID, duty=0.1, memory=31 * _GIB)
         ),
-        lambda fleet: fleet.nodes[1].driver.remove(_BURST_PID),
+        lambda fleet: fleet.nodes[1].driver.remove(_HOST_PID),
         "research/eval-0",
     ),
     "idle": Fault(
@@ -215,6 +248,24 @@ FAULTS = {
         _compete,
         _stop_competing,
         "waits .* of the time for GPU 2 .*batch/embed-0",
+    ),
+    "advice of the driver": Fault(
+        (("PodgpuRecoveryAction", "node-1", "1", ""),),
+        _advise(_RESET),
+        _advise(0),
+        "needs the recovery action .*Held by: serving/chat-0",
+    ),
+    "a GPU that keeps failing": Fault(
+        (("PodgpuGpuKeepsFailing", "node-1", "1", ""),),
+        _fail_twice,
+        _forget_the_failures,
+        "ecc 2 times.*Held by: serving/chat-0",
+    ),
+    "memory of an ended process": Fault(
+        (("PodgpuOrphanedMemory", "node-1", "3", ""),),
+        _leave_memory_behind,
+        _end_the_process,
+        f"pid {_HOST_PID} 2GiB",
     ),
     "kubelet away": Fault(
         (("PodgpuMappingBroken", "node-2", "", ""),),
@@ -275,7 +326,8 @@ TOGETHER = (
     ("xid of the hardware", "heat", "row remapping waits"),
     ("a strange id", "kubelet away", "a GPU that was not given"),
     ("lost GPU", "exporter down"),
-    ("three that want the whole GPU",),
+    ("three that want the whole GPU", "advice of the driver"),
+    ("a GPU that keeps failing", "memory of an ended process"),
     ("a job without the relabelings", "driver away"),
     ("every exporter down",),
 )
@@ -286,8 +338,12 @@ TOGETHER = (
 def fleet() -> Iterator[Fleet]:
     with (
         tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,
+        # Like the durations of the rules.
+        patch("podgpu.node.agent.orphans.ORPHAN_SECONDS", 1.0),
         fleet_in(Path(folder)) as running,
     ):
+        for node in running.nodes:
+            node.proc.add(_HOST_PID, "0::/system.slice\n")
         yield running
 
 
@@ -333,7 +389,11 @@ def _come_and_go(fleet: Fleet, faults: Sequence[Fault]) -> None:
     finally:
         for fault in going_on:
             fault.remove(fleet)
-    wait_until(lambda: not fleet.firing(), "all resolved")
+    try:
+        wait_until(lambda: not fleet.firing(), "all resolved")
+    except AssertionError as e:
+        e.add_note(f"still firing: {fleet.firing()}")
+        raise
 
 
 def _is_told(

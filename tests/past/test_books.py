@@ -380,6 +380,7 @@ def test_a_clock_that_is_wrong_for_some_minutes_changes_no_time(tmp_path: Path) 
         simulation.interval = 15.0
         simulation.trouble = 0
         simulation.settings = ViewSettings()
+        simulation.trouble = 0.0
         pod = Pod("pod", 0.5, until=10**9)
         simulation.pods = {0: [pod]}
         simulation.churn = lambda number: None  # type: ignore[method-assign]

@@ -42,6 +42,7 @@ from podgpu.http_client import (
     open_session,
 )
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
+from podgpu.metrics.conditions import RECOVERY
 from podgpu.metrics.fields import Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.metrics.values import is_within_unit
@@ -135,7 +136,9 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     for gpu in state.devices:
         instances = tuple(_reduce_device(instance, keep_fields) for instance in gpu.instances)
         reduced = _reduce_device(gpu, keep_fields)
-        devices.append(replace(reduced, healthy=(), instances=instances))
+        # That the driver advises nothing decides what to do about an XID.
+        healthy = (RECOVERY,) if RECOVERY in gpu.healthy else ()
+        devices.append(replace(reduced, healthy=healthy, instances=instances))
     dropped = {name: n for name, n in state.dropped.items() if name in optional_numbers()}
     return replace(state, devices=tuple(devices), entities=(), vcuda=(), dropped=dropped)
 

@@ -159,11 +159,12 @@ def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.
     )
 
 
-def create_host_files(root: Path, of: list[Tenant]) -> None:
+def create_host_files(root: Path, of: list[Tenant]) -> SimulatedProc:
     """Creates /proc/<pid> of each process, and the kubelet's log directories, below `root`."""
     proc = SimulatedProc(root / "proc")
     for pid, tenant in enumerate(of, _FIRST_PID):
         create_files(root, proc, tenant, pid)
+    return proc
 
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:

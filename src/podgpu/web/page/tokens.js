@@ -60,7 +60,7 @@ export class Engines {
     this.title = h("h2", {}, "LLM engine");
     this.says = h("p", { class: "about" });
     this.facts = h("dl", { class: "facts" });
-    this.element = h("section", { class: "summary" }, this.title, this.says, this.facts);
+    this.element = h("section", { class: "engine" }, this.title, this.says, this.facts);
   }
 
   // `held`: pairs of a device and a holder of the pod.
