@@ -167,7 +167,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         )
     assert refused(lambda: identify_file("a\0b")) == (
         "unreadable",
-        "cannot read a\0b (embedded null byte): check the path and its disk",
+        "cannot read a\0b (the path contains a null byte): check the path and its disk",
     )
     long = f"{tmp_path}/{'n' * 300}"
     assert refused(lambda: identify_file(long)) == (

@@ -95,7 +95,9 @@ def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
             f"no permission to read {path}: set securityContext.runAsUser "
             "to a user with permission, usually 0 (no capability is needed)",
         )
-    why = getattr(error, "strerror", None) or str(error)
+    why = "the path contains a null byte"
+    if isinstance(error, OSError):
+        why = error.strerror or str(error)
     return SourceError("unreadable", f"cannot read {path} ({why}): check the path and its disk")
 
 

@@ -6,6 +6,7 @@ The sockets are bound by podgpu or passed by systemd.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -237,11 +238,15 @@ async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterat
 
 
 def _explain_bind_error(error: OSError | UnicodeError) -> str:
-    number = getattr(error, "errno", None)
-    # asyncio's own text repeats the address. Errors of the resolver have negative numbers.
-    if number is not None and number > 0:
+    if isinstance(error, UnicodeError):
+        return str(error)
+    # asyncio's own text repeats the address. Newer versions of Python give no number if the
+    # address belongs to another machine.
+    number = error.errno or errno.EADDRNOTAVAIL
+    # Errors of the resolver have negative numbers.
+    if number > 0:
         return os.strerror(number)
-    return getattr(error, "strerror", None) or str(error)
+    return error.strerror or str(error)
 
 
 async def bind(address: Address, option: str) -> list[socket.socket]:
