@@ -271,12 +271,13 @@ def test_a_silent_watch_is_listed_again(server: SimulatedApiServer, watch: MakeW
 
 
 def test_a_watch_that_the_server_does_not_end_is_listed_again(
-    server: SimulatedApiServer, watch: MakeWatcher
+    server: SimulatedApiServer, watch: MakeWatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.ignores_timeout = True
     watcher = watch(settings=replace(HURRY, watch_seconds=(0, 0), request_seconds=0.5))
     eventually(lambda: len(lists(server)) > 1)
     assert watcher.synced
+    assert count_records(caplog, logging.WARNING) == 0
 
 
 def test_a_watch_that_ends_at_once_is_not_renewed_at_once(
@@ -324,7 +325,10 @@ def test_retries_become_rarer(
 
 
 def test_another_kind_of_failure_is_retried_soon(
-    server: SimulatedApiServer, watch: MakeWatcher, delays: list[float]
+    server: SimulatedApiServer,
+    watch: MakeWatcher,
+    delays: list[float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.refusal = (403, "no")
     watcher = watch(settings=SLOW)
@@ -333,6 +337,35 @@ def test_another_kind_of_failure_is_retried_soon(
     eventually(lambda: reason(watcher) == "server_error")
     watcher.close()
     assert delays.count(1) == 2
+    assert count_records(caplog, logging.WARNING) == 2, "the other error is logged, too"
+
+
+def test_a_watch_that_breaks_at_once_does_not_make_retries_more_frequent(
+    server: SimulatedApiServer, watch: MakeWatcher, delays: list[float]
+) -> None:
+    server.refusal = (403, "no")
+    watcher = watch(settings=replace(SLOW, max_delay=3600.0))
+    eventually(lambda: len(delays) >= 3)
+    server.refusal = None
+    wait_watching(server, watcher)
+    server.refusal = (403, "no")
+    before = len(delays)
+    server.cut_watches()
+    eventually(lambda: reason(watcher) == "forbidden")
+    watcher.close()
+    next_delays = delays[before : before + 2]
+    assert next_delays[0] == 1, "of the other kind of failure"
+    assert next_delays[1] == min(9, 2 ** (before))
+
+
+def test_an_open_watch_does_not_keep_the_process_running(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    threads = [each for each in threading.enumerate() if each.name == "watch-pods"]
+    assert threads
+    assert all(thread.daemon for thread in threads)
 
 
 @pytest.mark.parametrize("works_by", ["event", "duration"])
