@@ -241,6 +241,7 @@ class SimulatedApiServer:
         self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
+        self.missing_paths: frozenset[str] = frozenset()
         self.raw_answer: bytes | None = None  # sent with status 200 instead of any list
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False  # repeats `raw_answer` until the client closes the connection
@@ -419,6 +420,8 @@ class SimulatedApiServer:
             return web.json_response(
                 {"kind": "APIGroup", "name": "resource.k8s.io", "versions": versions}
             )
+        if request.path in self.missing_paths:
+            return _status(404, "the server could not find the requested resource")
         try:
             selection = _parse_selection(request.path, request.query, self.resource_api_versions)
         except ValueError as error:

@@ -15,6 +15,8 @@ from tests.process import EXPORTER, PODGPU
 def test_nothing_is_written_unless_it_is_wanted() -> None:
     assert parse_write("").arguments == {}
     assert parse_write(" events ").arguments == {"events": ""}
+    wanted = parse_write("taints:NoSchedule, condition")
+    assert wanted.arguments == {"taints": "NoSchedule", "condition": ""}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,7 @@ def test_nothing_is_written_unless_it_is_wanted() -> None:
     [
         ("event", "--write 'event': unknown; write some of events"),
         ("events:all", "--write 'events:all': write events"),
+        ("taints:NoExecute", "--write 'taints:NoExecute': write taints:None or taints:NoSchedule"),
         ("events,events", "--write 'events,events': events is listed twice"),
     ],
 )

@@ -19,7 +19,7 @@ from podgpu.writers.withdraw import Withdrawn, withdraw
     ("podgpu withdraw", "remove what exporters wrote with --write, after you uninstalled them"),
 )
 def command(kubeconfig: str) -> None:
-    """Remove from Kubernetes what the exporters wrote: Events and Node conditions.
+    """Remove from Kubernetes what the exporters wrote: Events, Node conditions, taints.
 
     Uninstall the exporters first, or remove --write from their options. Otherwise they write again.
     The chart runs this command when it is uninstalled.
@@ -36,5 +36,5 @@ def command(kubeconfig: str) -> None:
         raise StartError(f"not everything could be removed: {error}") from error
     click.echo(
         f"removed the condition {TYPE} of {plural(withdrawn.nodes, 'Node')}, "
-        f"and {plural(withdrawn.events, 'Event')}"
+        f"{plural(withdrawn.rules, 'DeviceTaintRule')} and {plural(withdrawn.events, 'Event')}"
     )

@@ -10,6 +10,7 @@ from podgpu.clock import Clock
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
+from podgpu.writers.device_taints import TAINTS, Effect, TaintWriter
 from podgpu.writers.health_writer import Session, Writer
 from podgpu.writers.node_condition import NODE_CONDITION, NodeConditionWriter
 from podgpu.writers.pod_events import EVENTS, EventWriter
@@ -35,6 +36,12 @@ PERMISSIONS: dict[str, tuple[Permission, ...]] = {
     # `get` finds an Event that was written before a restart.
     EVENTS: _permit("create get patch", "", "events"),
     NODE_CONDITION: _permit("get", "", "nodes") + _permit("patch", "", "nodes/status"),
+    TAINTS: (
+        _permit("list create patch delete", "resource.k8s.io", "devicetaintrules")
+        + _permit("list", "resource.k8s.io", "resourceslices")
+        # The Node owns the rules.
+        + _permit("get", "", "nodes")
+    ),
 }
 """By writer."""
 
@@ -50,7 +57,11 @@ class WriterOptions:
         return {name: PERMISSIONS[name] for name in self.arguments}
 
 
-_ARGUMENTS: dict[str, tuple[str, ...]] = {EVENTS: (), NODE_CONDITION: ()}
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    EVENTS: (),
+    NODE_CONDITION: (),
+    TAINTS: ("None", "NoSchedule"),
+}
 """Writer -> its possible arguments."""
 
 
@@ -77,11 +88,14 @@ def make_session_opener(
     def open_session() -> Session:
         client = ApiClient(config, _DEADLINE)
         writers: list[Writer] = []
-        for name in wanted.arguments:
+        for name, argument in wanted.arguments.items():
             if name == EVENTS:
                 writers.append(EventWriter(client, node, clock))
             elif name == NODE_CONDITION:
                 writers.append(NodeConditionWriter(client, node, clock))
+            elif name == TAINTS:
+                effect: Effect = "NoSchedule" if argument == "NoSchedule" else "None"
+                writers.append(TaintWriter(client, node, effect, clock))
         return Session(writers, client)
 
     return open_session

@@ -58,6 +58,11 @@ configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 # RBAC cannot restrict this to the condition, or to the exporter's own node (docs/security.md).
 - {apiGroups: [""], resources: [nodes], verbs: [get]}
 - {apiGroups: [""], resources: [nodes/status], verbs: [patch]}
+{{- else if eq . "taints" -}}
+- {apiGroups: [resource.k8s.io], resources: [devicetaintrules], verbs: [list, create, patch, delete]}
+- {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [list]}
+# The Node owns the rules, so Kubernetes deletes them together.
+- {apiGroups: [""], resources: [nodes], verbs: [get]}
 {{- end -}}
 {{- end -}}
 
@@ -237,6 +242,10 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- include "podgpu.exporter.standsFor.check" . -}}
 {{- if and $exporter.counters.csv $exporter.counters.set -}}
 {{- fail "exporter.counters: csv and set both name the counters; keep one of them" -}}
+{{- end -}}
+{{- $writers := include "podgpu.exporter.writers" . | fromYamlArray -}}
+{{- if ne (len $writers) (len (uniq $writers)) -}}
+{{- fail "exporter.write: taints and taints:NoSchedule exclude each other; keep one of them" -}}
 {{- end -}}
 {{- if not $kubernetes.enabled -}}
 {{- if $exporter.write -}}

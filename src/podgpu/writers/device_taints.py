@@ -1,0 +1,230 @@
+"""Writes a DeviceTaintRule for each DRA device of a broken GPU, and deletes it afterwards.
+
+With the effect `None`, a rule only informs. With `NoSchedule`, Kubernetes allocates the device to
+no new pod. podgpu never writes `NoExecute`, because it would evict pods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError
+from podgpu.kube.client import ApiClient
+from podgpu.kube.objects import KubeObject, read_list, read_map
+from podgpu.metrics.conditions import XID
+from podgpu.model import NodeState
+from podgpu.node.holders.dra import NVIDIA_DRIVER, parse_slice
+from podgpu.writers.gpu_changes import GpuRecord
+from podgpu.writers.health_writer import View
+from podgpu.writers.pod_events import LABELS
+from podgpu.writers.write_queue import Write
+
+TAINTS = "taints"
+Effect = Literal["None", "NoSchedule"]
+KEY = "podgpu.dev/unhealthy"
+_NODE_LABEL = "podgpu.dev/node"
+_GPU_ANNOTATION = "podgpu.dev/gpu"
+_GROUP = "/apis/resource.k8s.io"
+VERSIONS = ("v1", "v1beta2")
+"""API versions of DeviceTaintRule in Kubernetes 1.37 and 1.36."""
+RESYNC_SECONDS = 600.0
+"""While a GPU is broken, its rules are compared again, because others may have changed them."""
+_MAX_LABEL = 63
+_MAX_NAME = 253
+
+
+class DraDevice(NamedTuple):
+    pool: str
+    name: str
+
+    @property
+    def rule_name(self) -> str:
+        """The same for each exporter. Names of devices have no dot, so it is unambiguous."""
+        name = f"podgpu-{self.pool}.{self.name}"
+        if "/" in self.pool or len(name) > _MAX_NAME:
+            return f"podgpu-{_hash(self.pool)}.{self.name}"
+        return name
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The state of the GPUs that the rules must express."""
+
+    taints: Mapping[str, str]  # UUID of a broken GPU -> value of its taint
+    gpus: Mapping[str, str]  # UUID of a device of a broken GPU, such as a MIG device -> that GPU
+    ended: frozenset[str]  # UUIDs of GPUs that are not broken
+
+
+class TaintWriter:
+    def __init__(self, client: ApiClient, node: str, effect: Effect, clock: Clock) -> None:
+        self._client = client
+        self._node = node
+        self._effect = effect
+        self._clock = clock
+        self._parts: dict[str, frozenset[str]] = {}  # UUIDs of the devices of each GPU
+        self._done: _Wanted | None = None
+        self._done_at = 0.0  # monotonic
+        self._version = VERSIONS[0]
+
+    def update(self, view: View) -> list[Write]:
+        if view.is_stale:
+            return []
+        self._update_parts(view.state)
+        broken = {uuid: one for uuid, one in view.records.items() if one.problems}
+        gpus = {}
+        for uuid in broken:
+            for part in self._parts.get(uuid, frozenset((uuid,))):
+                gpus[part] = uuid
+        taints = {uuid: make_taint_value(record) for uuid, record in broken.items()}
+        # `podgpu forget` removes a GPU from the records.
+        ended = frozenset(self._parts) - broken.keys()
+        wanted = _Wanted(taints, gpus, ended)
+
+        is_due = bool(broken) and self._clock.monotonic() - self._done_at >= RESYNC_SECONDS
+        if wanted == self._done and not is_due:
+            return []
+        return [Write(TAINTS, "rules", partial(self._reconcile, wanted))]
+
+    def _update_parts(self, state: NodeState) -> None:
+        """Keeps the MIG devices of a GPU that is lost."""
+        for gpu in state.devices:
+            parts = {gpu.uuid}
+            for instance in gpu.instances:
+                parts.update(instance.uuids)
+            if len(parts) > 1 or gpu.uuid not in self._parts or gpu.fields is not None:
+                self._parts[gpu.uuid] = frozenset(parts)
+
+    async def _reconcile(self, wanted: _Wanted) -> None:
+        rules = await self._list_rules()
+        desired: dict[str, KubeObject] = {}
+        if wanted.taints:
+            owner = await self._read_owner()
+            for uuid, device in await self._list_devices():
+                gpu = wanted.gpus.get(uuid)
+                if gpu is not None:
+                    rule = self._make_rule(device, gpu, wanted.taints[gpu], owner)
+                    desired[device.rule_name] = rule
+
+        for name, rule in desired.items():
+            if name not in rules:
+                await self._client.create(self._path, rule)
+            elif not _is_same(rules[name], rule):
+                changes = {"spec": {"taint": rule["spec"]["taint"]}}
+                await self._client.patch(f"{self._path}/{name}", changes)
+        for name, rule in rules.items():
+            gpu = read_map(rule["metadata"], "annotations").get(_GPU_ANNOTATION)
+            if name not in desired and gpu in wanted.ended:
+                await delete_if_present(self._client, f"{self._path}/{name}")
+        self._done = wanted
+        self._done_at = self._clock.monotonic()
+
+    @property
+    def _path(self) -> str:
+        return rules_path(self._version)
+
+    async def _list_rules(self) -> dict[str, KubeObject]:
+        """Returns the rules of this node that podgpu has written, by name."""
+        labels = {**LABELS, _NODE_LABEL: label_of(self._node)}
+        selector = ",".join(f"{name}={value}" for name, value in labels.items())
+        self._version, rules = await list_rules(self._client, selector)
+        return {rule["metadata"]["name"]: rule for rule in rules}
+
+    async def _list_devices(self) -> list[tuple[str, DraDevice]]:
+        """Returns the UUID and the name of each DRA device of this node."""
+        selector = f"spec.driver={NVIDIA_DRIVER},spec.nodeName={self._node}"
+        path = f"{_GROUP}/v1/resourceslices"
+        devices = []
+        for item in read_list(await self._client.get(path, {"fieldSelector": selector}), "items"):
+            pool = parse_slice(item)
+            for device in pool.devices:
+                if device.uuid:
+                    devices.append((device.uuid, DraDevice(pool.pool, device.name)))
+        return devices
+
+    async def _read_owner(self) -> KubeObject:
+        """Returns the reference to the Node. Kubernetes deletes the rules together with it."""
+        node = await self._client.get(f"/api/v1/nodes/{self._node}")
+        uid = node["metadata"]["uid"]
+        return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid}
+
+    def _make_rule(self, device: DraDevice, gpu: str, value: str, owner: KubeObject) -> KubeObject:
+        selector = {"driver": NVIDIA_DRIVER, "pool": device.pool, "device": device.name}
+        return {
+            "apiVersion": f"resource.k8s.io/{self._version}",
+            "kind": "DeviceTaintRule",
+            "metadata": {
+                "name": device.rule_name,
+                "labels": {**LABELS, _NODE_LABEL: label_of(self._node)},
+                "annotations": {_GPU_ANNOTATION: gpu},
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "deviceSelector": selector,
+                "taint": {"key": KEY, "value": value, "effect": self._effect},
+            },
+        }
+
+
+def make_taint_value(record: GpuRecord) -> str:
+    """Returns the worst problem as a label value, such as `xid-79` or `row-remap-failure`."""
+    worst = next(iter(record.problems))
+    name = worst.replace("_", "-")
+    detail = record.details.get(worst, "")
+    if worst == XID and detail:
+        name = f"{name}-{detail.replace(',', '-')}"
+    return name[:_MAX_LABEL]
+
+
+def label_of(node: str) -> str:
+    """Returns the node's name, or its hash if it is too long for a label."""
+    return node if len(node) <= _MAX_LABEL else _hash(node)
+
+
+def rules_path(version: str) -> str:
+    return f"{_GROUP}/{version}/devicetaintrules"
+
+
+def _is_same(rule: KubeObject, wanted: KubeObject) -> bool:
+    """Compares the taints, without the time that the server adds."""
+    taint = rule["spec"]["taint"]
+    wanted_taint: Mapping[str, str] = wanted["spec"]["taint"]
+    return all(taint.get(name) == value for name, value in wanted_taint.items())
+
+
+async def list_rules(client: ApiClient, selector: str) -> tuple[str, Iterable[KubeObject]]:
+    """Returns the API version, and the rules with these labels.
+
+    Raises SourceError `not_found` if the API server has no DeviceTaintRules.
+    """
+    for version in VERSIONS:
+        try:
+            answer = await client.get(rules_path(version), {"labelSelector": selector})
+        except SourceError as error:
+            if error.reason != "not_found":
+                raise
+        else:
+            return version, read_list(answer, "items")
+    raise SourceError(
+        "not_found",
+        "the API server has no DeviceTaintRules: they need Kubernetes 1.37, or 1.36 with the "
+        "feature gate DRADeviceTaintRules",
+    )
+
+
+async def delete_if_present(
+    client: ApiClient, path: str, params: Mapping[str, str] | None = None
+) -> None:
+    try:
+        await client.delete(path, params)
+    except SourceError as error:
+        if error.reason != "not_found":
+            raise
