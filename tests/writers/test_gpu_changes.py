@@ -226,6 +226,14 @@ def test_a_successor_reports_only_what_is_present(watch: Watch) -> None:
     assert [each.reason for each in watch.see(gpu())] == [Reason.RECOVERED]
 
 
+def test_a_successor_reports_what_changed_since_its_last_comparison(watch: Watch) -> None:
+    watch.see(gpu(FABRIC))
+    found = watch.see(gpu(LOST), first=True)
+    assert [(each.reason, each.is_new) for each in found] == [(Reason.LOST, True)]
+    [recovered] = watch.see(gpu(), first=True)
+    assert (recovered.reason, recovered.is_new) == (Reason.RECOVERED, True)
+
+
 def test_a_forgotten_gpu_has_no_problem(watch: Watch) -> None:
     watch.see(gpu(LOST))
     assert watch.see() == []

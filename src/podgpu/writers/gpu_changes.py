@@ -99,8 +99,8 @@ def find_changes(
 ) -> tuple[Records, list[GpuChange]]:
     """Returns the records of this document, and the changes since `before`.
 
-    `now`: Unix time. `idle_after`: seconds. With `is_first`, problems that are present are changes
-    that are not new, because their start was not seen or was reported by another exporter.
+    `now`: Unix time. `idle_after`: seconds. With `is_first`, the writer has just started, or takes
+    over from another exporter. Problems that are present are then changes that are not new.
     """
     records: dict[str, GpuRecord] = {}
     changes: list[GpuChange] = []
@@ -114,14 +114,30 @@ def find_changes(
         record = replace(record, name=name, idle=frozenset(idle), orphans=orphans)
         records[gpu.uuid] = record
 
-        known = GpuRecord(name) if is_first else earlier
-        found = list(_compare_problems(known, record, gpu))
-        found += [_make_idle(gpu, holder) for key, holder in idle.items() if key not in known.idle]
-        if orphans - known.orphans:
-            found += _make_orphaned(gpu)
         changes += xid_changes
-        changes += [change._replace(is_new=not is_first) for change in found]
+        began = list(_find_begun(earlier, record, gpu, idle))
+        if is_first:
+            present = list(_find_begun(GpuRecord(name), record, gpu, idle))
+            if gpu.uuid not in before:
+                began = []
+            changes += [one._replace(is_new=False) for one in present if one not in began]
+        changes += began
+        changes += _find_recovered(earlier, record, gpu)
     return records, [_add_name(change, records[change.gpu].name) for change in changes]
+
+
+def _find_begun(
+    earlier: GpuRecord,
+    record: GpuRecord,
+    gpu: DeviceState,
+    idle: Mapping[tuple[str, WorkloadKey], Holder],
+) -> Iterator[GpuChange]:
+    yield from _find_problems(earlier, record, gpu)
+    for key, holder in idle.items():
+        if key not in earlier.idle:
+            yield _make_idle(gpu, holder)
+    if record.orphans - earlier.orphans:
+        yield from _make_orphaned(gpu)
 
 
 def _add_name(change: GpuChange, name: str) -> GpuChange:
@@ -152,19 +168,24 @@ def _describe(condition: Condition, gpu: DeviceState) -> str:
     return f"{says}: {do}" if do else says
 
 
-def _compare_problems(known: GpuRecord, record: GpuRecord, gpu: DeviceState) -> Iterator[GpuChange]:
+def _find_problems(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> Iterator[GpuChange]:
     pods = _list_users(gpu, all_devices_of(gpu))
     for name, text in record.problems.items():
         # XIDs are counted one by one.
-        if name not in known.problems and name != XID:
+        if name not in earlier.problems and name != XID:
             reason = Reason.LOST if name == LOST else Reason.UNHEALTHY
             yield GpuChange(reason, gpu.uuid, text, pods)
-    if known.acute and not record.acute:
-        was = [conditions()[name].was for name in known.acute if name in conditions()]
-        text = f"it works again; before, {few_of(was, 3)}"
-        if RECURRING in record.problems:
-            text = f"it works again, but {record.problems[RECURRING]}"
-        yield GpuChange(Reason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
+
+
+def _find_recovered(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> Iterator[GpuChange]:
+    if not earlier.acute or record.acute:
+        return
+    was = [conditions()[name].was for name in earlier.acute if name in conditions()]
+    text = f"it works again; before, {few_of(was, 3)}"
+    if RECURRING in record.problems:
+        text = f"it works again, but {record.problems[RECURRING]}"
+    pods = _list_users(gpu, all_devices_of(gpu))
+    yield GpuChange(Reason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
 
 
 def all_devices_of(gpu: DeviceState) -> tuple[GpuOrInstance, ...]:

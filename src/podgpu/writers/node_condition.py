@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError, few_of, plural, utc_text
+from podgpu.errors import SourceError, plural, utc_text
 from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject, read_list, read_map
 from podgpu.metrics.conditions import LOST, UNREADABLE, conditions
@@ -59,7 +59,9 @@ def judge(view: View) -> GpuVerdict:
         gpus = plural(unidentified, "GPU")
         texts.insert(0, f"{gpus} on the PCI bus cannot be identified: see dmesg on the node")
     if problems:
-        message = few_of(texts, _MAX_NAMED)[:_MAX_MESSAGE]
+        message = "; ".join(texts[:_MAX_NAMED])[:_MAX_MESSAGE]
+        if len(texts) > _MAX_NAMED:
+            message += f"; and {len(texts) - _MAX_NAMED} more"
         return GpuVerdict("True", reason_for(problems[0]), message)
     if not view.records and state.gpus_expected:
         text = f"the node has {plural(state.gpus_expected, 'GPU')}, but podgpu cannot read any"
