@@ -286,6 +286,7 @@ NOT_RUN = {
     r"curl -s http://localhost:9100/": "node_exporter runs in a pod of the chart",
     r"podgpu cluster --discover-kubernetes ": "there is no API server",
     r"podgpu release --node ": "there is no cluster",
+    r"podgpu top --cluster localhost:8001/": "there is no API server",
     r"podgpu hook": "there is no container runtime",
     r"git clone ": "there is no network",
 }

@@ -7,6 +7,7 @@ from _signal import SIG_DFL, SIGINT, signal  # type: ignore[import-not-found]  #
 signal(SIGINT, SIG_DFL)
 
 from podgpu.cli import main  # noqa: E402
+from podgpu.cli.main import kubectl_main as kubectl_main  # noqa: E402
 
 if __name__ == "__main__":
     main()

@@ -40,7 +40,12 @@ def one_line(text: str) -> str:
 
 
 class PodgpuError(Exception):
-    """Base of all errors shown to users. The text is one line: what happened and what to do."""
+    """Base of all errors shown to users. The text is one line: what happened and what to do.
+
+    `remedy` is what an administrator can apply, in several lines. Only commands print it.
+    """
+
+    remedy = ""
 
 
 class UsageError(PodgpuError):

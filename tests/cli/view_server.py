@@ -13,10 +13,11 @@ from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
 from podgpu.model import WorkloadOwner
 from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.web.app import Address
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, lost, mig, node
 from tests.fleet.test_loop import Script, Time, tell
-from tests.web.server import running
+from tests.web.server import LOOPBACK, running
 
 PRICES = Prices("EUR", {"*": Price(100.0)}, "example")
 HOSTILE = "\x1b[31mred"
@@ -25,7 +26,7 @@ _SECONDS = 15
 
 
 @contextmanager
-def served_cluster() -> Iterator[str]:
+def served_cluster(address: Address = LOOPBACK) -> Iterator[str]:
     """Yields the URL.
 
     Pods: one on two GPUs, two that share a GPU, one on a MIG instance, and an idle one.
@@ -44,9 +45,11 @@ def served_cluster() -> Iterator[str]:
         time.now += _SECONDS
     past = SqlitePast(recorder, lambda: cluster.published.state)
     app: Any = partial(cluster_application, past=past)
-    with running(cluster, app=app) as client:  # type: ignore[arg-type]
-        yield f"http://127.0.0.1:{client.address.port}"
-    recorder.stop()
+    try:
+        with running(cluster, address, app=app) as client:  # type: ignore[arg-type]
+            yield f"http://{client.address.host}:{client.address.port}"
+    finally:
+        recorder.stop()
 
 
 def _make_nodes(now: float) -> tuple[Any, ...]:

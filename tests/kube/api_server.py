@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]
@@ -37,6 +37,9 @@ _OF_DRA = ("resourceslices", "resourceclaims", "devicetaintrules")
 _PATH = re.compile(
     r"/(?:api/v1|apis/discovery\.k8s\.io/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/status)?"
+)
+_PROXY = re.compile(
+    r"/api/v1/namespaces/(?P<namespace>[^/]+)/services/(?P<segment>[^/]+)/proxy/(?P<rest>.*)"
 )
 _FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver", "status.phase")
 
@@ -242,6 +245,9 @@ class SimulatedApiServer:
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
         self.missing_paths: frozenset[str] = frozenset()
+        # Services that the proxy reaches: "NAMESPACE/SEGMENT" -> URL of the server behind it
+        self.proxied: Mapping[str, str] = {}
+        self.may_proxy = True
         self.raw_answer: bytes | None = None  # sent with status 200 instead of any list
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False  # repeats `raw_answer` until the client closes the connection
@@ -415,6 +421,9 @@ class SimulatedApiServer:
             return _status(*self.refusal)
         if request.path in self.forbidden_paths:
             return _status(403, f'forbidden: cannot get path "{request.path}"')
+        proxied = _PROXY.fullmatch(request.path)
+        if proxied is not None:
+            return await self._proxy(request, proxied)
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
             versions = [{"version": version} for version in self.resource_api_versions]
             return web.json_response(
@@ -481,8 +490,32 @@ class SimulatedApiServer:
     def objects(self, resource: str) -> list[Object]:
         return [item for key, item in sorted(self._objects.items()) if key[0] == resource]
 
+    async def _proxy(self, request: web.Request, place: re.Match[str]) -> web.StreamResponse:
+        """Passes a request on as the service proxy does, without credentials."""
+        namespace, segment = place["namespace"], place["segment"]
+        name = segment.split(":")[-2] if ":" in segment else segment
+        if not self.may_proxy:
+            user = 'User "ann" cannot get resource "services/proxy" in API group ""'
+            text = f'services "{segment}" is forbidden: {user} in the namespace "{namespace}"'
+            return _status(403, text)
+        key = f"{namespace}/{segment}"
+        if key not in self.proxied:
+            return _status(404, f'services "{name}" not found')
+        if not self.proxied[key]:
+            return _status(503, f'no endpoints available for service "{name}"')
+        headers = {key: request.headers[key] for key in ("Accept", "Accept-Encoding")}
+        url = f"{self.proxied[key]}/{place['rest']}"
+        async with (
+            ClientSession(auto_decompress=False) as session,
+            session.get(url, params=request.query, headers=headers) as answer,
+        ):
+            kept = ("Content-Type", "Content-Encoding")
+            passed = {key: answer.headers[key] for key in kept if key in answer.headers}
+            body = await answer.read()
+            return web.Response(status=answer.status, body=body, headers=passed)
+
     async def _review(self, request: web.Request) -> web.StreamResponse:
-        """Answers TokenReview and SubjectAccessReview."""
+        """Answers TokenReview, SubjectAccessReview and SelfSubjectReview."""
         noted = Request(request.path, {}, dict(request.headers), 0)
         self.requests.append(noted)
         await self._answering.wait()
@@ -491,6 +524,9 @@ class SimulatedApiServer:
         if self.refusal is not None:
             return _status(*self.refusal)
         document = await request.json()
+        if document["kind"] == "SelfSubjectReview":
+            user_info = self.users.get(noted.token) or {}
+            return web.json_response({**document, "status": {"userInfo": user_info}}, status=201)
         spec = document["spec"]
         self.reviews.append(spec)
         if document["kind"] == "TokenReview":

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -48,10 +48,17 @@ OTHER_COMMANDS = {
     ),
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
+KUBECTL_COMMANDS = ("top", "pods", "waste", "cost", "savings", "report")
+"""Commands of `kubectl podgpu`: those that can read a view through the API server."""
 _EXAMPLES = (
     ("podgpu demo", "no GPU and no cluster needed; open http://localhost:9401/"),
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
     ("podgpu top", "on a GPU node: show which pods use the GPUs"),
+)
+_KUBECTL_EXAMPLES = (
+    ("kubectl podgpu", "show all GPUs and the pods that use them"),
+    ("kubectl podgpu pods -n research", "the pods of a namespace, with use and cost"),
+    ("kubectl podgpu waste --range 7d", "who held GPUs in the last week without using them"),
 )
 _CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
 """Matches the login in a URL, so that messages can omit it."""
@@ -88,18 +95,73 @@ class _Commands(click.Group):
         write_examples(formatter, _EXAMPLES)
 
 
+class _KubectlCommands(_Commands):
+    """The commands of the kubectl plugin."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(KUBECTL_COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in COMMANDS and args[0] not in KUBECTL_COMMANDS:
+            ctx.fail(f"'{args[0]}' runs on a node or a server: use podgpu {args[0]}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in KUBECTL_COMMANDS])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, _KUBECTL_EXAMPLES)
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message=describe_version())
 def cli() -> None:
     """podgpu shows which pod uses which GPU, how much of it, and what that costs."""
 
 
+@click.group(
+    cls=_KubectlCommands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "default_map": {name: {"kube": True} for name in KUBECTL_COMMANDS},
+    },
+)
+@click.version_option(__version__, message=describe_version())
+def kubectl_cli() -> None:
+    """Show which pod uses which GPU, how much of it, and what that costs.
+
+    Reads podgpu's cluster view through the API server, with your kubeconfig (docs/kubectl.md).
+    Without a command, shows `top`.
+    """
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
+    _run_process(run, list(sys.argv[1:] if arguments is None else arguments))
+
+
+def kubectl_main() -> None:
+    """Entry point of the program `kubectl-podgpu`, which kubectl runs as `kubectl podgpu`."""
+    _run_process(run_kubectl, sys.argv[1:])
+
+
+def run_kubectl(arguments: list[str]) -> int:
+    """Like `run`, for `kubectl podgpu`."""
+    is_command = bool(arguments) and not arguments[0].startswith("-")
+    is_about = bool(arguments) and arguments[0] in ("-h", "--help", "--version")
+    if not is_command and not is_about:
+        arguments = ["top", *arguments]
+    return run(arguments, kubectl_cli, "kubectl podgpu")
+
+
+def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]) -> None:
     # Only the exporter handles it; it must not end other commands.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = run(list(sys.argv[1:] if arguments is None else arguments))
+        code = run_arguments(arguments)
     except KeyboardInterrupt:
         code = 130
     # A second signal must not end the process before it has flushed.
@@ -112,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os._exit(code)
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu") -> int:
     """Returns the exit code.
 
     0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage.
@@ -120,17 +182,23 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] and arguments[0] in COMMANDS:
         arguments = normalize_arguments(arguments)
     try:
-        result = cli.main(arguments, prog_name="podgpu", standalone_mode=False)
+        result = group.main(arguments, prog_name=program, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help(), err=True)
         return 2
     except click.UsageError as error:
-        command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
-        return _fail(f"{_CREDENTIALS.sub('…@', _explain(error))} (see podgpu{command} --help)", 2)
+        known = group.list_commands(click.Context(group))
+        command = f" {arguments[0]}" if arguments[0] in known else ""
+        return _fail(
+            f"{_CREDENTIALS.sub('…@', _explain(error))} (see {program}{command} --help)", 2
+        )
     except click.Abort:
         return 130
     except PodgpuError as error:
-        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        code = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        if error.remedy:
+            click.echo(f"\n{error.remedy}", err=True)
+        return code
     except ModuleNotFoundError as error:
         if error.name not in ("grpc", "cryptography"):
             raise

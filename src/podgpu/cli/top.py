@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from podgpu.cli.options import EXPORTER_OPTIONS, Options, is_set, make_command, naming_option
 from podgpu.cli.sources import make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
+from podgpu.cli.view_options import find_kube_view
 from podgpu.errors import UsageError, one_line
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
@@ -34,6 +35,7 @@ _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)
 @make_command(
     "top",
     ("podgpu top", "show this node"),
+    ("podgpu top --kube", "show all nodes of the cluster of your kubeconfig"),
     ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
     (
         "podgpu top --url gpu-1:9400 --once --sort idle",
@@ -49,13 +51,17 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     plain table is printed. For this node, many options of the exporter are accepted (see
     --help-all).
     """
-    if options["url"] or options["cluster"]:
-        _reject_local_options(ctx, options)
+    view = find_kube_view(ctx, "url", "cluster")
+    if view is not None:
+        _reject_local_options(ctx, options, "kube")
+    elif options["url"] or options["cluster"]:
+        _reject_local_options(ctx, options, "url" if options["url"] else "cluster")
     elif not is_set(ctx, "kubernetes"):
         kubelet = options["pod_resources_kubelet_socket"]
         options["kubernetes"] = os.access(kubelet, os.R_OK | os.W_OK)
     with quiet_logs(), ExitStack() as at_exit:
-        feed = Feed(_open_source(options, at_exit), options["interval"])
+        source = ClusterSource(view) if view is not None else _open_source(options, at_exit)
+        feed = Feed(source, options["interval"])
         at_exit.callback(feed.close)
         if options["json"]:
             print_out(msgspec.json.encode(feed.read().view) + b"\n")
@@ -67,8 +73,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         return show_live(feed, Screen(feed.source.name, options["sort"], options["filter"]))
 
 
-def _reject_local_options(ctx: click.Context, options: Options) -> None:
-    """Raises UsageError if --url or --cluster is combined with flags of the local driver.
+def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> None:
+    """Raises UsageError if `remote` is combined with flags of the local driver.
+
+    `remote`: the option that selects another source.
 
     Environment variables of such flags are ignored, because they may be meant for the exporter.
     """
@@ -77,10 +85,11 @@ def _reject_local_options(ctx: click.Context, options: Options) -> None:
     flags = [option.flag for option in EXPORTER_OPTIONS if option.parameter in options]
     flags.remove("once")
     flags.append("processes")
-    remote = "--url" if options["url"] else "--cluster"
+    if remote == "kube":
+        flags.remove("kubeconfig")
     for flag in flags:
         if ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE:
-            text = f"--{flag} is for the local driver and cannot be combined with {remote}"
+            text = f"--{flag} is for the local driver and cannot be combined with --{remote}"
             raise UsageError(text)
 
 

@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 import click
+from click.core import ParameterSource
 
+from podgpu.cli.options import is_set
+from podgpu.errors import UsageError
+from podgpu.kube.config import load_user_config
+from podgpu.kube.service_proxy import KubeAddress, parse_service
 from podgpu.view_address import UrlAddress, ViewAddress
+
+_KUBE_OPTIONS = ("context", "service")
 
 
 def find_view(ctx: click.Context) -> ViewAddress:
-    return UrlAddress(ctx.params["url"])
+    """Returns the address that --url or --kube selects."""
+    return find_kube_view(ctx, "url") or UrlAddress(ctx.params["url"])
+
+
+def find_kube_view(ctx: click.Context, *others: str) -> KubeAddress | None:
+    """Returns None without --kube.
+
+    `others`: options that select another source. They override the default of `kubectl podgpu`,
+    which is --kube.
+    """
+    is_kube = ctx.params["kube"]
+    other = next((name for name in others if is_set(ctx, name)), "")
+    if other and is_kube:
+        if ctx.get_parameter_source("kube") is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--kube and --{other} cannot be combined: give one of them")
+        is_kube = False
+    if not is_kube:
+        for name in _KUBE_OPTIONS:
+            if ctx.params[name]:
+                raise UsageError(f"--{name} needs --kube")
+        return None
+    service = ctx.params["service"]
+    chosen = parse_service(service) if service else None
+    return KubeAddress(load_user_config(ctx.params["kubeconfig"], ctx.params["context"]), chosen)

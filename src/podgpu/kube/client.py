@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
@@ -21,7 +22,7 @@ from contextlib import (
 from datetime import datetime
 from functools import lru_cache
 from subprocess import DEVNULL, PIPE
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import aiohttp
 import msgspec
@@ -38,6 +39,7 @@ from podgpu.tls import load_pair, make_client_context
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 32 * 1024 * 1024  # enough for a page of 500 large pods
+_MAX_PROXIED_BYTES = 64 * 1024 * 1024  # as of a view that is read by its URL
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. An object has at most 1.5 MiB in etcd, and more as JSON."""
 _CONNECT_SECONDS = 10.0
@@ -46,16 +48,28 @@ _FAILURES = {"tls": "tls", "timeout": "timeout", "not_http": "bad_answer"}
 _STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone"}
 
 
+class ApiResponse(NamedTuple):
+    status: int
+    body: bytes
+
+
 class ApiClient:
     """Client of one API server. Must be used and closed in one event loop."""
 
     def __init__(
-        self, config: ApiConfig, deadline: float = 30.0, metadata_only: bool = False
+        self,
+        config: ApiConfig,
+        deadline: float = 30.0,
+        metadata_only: bool = False,
+        credentials: Credentials | None = None,
     ) -> None:
-        """If `metadata_only`, objects have no spec and status. A pod is then ten times smaller."""
+        """If `metadata_only`, objects have no spec and status. A pod is then ten times smaller.
+
+        `credentials`: those of an earlier client with the same `config`.
+        """
         self.config = config
         self._deadline = deadline
-        self._credentials = Credentials(config)
+        self._credentials = credentials or Credentials(config)
         self._metadata_only = metadata_only
         self._session: aiohttp.ClientSession | None = None
 
@@ -83,6 +97,15 @@ class ApiClient:
         opened = self._open("GET", path, self._deadline, headers, params=params)
         async with opened as response:
             return await self._read(response, path)
+
+    async def fetch(self, path: str, params: Mapping[str, str] | None = None) -> ApiResponse:
+        """Returns the response whatever its status, for paths that another server answers."""
+        headers = {"Accept-Encoding": "gzip"}
+        async with self._request("GET", path, self._deadline, headers, params=params) as response:
+            body = await self._read(response, path, _MAX_PROXIED_BYTES)
+            if response.status == 401:
+                self._credentials.invalidate()
+            return ApiResponse(response.status, body)
 
     async def create(self, path: str, document: KubeObject) -> bytes:
         """Creates an object and returns the answer."""
@@ -133,14 +156,26 @@ class ApiClient:
             if line := line.strip():
                 yield line
 
-    async def _read(self, response: aiohttp.ClientResponse, path: str) -> bytes:
+    async def _read(
+        self, response: aiohttp.ClientResponse, path: str, max_bytes: int = _MAX_BYTES
+    ) -> bytes:
         url = self.config.server + path
         with self._explaining(path):
             async with asyncio.timeout(self._deadline):
-                return await read_body(response, _MAX_BYTES, url, "bad_answer")
+                return await read_body(response, max_bytes, url, "bad_answer")
 
     @asynccontextmanager
     async def _open(
+        self, method: str, path: str, silence: float, headers: Mapping[str, str], **content: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Raises SourceError for an error status."""
+        async with self._request(method, path, silence, headers, **content) as response:
+            if response.status not in (200, 201):
+                raise await self._read_error(response, path)
+            yield response
+
+    @asynccontextmanager
+    async def _request(
         self, method: str, path: str, silence: float, headers: Mapping[str, str], **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         token, tls = await self._credentials.current()
@@ -169,8 +204,6 @@ class ApiClient:
             with self._explaining(path):
                 async with asyncio.timeout(self._deadline):
                     response = await stack.enter_async_context(request)
-            if response.status not in (200, 201):
-                raise await self._read_error(response, path)
             yield response
 
     def _accept(self, kind: str) -> dict[str, str]:
@@ -245,9 +278,16 @@ class Credential(msgspec.Struct):
 class Credentials:
     """Provides the current token and TLS context. Must be used in one event loop."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: ApiConfig,
+        clock: Callable[[], float] = time.time,
+        is_attended: bool = False,
+    ) -> None:
+        """`is_attended`: a person waits, so the first login may ask him in the terminal."""
         self._config = config
         self._clock = clock
+        self._is_attended = is_attended
         self._current: tuple[str, ssl.SSLContext | None] | None = None
         self._renewed_at = self._renew_at = 0.0
         self._cached_context = lru_cache(maxsize=1)(self._make_context)
@@ -272,7 +312,9 @@ class Credentials:
         config = self._config
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
-            credential = await run_plugin(config.plugin)
+            credential = await run_plugin(config.plugin, is_attended=self._is_attended)
+            # Later, the terminal may belong to the screen of `podgpu top`.
+            self._is_attended = False
             expires = credential.expires.timestamp() if credential.expires else float("inf")
             renew_at = expires - min(_RENEW_BEFORE_SECONDS, (expires - self._clock()) / 2)
         try:
@@ -339,14 +381,22 @@ def _check_token(token: str, where: str, reason: str = "no_token") -> str:
 # line of stderr.
 
 
-async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
+async def run_plugin(
+    plugin: ExecPlugin, seconds: float = 30.0, is_attended: bool = False
+) -> Credential:
+    """`is_attended`: the plugin may use the terminal, and as much time as the person needs."""
+
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
+    has_terminal = is_attended and sys.stdin is not None and sys.stdin.isatty()
+    is_interactive = has_terminal and plugin.interactive_mode != "Never"
+    if plugin.interactive_mode == "Always" and not is_interactive:
+        raise error("needs a terminal (interactiveMode: Always)")
     request = {
         "apiVersion": plugin.api_version,
         "kind": "ExecCredential",
-        "spec": {"interactive": False},
+        "spec": {"interactive": is_interactive},
     }
     info = msgspec.json.encode(request).decode()
     variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
@@ -354,28 +404,37 @@ async def run_plugin(plugin: ExecPlugin, seconds: float = 30.0) -> Credential:
         process = await asyncio.create_subprocess_exec(
             plugin.command,
             *(plugin.args or ()),
-            stdin=DEVNULL,
+            stdin=None if is_interactive else DEVNULL,
             stdout=PIPE,
-            stderr=PIPE,
+            # A login often prints an address to open, or a code to enter.
+            stderr=None if is_attended else PIPE,
             env={**os.environ, "KUBERNETES_EXEC_INFO": info, **variables},
-            start_new_session=True,  # so that killpg also kills the plugin's children
+            # So that killpg also kills the plugin's children. Only programs of our own session can
+            # read from the terminal.
+            start_new_session=not is_interactive,
         )
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         hint = plugin.install_hint or "install it, or put its full path into the kubeconfig"
         raise error(f"cannot be run ({reason}): {' '.join(hint.split())}") from problem
     try:
-        output, errors = await asyncio.wait_for(process.communicate(), seconds)
+        timeout = None if is_attended else seconds
+        output, errors = await asyncio.wait_for(process.communicate(), timeout)
     except TimeoutError:
         raise error(f"did not end within {seconds:g} s and was killed") from None
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError, PermissionError, TimeoutError):
-                os.killpg(process.pid, signal.SIGKILL)
+                if is_interactive:
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
                 await asyncio.wait_for(process.communicate(), 1.0)
     if process.returncode != 0:
-        last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
-        raise error(f"failed with exit code {process.returncode}: {one_line(last_line)}")
+        # If the plugin wrote to the terminal, its message is there.
+        last_line = (errors or b"").decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+        reason = f": {one_line(last_line)}" if last_line else ""
+        raise error(f"failed with exit code {process.returncode}{reason}")
     return parse_credential(output, plugin)
 
 

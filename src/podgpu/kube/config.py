@@ -1,7 +1,8 @@
 """Finds the API server and the credentials for it.
 
-Tries the pod's service account, then $KUBECONFIG, then ~/.kube/config. Merges kubeconfig files as
-kubectl does. Error messages never quote values of a kubeconfig, because these may be secrets.
+A server tries the pod's service account, then $KUBECONFIG, then ~/.kube/config. A command of a user
+reads only kubeconfigs, as kubectl does. Kubeconfig files are merged as kubectl merges them. Error
+messages never quote values of a kubeconfig, because these may be secrets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from podgpu.decode import convert, decode_yaml, format_error
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, few_of
 from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -69,6 +70,7 @@ class ApiConfig:
     token: str = field(default="", repr=False)
     token_file: str = ""  # overrides `token`
     plugin: ExecPlugin | None = None
+    namespace: str = ""  # of the kubeconfig's context; empty if it has none
 
 
 def load_config(
@@ -90,6 +92,31 @@ def load_config(
             config.origin,
             config.server,
         )
+    _check_secrecy(config)
+    return config
+
+
+def load_user_config(
+    kubeconfig: str = "", context: str = "", *, environ: Mapping[str, str] = os.environ
+) -> ApiConfig:
+    """Returns the API server of a person who uses kubectl.
+
+    `context`: a context of the kubeconfig. Default: the current one. Raises NoApi.
+    """
+    files = [kubeconfig] if kubeconfig else _list_files(environ)
+    existing = [name for name in files if os.path.exists(name)]
+    if not existing:
+        raise NoApi(
+            f"there is no kubeconfig: {' and '.join(files)} cannot be found: set $KUBECONFIG or "
+            "--kubeconfig to the file that you use with kubectl"
+        )
+    config = _read_kubeconfig(existing, context, is_attended=True)
+    _check_secrecy(config)
+    return config
+
+
+def _check_secrecy(config: ApiConfig) -> None:
+    """Raises NoApi if a token would be sent without encryption."""
     address = urlsplit(config.server)
     has_token = bool(config.token or config.token_file or config.plugin)
     if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
@@ -97,7 +124,6 @@ def load_config(
             f"{config.origin}: the server {config.server} is plain HTTP, so the user's token "
             "could be read on the network: write https:// in clusters[].cluster.server"
         )
-    return config
 
 
 def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
@@ -106,10 +132,7 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
     in_cluster = _find_service_account(environ, service_account)
     if in_cluster is not None:
         return in_cluster
-    files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
-    if not files:
-        home = environ.get("HOME") or os.path.expanduser("~")
-        files = [os.path.join(home, ".kube", "config")]
+    files = _list_files(environ)
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
         return _read_kubeconfig(existing)
@@ -118,6 +141,15 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
         f"{' nor '.join(files)}: in a pod, set automountServiceAccountToken: true in its spec; "
         "elsewhere, set $KUBECONFIG to a kubeconfig"
     )
+
+
+def _list_files(environ: Mapping[str, str]) -> list[str]:
+    """Returns the kubeconfigs that kubectl would read. They may not exist."""
+    files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    if files:
+        return files
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return [os.path.join(home, ".kube", "config")]
 
 
 def _find_service_account(environ: Mapping[str, str], directory: str) -> ApiConfig | None:
@@ -192,8 +224,13 @@ class _Entry:
         return Pem(text=text, origin=f"{self.file}: {self.where}.{key}")
 
 
-def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
-    """Merges the files. Uses the first `current-context` that is set."""
+def _read_kubeconfig(
+    paths: Sequence[str], context_name: str = "", is_attended: bool = False
+) -> ApiConfig:
+    """Merges the files. Without `context_name`, uses the first `current-context` that is set.
+
+    `is_attended`: a person can use the terminal of a credential plugin.
+    """
     files: dict[str, _Kubeconfig] = {}
     for path in paths:
         try:
@@ -203,7 +240,7 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
             raise NoApi(str(error)) from None
-    chosen = ""
+    chosen = context_name
     for file in files.values():
         chosen = chosen or file.current_context or ""
     if not chosen:
@@ -211,12 +248,25 @@ def _read_kubeconfig(paths: Sequence[str]) -> ApiConfig:
             f"{', '.join(files)}: current-context is not set: run kubectl config use-context"
         )
 
+    if context_name:
+        _require_context(files, context_name)
     context = _find_entry(files, "contexts", chosen)
     cluster = _find_entry(files, "clusters", context.text("cluster"))
     user = _Entry(context.file, "user", {})
     if context.text("user"):
         user = _find_entry(files, "users", context.text("user"))
-    return _make_config(cluster, user, origin=f"{context.file} (context {chosen})")
+    config = _make_config(cluster, user, f"{context.file} (context {chosen})", is_attended)
+    return replace(config, namespace=context.text("namespace"))
+
+
+def _require_context(files: Mapping[str, _Kubeconfig], name: str) -> None:
+    names = []
+    for content in files.values():
+        names += [named.name for named in content.contexts or ()]
+    if name not in names:
+        raise NoApi(
+            f"--context {name}: {', '.join(files)} has no such context; it has {few_of(names)}"
+        )
 
 
 def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _Entry:
@@ -231,7 +281,7 @@ def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _E
     )
 
 
-def _make_config(cluster: _Entry, user: _Entry, origin: str) -> ApiConfig:
+def _make_config(cluster: _Entry, user: _Entry, origin: str, is_attended: bool) -> ApiConfig:
     for name in _UNSUPPORTED:
         if user.values.get(name):
             raise user.error(
@@ -254,11 +304,11 @@ def _make_config(cluster: _Entry, user: _Entry, origin: str) -> ApiConfig:
         key=user.pem("client-key"),
         token=user.text("token").strip(),
         token_file=user.path(user.text("tokenFile")),
-        plugin=_make_plugin(user) if user.values.get("exec") else None,
+        plugin=_make_plugin(user, is_attended) if user.values.get("exec") else None,
     )
 
 
-def _make_plugin(user: _Entry) -> ExecPlugin:
+def _make_plugin(user: _Entry, is_attended: bool) -> ExecPlugin:
     try:
         plugin = convert(user.values["exec"], ExecPlugin)
     except msgspec.ValidationError as error:
@@ -268,7 +318,7 @@ def _make_plugin(user: _Entry) -> ExecPlugin:
         raise user.error(
             "exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry"
         )
-    if plugin.interactive_mode == "Always":
+    if plugin.interactive_mode == "Always" and not is_attended:
         raise user.error(
             "exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal"
         )
