@@ -32,7 +32,8 @@ lint-js: .venv/typescript
 
 check: lint test
 
-# Changes the code in many places, one at a time, and prints the changes that no test noticed. Takes up to ten minutes.
+# Changes the code in many places, one at a time, and prints the changes that no test noticed: for ten minutes,
+# after one run of the tests.
 # For a package: MUTATE=src/podgpu/scale TESTS=tests/scale SAMPLE=50, at most 50 changes of each module.
 MUTATE ?= src/podgpu/charge.py
 TESTS ?= tests/test_charge.py

@@ -146,6 +146,9 @@ class Mutations:
     def visit_expression(self, node: ast.AST, lines: range, is_condition: bool = False) -> None:
         if isinstance(node, ast.JoinedStr | ast.Constant) and not is_number(node):
             return
+        # zip(strict=True) is an assertion.
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return
         for after in changed_expressions(node, is_condition):
             self.add(lines, node, after)
         for child in ast.iter_child_nodes(node):
@@ -414,10 +417,9 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", required=True, help="files or folders below tests")
     parser.add_argument("--sample", type=int, default=0, help="at most this many of each module")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample and of the order")
-    parser.add_argument("--minutes", type=float, default=10.0, help="end after this time")
+    parser.add_argument("--minutes", type=float, default=10.0, help="after the recording")
     parser.add_argument("--seconds", type=float, default=30.0, help="of tests for each mutant")
     options = parser.parse_args()
-    end = time.monotonic() + options.minutes * 60
     os.chdir(ROOT)
 
     found = find_mutants(options.mutate)
@@ -431,6 +433,7 @@ def main() -> None:
         for test in sorted(recording.failed):
             print(f"left out, because it fails without a change: {test}", flush=True)
         preload(recording.modules)
+        end = time.monotonic() + options.minutes * 60
         tested = 0
         for mutant in mutants:
             if time.monotonic() > end:
