@@ -33,6 +33,7 @@ _DETAILS = {
     "unreadable": "hung",
     "recovery_action": "reset",
     "fabric": "in_progress",
+    "kubernetes_unhealthy": "XID 79",
     "orphaned_memory": "pid 4711 (python3) of research/train-0/main holds 12.0 GiB",
     "recurring": "lost 3 times within 24 hours; last at 2026-11-19T06:10:00Z",
     "application_xid": "13 by research/train-0/main",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -412,6 +412,7 @@ class GpuOrInstance(Document, frozen=True):
     unsupported: UpTo1024[Name] = ()
     xids: UpTo256[XidCount] = ()
     orphans: UpTo64[Orphan] = ()  # processes that hold memory although their container has ended
+    kubernetes_health: Name = ""  # `HEALTHY` or `UNHEALTHY`; empty if Kubernetes does not say
     last_xid: Amount | None = None
     # event -> number in the window, number since the start
     clock_events: Annotated[dict[Name, tuple[Amount, Amount]], Meta(max_length=256)] = {}
@@ -714,10 +715,21 @@ class Unmapped:
     holder: Workload
 
 
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+
+class KubernetesHealth(NamedTuple):
+    """What Kubernetes thinks about a device."""
+
+    health: str  # `HEALTHY` or `UNHEALTHY`
+    message: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """The assignments of one or all allocation sources. `sources`, `api_uids` and `at` are set only
-    for all sources.
+    for all sources, as is `kubernetes_health`.
     """
 
     assignments: tuple[Assignment, ...] = ()
@@ -730,6 +742,8 @@ class Allocation:
     sources: tuple[SourceStatus, ...] = ()
     # static pods: UID on the node -> UID in the API server
     api_uids: Mapping[str, str] = field(default_factory=dict)
+    # By device key. Omits devices about which Kubernetes says nothing.
+    kubernetes_health: Mapping[str, KubernetesHealth] = field(default_factory=dict)
     at: float | None = None  # Unix time
 
     @property

@@ -39,10 +39,12 @@ class PodPerGpu:
     def __init__(self) -> None:
         self.crowds: dict[int, int] = {}
         """Number of holders by GPU. The default is 1."""
+        self.offered: frozenset[str] = frozenset()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         held = [d for d in devices if not d.is_instance]
-        return Allocation(tuple(one for device in held for one in self._holders(device)))
+        assignments = tuple(one for device in held for one in self._holders(device))
+        return Allocation(assignments, offered=self.offered)
 
     def _holders(self, device: Device) -> Iterator[Assignment]:
         number = device.minor or 0
@@ -75,8 +77,9 @@ class GpuBench(SimulatedNode):
         proc = FaultyProc(folder / "proc")
         self._holders = PodPerGpu()
         settings = Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h"))
+        self.names = NAMES
         super().__init__(
-            gpus, settings, sources=[self._holders], proc=proc, identities=lambda: NAMES
+            gpus, settings, sources=[self._holders], proc=proc, identities=lambda: self.names
         )
         for gpu in self.driver.gpus:
             proc.add(
@@ -91,6 +94,10 @@ class GpuBench(SimulatedNode):
 
     def crowd(self, gpu: int, holders: int) -> None:
         self._holders.crowds[gpu] = holders
+
+    def offer(self, *gpus: int) -> None:
+        """Sets the GPUs that the kubelet gives to new pods."""
+        self._holders.offered = frozenset(map(self.uuid, gpus))
 
     def leap(self, seconds: float) -> None:
         """Moves the wall clock and the driver's timestamps."""

@@ -129,9 +129,9 @@ def _use_a_free_gpu(fleet: Fleet) -> None:
     fleet.nodes[0].driver.place(SimulatedLoad(3, _pid(fleet, "ocr-0"), duty=0.15, memory=_GIB))
 
 
-def _advise(action: int) -> Callable[[Fleet], None]:
-    """Returns a function that lets the driver advise this recovery action for GPU 1."""
-    return lambda fleet: fleet.nodes[0].driver.faults.advise(1, action)
+def _advise(action: int, gpu: int = 1) -> Callable[[Fleet], None]:
+    """Returns a function that lets the driver advise this recovery action for a GPU."""
+    return lambda fleet: fleet.nodes[0].driver.faults.advise(gpu, action)
 
 
 def _fail_twice(fleet: Fleet) -> None:
@@ -143,9 +143,12 @@ def _fail_twice(fleet: Fleet) -> None:
     )
 
 
-def _forget_the_failures(fleet: Fleet) -> None:
-    node = fleet.nodes[0]
-    assert node.agent.forget(node.uuid(1)) == "xids"
+def _forget_failures(gpu: int) -> Callable[[Fleet], None]:
+    def forget(fleet: Fleet) -> None:
+        node = fleet.nodes[0]
+        assert node.agent.forget(node.uuid(gpu)) == "xids"
+
+    return forget
 
 
 def _leave_memory_behind(fleet: Fleet) -> None:
@@ -190,7 +193,7 @@ FAULTS = {
     "xid of the hardware": Fault(
         (("PodgpuXidHardwareError", "node-1", "2", ""),),
         lambda fleet: Recurring(fleet, 95, 2),
-        lambda fleet: None,
+        _forget_failures(2),
         r"batch/embed-0 batch/ocr-0|batch/ocr-0 batch/embed-0",
     ),
     "row remapping": Fault(
@@ -255,10 +258,20 @@ FAULTS = {
         _advise(0),
         "needs the recovery action .*Held by: serving/chat-0",
     ),
+    # The kubelet still gives the GPU to new pods.
+    "advice that Kubernetes does not know": Fault(
+        (
+            ("PodgpuRecoveryAction", "node-1", "0", ""),
+            ("PodgpuKubernetesDisagrees", "node-1", "0", ""),
+        ),
+        _advise(_RESET, 0),
+        _advise(0, 0),
+        "has recovery_action, but Kubernetes calls it healthy .*Held by: research/train-0",
+    ),
     "a GPU that keeps failing": Fault(
         (("PodgpuGpuKeepsFailing", "node-1", "1", ""),),
         _fail_twice,
-        _forget_the_failures,
+        _forget_failures(1),
         "ecc 2 times.*Held by: serving/chat-0",
     ),
     "memory of an ended process": Fault(
@@ -327,7 +340,11 @@ TOGETHER = (
     ("a strange id", "kubelet away", "a GPU that was not given"),
     ("lost GPU", "exporter down"),
     ("three that want the whole GPU", "advice of the driver"),
-    ("a GPU that keeps failing", "memory of an ended process"),
+    (
+        "advice that Kubernetes does not know",
+        "a GPU that keeps failing",
+        "memory of an ended process",
+    ),
     ("a job without the relabelings", "driver away"),
     ("every exporter down",),
 )

@@ -143,6 +143,7 @@ class DeviceView(_JsonStruct, kw_only=True):
     absent: bool = False
     last_holders: tuple[Workload, ...] = ()
     price_per_hour: float | None = None
+    kubernetes_health: str = ""  # Healthy or Unhealthy; empty if Kubernetes does not say
 
 
 class InstanceView(DeviceView, kw_only=True):
@@ -518,6 +519,7 @@ def _device_fields(
         "conditions": [_make_condition(condition, gpu) for condition in gpu.conditions],
         "absent": is_lost(gpu),
         "price_per_hour": round_known(prices.of(device_model(gpu, instance)).gpu_hour),
+        "kubernetes_health": device.kubernetes_health,
     }
 
 

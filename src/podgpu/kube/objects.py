@@ -72,6 +72,15 @@ def is_gpu_resource(name: str) -> bool:
     return any(word in text for word in _GPU_WORDS)
 
 
+class ResourceHealth(NamedTuple):
+    """What the kubelet says about one device of a container (`allocatedResourcesStatus`)."""
+
+    resource: str  # such as nvidia.com/gpu, or claim:NAME/REQUEST (DRA)
+    device_id: str  # of the device plugin; with DRA, a CDI name
+    health: str  # Healthy, Unhealthy or Unknown
+    message: str = ""  # only from DRA drivers
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
     name: str
@@ -80,6 +89,7 @@ class ContainerRecord:
     finished: bool = False  # True for an init container that has succeeded
     # ResourceClaim (DRA) and request; without a request, the container uses the whole claim
     claims: Pairs = ()
+    health: tuple[ResourceHealth, ...] = ()
 
     def amount(self, resource: str) -> Fraction:
         """Returns the requested quantity of a resource, or 0 if there is no request."""
@@ -208,7 +218,19 @@ def _read_containers(
             container_id=status.get("containerID", "").rpartition("://")[2],
             finished=are_init and terminated.get("exitCode") == 0,
             claims=tuple(claims.get(name, ())),
+            health=tuple(_read_health(status)),
         )
+
+
+def _read_health(status: KubeObject) -> Iterator[ResourceHealth]:
+    for resource in read_list(status, "allocatedResourcesStatus"):
+        for device in read_list(resource, "resources"):
+            yield ResourceHealth(
+                intern(resource["name"]),
+                device["resourceID"],
+                intern(device.get("health") or ""),
+                device.get("message") or "",
+            )
 
 
 def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:

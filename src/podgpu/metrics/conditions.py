@@ -28,6 +28,8 @@ ORPHANED = "orphaned_memory"
 RECOVERY = "recovery_action"
 RECURRING = "recurring"
 FABRIC = "fabric"
+KUBERNETES_HEALTHY = "kubernetes_healthy"
+KUBERNETES_UNHEALTHY = "kubernetes_unhealthy"
 RECOVERY_FIELD = 1523  # DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION
 FABRIC_FIELD = 170  # DCGM_FI_DEV_FABRIC_MANAGER_STATUS
 FIELD_CONDITIONS: Mapping[int, str] = {
@@ -89,6 +91,12 @@ def breaks_gpu(condition: str) -> bool:
     """Returns False for a problem of a workload, which does not mean that the GPU is broken."""
     spec = conditions().get(condition)
     return spec is None or spec.of == "gpu"
+
+
+def is_grave(condition: str) -> bool:
+    """Returns True for a problem that makes a GPU unusable, and False for a warning."""
+    spec = conditions().get(condition)
+    return spec is not None and spec.of == "gpu" and spec.severity == "broken"
 
 
 @cache

@@ -297,7 +297,7 @@ class Agent:
             telemetry,
             allocation,
             usage,
-            self._health.report(allocation.assignments, telemetry.absent),
+            self._health.report(allocation.assignments, telemetry, allocation.kubernetes_health),
             unsupported=unsupported,
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",

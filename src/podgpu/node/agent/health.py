@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from podgpu.metrics.conditions import (
     APPLICATION_XID,
     DRIVER_AWAY,
     FABRIC_FIELD,
+    KUBERNETES_HEALTHY,
+    KUBERNETES_UNHEALTHY,
     LOST,
     NVLINK,
     POWER_BRAKE,
@@ -28,16 +30,19 @@ from podgpu.metrics.conditions import (
     THERMAL,
     UNREADABLE,
     XID,
+    breaks_gpu,
     conditions,
     conditions_from_fields,
     fabric_detail,
     failure_conditions,
+    is_grave,
     xid_detail,
     xid_spec,
 )
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, clock_events_of
 from podgpu.model import (
     NS,
+    UNHEALTHY,
     Assignment,
     Condition,
     Device,
@@ -45,6 +50,7 @@ from podgpu.model import (
     FailureCount,
     FieldValues,
     GpuReading,
+    KubernetesHealth,
     Workload,
     WorkloadKey,
     XidCount,
@@ -59,6 +65,8 @@ XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XI
 _CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
 RECURRING_SECONDS = 86_400.0  # failures are forgotten after a quiet time of this length
 _SAME_FAILURE_SECONDS = 60.0
+# The device plugin needs some time to notice a problem, and the kubelet to write it.
+_DISAGREES_SECONDS = 60.0
 _MAX_FAILURES = 1000  # per GPU and condition
 _MAX_CULPRITS = 64  # of one XID of a device
 _MAX_DETAIL = 256
@@ -336,17 +344,20 @@ class HealthWatch:
         self._forget_failures(uuid)
 
     def report(
-        self, assignments: Sequence[Assignment], absent: Collection[str]
+        self,
+        assignments: Sequence[Assignment],
+        telemetry: TelemetryResult,
+        kubernetes: Mapping[str, KubernetesHealth],
     ) -> dict[str, dict[str, Any]]:
         """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name.
 
-        `absent`: UUIDs of GPUs that disappeared. These GPUs, and lost GPUs, keep their last
-        holders.
+        GPUs that disappeared, and lost GPUs, keep their last holders. `kubernetes`: what Kubernetes
+        thinks, by device key.
         """
         now = self._clock()
         held = group_by_key((split_key(one.device)[0], one.holder) for one in assignments)
         for uuid, gpu in self._gpus.items():
-            if uuid in held or not (uuid in absent or LOST in gpu.since):
+            if uuid in held or not (uuid in telemetry.absent or LOST in gpu.since):
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
 
         devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -366,10 +377,17 @@ class HealthWatch:
             events = devices[device_key].setdefault("clock_events", {})
             events[event] = recent[key], totals[key]
 
+        for name, opinion in kubernetes.items():
+            devices[name]["kubernetes_health"] = opinion.health
+        opinions = group_by_key((split_key(key)[0], each) for key, each in kubernetes.items())
         for uuid, gpu in self._gpus.items():
             if gpu.details is not None:
                 failures = self._list_failures(uuid, now)
-                devices[uuid] |= self._report_gpu(gpu, gpu.details, failures, uuid in held, now)
+                is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
+                own = opinions.get(uuid, ()) if is_known else ()
+                devices[uuid] |= self._report_gpu(
+                    gpu, gpu.details, failures, own, uuid in held, now
+                )
         return devices
 
     def _report_gpu(
@@ -377,6 +395,7 @@ class HealthWatch:
         gpu: _Gpu,
         checked: Mapping[str, str | None],
         failures: Sequence[FailureCount],
+        opinions: Sequence[KubernetesHealth],
         is_held: bool,
         now: float,
     ) -> dict[str, Any]:
@@ -395,6 +414,11 @@ class HealthWatch:
             since[APPLICATION_XID] = min(cause.first for cause in causes)
 
         present, healthy = self._judge(details, since, failures)
+        for name, detail in _compare(gpu, present, opinions, now).items():
+            if detail is None:
+                healthy.append(name)
+            else:
+                present.append(Condition(name, self._to_unix(gpu.since[name]), detail))
         was_lost_in_use = not is_held and details.get(LOST) is not None
         return {
             "conditions": tuple(present),
@@ -428,6 +452,33 @@ class HealthWatch:
                 else:
                     present.append(Condition(name, self._to_unix(since[name]), detail))
         return present, healthy
+
+
+def _compare(
+    gpu: _Gpu, present: Sequence[Condition], opinions: Sequence[KubernetesHealth], now: float
+) -> dict[str, str | None]:
+    """Compares the conditions of a GPU with what Kubernetes thinks about it and its instances.
+
+    Returns the detail of the conditions about it, or None if they are absent. Empty if unknown.
+    """
+    names = {condition.name for condition in present}
+    is_unknown = not opinions or DRIVER_AWAY in names
+    unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
+    disagreements: dict[str, str] = {}
+    if not is_unknown and not unhealthy and any(map(is_grave, names)):
+        disagreements[KUBERNETES_HEALTHY] = ""
+    if not is_unknown and unhealthy and not any(map(breaks_gpu, names)):
+        disagreements[KUBERNETES_UNHEALTHY] = unhealthy[0].message[:_MAX_DETAIL]
+
+    details: dict[str, str | None] = {}
+    for name in (KUBERNETES_HEALTHY, KUBERNETES_UNHEALTHY):
+        if name not in disagreements:
+            gpu.since.pop(name, None)
+        elif now - gpu.since.setdefault(name, now) >= _DISAGREES_SECONDS:
+            details[name] = disagreements[name]
+        if not is_unknown:
+            details.setdefault(name, None)
+    return details
 
 
 class _Absence(NamedTuple):

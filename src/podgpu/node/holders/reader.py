@@ -23,6 +23,7 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
+    KubernetesHealth,
     PodName,
     SourceStatus,
     Unmapped,
@@ -36,6 +37,7 @@ from podgpu.node.holders import KUBELET, AllocationSource, Complete, complete_if
 from podgpu.node.holders.annotations import replace_reservations
 from podgpu.node.holders.device_ids import parse_device_id, sort_allocation
 from podgpu.node.holders.identity import Identities
+from podgpu.node.holders.kubernetes_health import find_kubernetes_health
 from podgpu.workers import ErrorCounts, Result, Workers
 
 _log = logging.getLogger("podgpu")
@@ -245,8 +247,21 @@ class AllocationReader:
             listed_pods=_find_listed_pods(results),
             sources=tuple(statuses),
             api_uids=self._identities.api_uids,
+            kubernetes_health=self._find_health(results, merged, devices),
             at=at,
         )
+
+    def _find_health(
+        self,
+        results: Mapping[str, Result[Allocation]],
+        merged: Allocation,
+        devices: Sequence[Device],
+    ) -> dict[str, KubernetesHealth]:
+        # A kubelet that does not answer may have changed its mind.
+        kubelet = results.get(KUBELET)
+        has_answer = kubelet is not None and kubelet.value is not None
+        offered = merged.offered if has_answer else frozenset()
+        return find_kubernetes_health(self._identities.pods, offered, merged.assignments, devices)
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
         """Returns the status of reading identities. Empty if reading has never failed."""

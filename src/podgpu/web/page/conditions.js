@@ -16,6 +16,8 @@ const TITLES = {
   nvlink: "NVLink down",
   fabric: "No NVLink fabric",
   recurring: "Keeps failing",
+  kubernetes_healthy: "Kubernetes calls it healthy",
+  kubernetes_unhealthy: "Kubernetes calls it unhealthy",
   driver_away: "Driver away",
   node_gone: "Node gone",
   unallocated_use: "Used without an allocation",

@@ -37,6 +37,7 @@ function deviceOf(gpu, node, picture, now) {
     uuid: gpu.uuid,
     index: gpu.index,
     repair: gpu.repair,
+    kubernetes: kubernetesText(gpu),
     name: gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`,
     model: shortModel(gpu.model ?? ""),
     utilization: gpu.utilization_ratio,
@@ -79,6 +80,13 @@ function deviceOf(gpu, node, picture, now) {
 // Returns whether the GPU may be in use: utilisation is unknown, but memory is in use.
 function mayWork(device) {
   return device.utilization === undefined && device.memoryUsed >= LEAST_WORK;
+}
+
+// Returns what Kubernetes thinks about the GPU, and about each instance.
+function kubernetesText(gpu) {
+  const own = gpu.kubernetes_health;
+  const parts = (gpu.instances ?? []).filter((instance) => instance.kubernetes_health);
+  return [own, ...parts.map((instance) => `instance ${instance.id} ${instance.kubernetes_health}`)].filter(Boolean).join(", ");
 }
 
 function partOf(instance) {

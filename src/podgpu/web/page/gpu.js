@@ -217,6 +217,7 @@ function healthFacts(device, fields, xids) {
   const links = fields.find((field) => field.name === "nvlinks_up");
   return [
     ["State", state],
+    device?.kubernetes && ["For Kubernetes", device.kubernetes],
     xids && ["XID errors since the exporter started", xids.length ? xids.map(({ xid, total }) => `XID ${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
     ...groupFacts(fields, HEALTH, isProblem),
     links && ["NVLinks up", String(links.value)],

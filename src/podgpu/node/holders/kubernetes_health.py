@@ -1,0 +1,87 @@
+"""Finds what Kubernetes thinks about the health of each GPU.
+
+The kubelet writes the health of allocated devices into the status of their pods. It also lists the
+devices that it gives to new pods, which are healthy. It reports no other unhealthy devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from podgpu.kube.objects import ContainerRecord, PodRecord, ResourceHealth
+from podgpu.model import HEALTHY, UNHEALTHY, Assignment, Device, KubernetesHealth, WorkloadKey
+from podgpu.node.holders.device_ids import DeviceIndex, parse_device_id
+
+_CLAIM = "claim:"  # resources of DRA begin with this prefix
+_DEVICE_NAME = "dra_device_name"
+_Found = tuple[str, KubernetesHealth]  # device key
+
+
+def find_kubernetes_health(
+    pods: Iterable[PodRecord],
+    offered: Iterable[str],
+    assignments: Sequence[Assignment],
+    devices: Sequence[Device],
+) -> dict[str, KubernetesHealth]:
+    """Returns the health by device key. Omits devices about which Kubernetes says nothing.
+
+    `offered`: UUIDs of the GPUs that the kubelet gives to new pods.
+    """
+    present = {device.key for device in devices}
+    found = {uuid: KubernetesHealth(HEALTHY) for uuid in offered if uuid in present}
+    by_status: dict[str, KubernetesHealth] = {}
+    for key, health in _read_statuses(pods, assignments, devices):
+        earlier = by_status.get(key)
+        # Containers that share a device may be reported one after the other.
+        if earlier is None or health.health == UNHEALTHY:
+            by_status[key] = health
+    return found | by_status
+
+
+def _read_statuses(
+    pods: Iterable[PodRecord], assignments: Sequence[Assignment], devices: Sequence[Device]
+) -> Iterator[_Found]:
+    index = DeviceIndex(devices)
+    claimed: dict[WorkloadKey, dict[str, str]] = {}
+    for assignment in assignments:
+        name = dict(assignment.attributes).get(_DEVICE_NAME)
+        if name:
+            claimed.setdefault(assignment.holder.key, {})[assignment.device] = name
+    for pod in pods:
+        if pod.is_finished:
+            continue
+        for container in pod.all_containers:
+            yield from _read_container(container, index)
+            yield from _read_claims(container, claimed.get(pod.workload(container).key, {}))
+
+
+def _read_container(container: ContainerRecord, index: DeviceIndex) -> Iterator[_Found]:
+    for entry in container.health:
+        device_id = parse_device_id(entry.device_id)
+        if device_id is None or entry.resource.startswith(_CLAIM):
+            continue
+        health = _parse_health(entry)
+        if health is not None:
+            for device in index.find(device_id):
+                yield device.key, health
+
+
+def _read_claims(container: ContainerRecord, names: Mapping[str, str]) -> Iterator[_Found]:
+    """`names`: name of each claimed device in its ResourceSlice, by device key.
+
+    The id of an entry ends with the name of the device.
+    """
+    for entry in container.health:
+        health = _parse_health(entry)
+        if health is None or not entry.resource.startswith(_CLAIM):
+            continue
+        for key, name in names.items():
+            if entry.device_id.endswith((f"-{name}", f"/{name}", f"={name}")):
+                yield key, health
+
+
+def _parse_health(entry: ResourceHealth) -> KubernetesHealth | None:
+    """Returns None if Kubernetes does not know the health."""
+    if entry.health not in (HEALTHY, UNHEALTHY):
+        return None
+    return KubernetesHealth(entry.health, entry.message)
