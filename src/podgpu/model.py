@@ -9,7 +9,7 @@ empty collection, and is omitted from the JSON. A zero is a measured zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -134,6 +134,11 @@ def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 def group_by(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Groups values by the key of each. Keys and values keep their order."""
     return group_by_key((key(value), value) for value in values)
+
+
+def select_keys(values: Mapping[K, T], keys: Container[K]) -> dict[K, T]:
+    """Returns the values of these keys. They keep their order."""
+    return {key: value for key, value in values.items() if key in keys}
 
 
 # The document

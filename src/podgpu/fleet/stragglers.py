@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from podgpu.known import select_known
+from podgpu.model import select_keys
 
 K = TypeVar("K")
 Reason = Literal["power_limit", "throttled", "waiting", "clock", "power", "bytes", "tensor"]
@@ -149,7 +150,7 @@ def _close_minute(job: _JobHistory, since: float) -> None:
     means = {device: _combine(samples, fmean) for device, samples in job.rounds.items()}
     job.rounds = {}
     job.minutes.append(_Minute(means, _compare_with_siblings(means)))
-    job.past = {device: past for device, past in job.past.items() if device in means}
+    job.past = select_keys(job.past, means)
     if len(job.minutes) < WINDOW:
         return
 

@@ -45,6 +45,7 @@ from podgpu.model import (
     WorkloadKey,
     convert_node,
     device_key,
+    select_keys,
 )
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
@@ -179,7 +180,7 @@ class _DeviceBuilder:
         values = self.resolve_values(is_podgpu)
         stored: dict[str, float | str] = {**self.texts, **values}
         if keep_fields is not None:
-            stored = {name: value for name, value in stored.items() if name in keep_fields}
+            stored = select_keys(stored, keep_fields)
 
         holders = self._build_holders(is_podgpu)
         if is_lost:

@@ -48,6 +48,7 @@ from podgpu.model import (
     NodeState,
     Pairs,
     Value,
+    select_keys,
 )
 
 Values = Mapping[str, Value]
@@ -286,7 +287,7 @@ def _values_of_device(
         names |= _ACTIVITY
         for holder in holders:
             names |= ATTRIBUTED - _own_values(values, holder.known_usage).keys()
-    return {name: value for name, value in values.items() if name in names}
+    return select_keys(values, names)
 
 
 def _values_of_holder(values: Values, holder: Holder, is_shared: bool) -> dict[str, Value]:
@@ -330,4 +331,4 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, Value]:
     if usage.energy_mj is not None:
         own[TOTAL_ENERGY] = usage.energy_mj
         own[ENERGY_JOULES] = usage.energy_mj // MJ
-    return {name: value for name, value in own.items() if name in device}
+    return select_keys(own, device)

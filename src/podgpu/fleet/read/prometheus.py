@@ -56,6 +56,7 @@ from podgpu.model import (
     PodName,
     WorkloadOwner,
     all_devices,
+    select_keys,
 )
 
 # time between queries for unknown owners; kube-state-metrics may report new pods late
@@ -570,7 +571,7 @@ class PodOwners:
         if missing and now - self._queried_at >= _OWNER_SECONDS:
             known = known | await self.read(missing, at=at)
             self._queried_at = now
-        self.known = {pod: owner for pod, owner in known.items() if pod in pods}
+        self.known = select_keys(known, pods)
 
     async def read(
         self, pods: Sequence[PodName], window: str = "", at: float | None = None

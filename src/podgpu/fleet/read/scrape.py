@@ -46,7 +46,14 @@ from podgpu.metrics.conditions import RECOVERY
 from podgpu.metrics.fields import Meaning, meaning, names_of
 from podgpu.metrics.parse import BadExposition
 from podgpu.metrics.values import is_within_unit
-from podgpu.model import DeviceState, MigInstance, NodeState, decode_node, optional_numbers
+from podgpu.model import (
+    DeviceState,
+    MigInstance,
+    NodeState,
+    decode_node,
+    optional_numbers,
+    select_keys,
+)
 
 # high, because each failing target blocks one concurrent request until its timeout
 _CONCURRENCY = 256
@@ -139,7 +146,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         # That the driver advises nothing decides what to do about an XID.
         healthy = (RECOVERY,) if RECOVERY in gpu.healthy else ()
         devices.append(replace(reduced, healthy=healthy, instances=instances))
-    dropped = {name: n for name, n in state.dropped.items() if name in optional_numbers()}
+    dropped = select_keys(state.dropped, optional_numbers())
     return replace(state, devices=tuple(devices), entities=(), vcuda=(), dropped=dropped)
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from podgpu.errors import SourceError
-from podgpu.model import Workload
+from podgpu.model import Workload, select_keys
 
 RECENT_SECONDS = 300.0  # how long the owner of a process that has ended is kept
 CACHE_SECONDS = 30.0  # lookups are then repeated, because a process can be moved to another cgroup
@@ -80,7 +80,7 @@ class ContainerFinder:
 
     def find_all(self, pids: Collection[int]) -> dict[int, ContainerLookup]:
         """Looks up these processes, and evicts all others from the cache."""
-        self._cache = {pid: cached for pid, cached in self._cache.items() if pid in pids}
+        self._cache = select_keys(self._cache, pids)
         return {pid: self.find(pid) for pid in pids}
 
     def find(self, pid: int) -> ContainerLookup:

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Protocol
 
 from podgpu.metrics.usage_methods import LOG_FAILED, NO_CAPABILITY, NOT_MEASURED
-from podgpu.model import HIDDEN_PID, Device, DeviceUsage, ProcessUsage, SwitchStatus, WantedMethod
+from podgpu.model import (
+    HIDDEN_PID,
+    Device,
+    DeviceUsage,
+    ProcessUsage,
+    SwitchStatus,
+    WantedMethod,
+    select_keys,
+)
 from podgpu.node.gpu.nvml.driver import CallGuard, DeviceHandle, NvmlDriver
 from podgpu.node.gpu.nvml.switch_attribution import (
     KERNEL_PID,
@@ -527,7 +535,7 @@ class BusyTimeSplitter:
             figures = self._model.estimate(residency, worked, samples)
         return replace(
             usage,
-            process_busy_ns={pid: ns for pid, ns in figures.items() if pid in known},
+            process_busy_ns=select_keys(figures, known),
             method="switches" if listener.unsampled else "exact",
             method_limit=self._limit,
             resident_ns=residency.resident,

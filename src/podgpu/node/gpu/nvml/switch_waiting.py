@@ -18,7 +18,7 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from podgpu.model import ProcessWaits
+from podgpu.model import ProcessWaits, select_keys
 from podgpu.node.gpu.nvml.switch_attribution import (
     KERNEL_PID,
     MAX_SAVE_NS,
@@ -188,7 +188,7 @@ class WaitEstimator:
         # A process without a period in the examined part is assumed to wait as long per period as
         # before.
         examined = self._examined | self._find_waits(part, residency, busy)
-        self._examined = {pid: waits for pid, waits in examined.items() if pid in counts}
+        self._examined = select_keys(examined, counts)
         processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
         for pid, waits in self._examined.items():
