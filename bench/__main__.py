@@ -9,7 +9,19 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from bench import cluster, history, memory, page, savings, scale, serving, stragglers, text, usage
+from bench import (
+    cluster,
+    history,
+    memory,
+    page,
+    savings,
+    scale,
+    serving,
+    stragglers,
+    text,
+    usage,
+    writers,
+)
 from bench.figures import Figure, heading, row
 
 Benchmarks = Mapping[str, Callable[[], list[Figure]]]
@@ -24,6 +36,7 @@ BENCHMARKS: Benchmarks = {
     "scale": scale.measure,
     "stragglers": stragglers.measure,
     "savings": savings.measure,
+    "writers": writers.measure,
 }
 
 

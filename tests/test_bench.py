@@ -8,7 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from bench import __main__ as command
-from bench import cluster, history, memory, page, savings, scale, serving, stragglers, text, usage
+from bench import (
+    cluster,
+    history,
+    memory,
+    page,
+    savings,
+    scale,
+    serving,
+    stragglers,
+    text,
+    usage,
+    writers,
+)
 from bench.figures import Figure
 
 SHORTENED: dict[str, Callable[[], list[Figure]]] = {
@@ -22,6 +34,7 @@ SHORTENED: dict[str, Callable[[], list[Figure]]] = {
     "scale": lambda: scale.measure(gpus=12_600, owners=10),
     "stragglers": lambda: stragglers.measure(gpu_days=1.0, jobs=2),
     "savings": lambda: savings.measure(gpus=30, pods=20),
+    "writers": lambda: writers.measure(nodes=1, hours=2.0),
 }
 
 
