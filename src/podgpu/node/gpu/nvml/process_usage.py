@@ -430,15 +430,20 @@ class UsageReader:
         if not self._is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
             return None
         self._last_energy = reading
-        self._energy_is_known = False
         if before is None or reading.energy_mj < before.energy_mj:
+            self._energy_is_known = False
             return 0
-        used = reading.energy_mj - before.energy_mj
-        seconds = reading.time - before.time + _COUNTER_STEP_SECONDS
-        if not self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds):
-            return None
-        self._energy_is_known = True
+        used = self._subtract_energy(reading, before)
+        self._energy_is_known = used is not None
         return used
+
+    def _subtract_energy(self, now: CounterReading, before: CounterReading) -> int | None:
+        """Returns the increase of the counter. None if it is more than possible."""
+        used = now.energy_mj - before.energy_mj
+        seconds = now.time - before.time + _COUNTER_STEP_SECONDS
+        if self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds):
+            return used
+        return None
 
     def _find_shared_reading(self, now: float) -> CounterReading | None:
         """Returns the telemetry loop's last reading, if it is recent and newer than our own."""
