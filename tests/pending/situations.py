@@ -312,8 +312,8 @@ TWENTY = [
             resource_slice("a", 2),
             pod(gpus=0, claims=uses("none")),
         ],
+        # The scheduler does not look at it before the claim exists, and writes no message.
         "claim_missing",
-        scheduler='resourceclaim "none" not found',
     ),
     Situation(
         "the device class does not exist",
@@ -360,7 +360,7 @@ TWENTY = [
             ),
             pod(gpus=0, claims=uses("large")),
         ],
-        "not_offered",
+        "no_device",
         CLASS,
         "cannot allocate all claims",
         unlisted=("in_use",),

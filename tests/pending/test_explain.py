@@ -11,7 +11,7 @@ import pytest
 from podgpu.model import PodName, WorkloadOwner
 from podgpu.pending.cluster_objects import ClusterObjects, parse_node, parse_pod_state
 from podgpu.pending.dra_objects import parse_claim, parse_device_class, parse_slice_record
-from podgpu.pending.explain import Explainer, Explanation, FreeGpus, explain, list_free
+from podgpu.pending.explain import Explainer, Explanation, FreeGpus, explain_queue
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.reasons import STAGES, Reason, advise, describe
 from tests.pending.situations import (
@@ -305,11 +305,11 @@ def select(expression: str) -> Object:
     [
         (f"device.attributes['{DRIVER}'].productName == '{H100}'", "fits"),
         (f"device.attributes['{DRIVER}'].productName.matches('^NVIDIA-H.*HBM3$')", "fits"),
-        (f"device.attributes['{DRIVER}'].productName.lowerAscii().matches('a100')", "not_offered"),
+        (f"device.attributes['{DRIVER}'].productName.lowerAscii().matches('a100')", "no_device"),
         (f"device.attributes['{DRIVER}'].type == 'mig' || device.driver == '{DRIVER}'", "fits"),
-        (f"!(device.attributes['{DRIVER}'].type == 'gpu')", "not_offered"),
+        (f"!(device.attributes['{DRIVER}'].type == 'gpu')", "no_device"),
         (f"'{DRIVER}' in device.attributes && true", "fits"),
-        (f"device.attributes['{DRIVER}'].absent == 'x'", "not_offered"),
+        (f"device.attributes['{DRIVER}'].absent == 'x'", "no_device"),
         (f"device.attributes['{DRIVER}'].productName.matches('^(a+)+$')", "unchecked"),
         (f"device.attributes['{DRIVER}'].productName.size() > 3", "unchecked"),
         ("__import__('os').system('true') == 0", "unchecked"),
@@ -399,7 +399,7 @@ def test_a_claim_of_another_kind_of_device_is_no_gpu() -> None:
     nic = claim("nic", deviceClassName="rdma.example.com")
     rdma = device_class("rdma.example.com", "device.driver == 'rdma.example.com'")
     cluster = snapshot([node("a", gpus=0), rdma, nic, pod(gpus=0, claims=uses("nic"))])
-    assert explain(cluster, {}, NOW) == []
+    assert explain_queue(cluster, {}, NOW).waiting == []
 
 
 # Fractions (KAI Scheduler)
@@ -437,24 +437,20 @@ def test_a_fraction_of_a_gpu() -> None:
 
 def test_pods_without_a_gpu_are_not_listed() -> None:
     cluster = snapshot([node("a"), pod("cpu", gpus=0), pod("gpu")])
-    assert [each.pod.name for each in explain(cluster, {}, NOW)] == ["gpu"]
+    assert [each.pod.name for each in explain_queue(cluster, {}, NOW).waiting] == ["gpu"]
 
 
 def test_what_is_free() -> None:
-    rows = list_free(
-        snapshot(
-            [
-                node("a"),
-                node("b"),
-                node("closed", unschedulable=True),
-                node("c", gpus=4, model=H200),
-                pod("old", gpus=3, on="a"),
-                resource_slice("c", 2),
-                claim("held", on="c", devices=(0,)),
-            ]
-        )
-    )
-    assert rows == [
+    objects = [
+        node("a"),
+        node("b"),
+        node("closed", unschedulable=True),
+        node("c", gpus=4, model=H200),
+        pod("old", gpus=3, on="a"),
+        resource_slice("c", 2),
+        claim("held", on="c", devices=(0,)),
+    ]
+    assert explain_queue(snapshot(objects), {}, NOW).free == [
         FreeGpus(DRIVER, H200, total=2.0, free=1.0, largest=1.0, nodes=1),
         FreeGpus(GPU, H100, total=16.0, free=13.0, largest=8.0, nodes=2, closed=8.0),
         FreeGpus(GPU, H200, total=4.0, free=4.0, largest=4.0, nodes=1),
@@ -472,7 +468,7 @@ def test_many_pods_of_one_job_are_explained_once() -> None:
     objects = [node(f"n{number}") for number in range(10)]
     objects += [pod(f"old-{number}", gpus=8, on=f"n{number}") for number in range(10)]
     cluster = snapshot([*objects, *(pod(f"w-{number}") for number in range(MANY))])
-    found = explain(cluster, {}, NOW)
+    found = explain_queue(cluster, {}, NOW).waiting
     assert len(found) == MANY
     assert {keys(each)[0] for each in found} == {"in_use"}
 
@@ -480,7 +476,7 @@ def test_many_pods_of_one_job_are_explained_once() -> None:
 def test_many_different_pods_are_bounded() -> None:
     objects = [node("a", gpus=1)]
     objects += [pod(f"w-{number}", cpu=f"{number + 1}m", gpus=2) for number in range(600)]
-    found = explain(snapshot(objects), {}, NOW)
+    found = explain_queue(snapshot(objects), {}, NOW).waiting
     kinds = [keys(each)[0] for each in found]
     assert kinds.count("too_large") == 500
     assert kinds.count("many") == 100

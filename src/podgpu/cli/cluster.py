@@ -24,7 +24,7 @@ from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
 from podgpu.fleet.round import Cluster, MakeCollector
-from podgpu.fleet.setup import OWNERS_HINT, SetupHint, hint_history
+from podgpu.fleet.setup import OWNERS_HINT, QUEUE_HINT, SetupHint, hint_history
 from podgpu.http_client import Access
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import NoApi, is_loopback, load_config
@@ -42,6 +42,7 @@ from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
 from podgpu.past.savings_watch import SavingsWatch
+from podgpu.pending.queue_watch import QueueWatch
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes, cluster_pusher
@@ -134,8 +135,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         savings = SavingsWatch(past)
         cluster.read_savings = savings.read
         services.append(savings)
+        queue = _watch_queue(options, stack, cluster)
         app = cluster_application(
-            cluster, protection, past, options["web_enable_lifecycle"], access
+            cluster,
+            protection,
+            past,
+            options["web_enable_lifecycle"],
+            access,
+            queue.read if queue else None,
         )
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics; the page is at /"
@@ -147,6 +154,8 @@ def _list_hints(options: Options) -> Iterator[SetupHint]:
     """Yields what the page cannot show with these options."""
     if options["owners"] == "none" and not options["prometheus"]:
         yield OWNERS_HINT
+    if not options["queue"]:
+        yield QUEUE_HINT
     if not options["prometheus"] and (options["history_note"] or not options["history_dir"]):
         yield hint_history(options["history_note"])
 
@@ -331,6 +340,17 @@ def _watch_endpoints(options: Options, stack: ExitStack) -> ApiMap[PodName, PodE
     endpoints = ApiMap(config, PODS_PATH, parse_endpoint, "addresses of pods", metadata_only=False)
     stack.callback(endpoints.close)
     return endpoints
+
+
+def _watch_queue(options: Options, stack: ExitStack, cluster: Cluster) -> QueueWatch | None:
+    """Watches the pods that wait for GPUs."""
+    if not options["queue"]:
+        return None
+    with naming_option("--queue"):
+        config = load_config(options["kubeconfig"])
+    queue = QueueWatch(config, lambda: cluster.published.state)
+    stack.callback(queue.close)
+    return queue
 
 
 def _watch_targets(options: Options, stack: ExitStack) -> KubernetesTargets:

@@ -10,7 +10,7 @@ from podgpu.model import NodeState
 
 
 class SetupHint(msgspec.Struct, frozen=True):
-    """One line of the page. `missing`: prices, owners, labels or history."""
+    """One line of the page. `missing`: prices, owners, labels, history or queue."""
 
     missing: str
     says: str
@@ -21,6 +21,11 @@ OWNERS_HINT = SetupHint(
     "owners",
     "The owners of pods (Deployment, Job, …) are not read.",
     "podgpu cluster --owners=api (chart: cluster.podOwners=true)",
+)
+QUEUE_HINT = SetupHint(
+    "queue",
+    "Pods that wait for GPUs are not read.",
+    "podgpu cluster --queue (chart: cluster.queue=true)",
 )
 
 

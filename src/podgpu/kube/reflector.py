@@ -77,12 +77,13 @@ class Informer(Generic[T]):
         metadata_only: bool = False,
         find_path: FindPath | None = None,
         page_size: int = 0,
+        is_optional: bool = False,
     ) -> None:
         """Starts the thread.
 
         `params` may contain fieldSelector and labelSelector, to select for example the objects of
         one node. `convert` returns the value to store, or None to skip the object. With
-        `page_size` 0, the list is not paged.
+        `page_size` 0, the list is not paged. `is_optional`: the server may lack the API.
         """
         self._lock = threading.Lock()
         self._objects: dict[str, T] = {}
@@ -100,6 +101,7 @@ class Informer(Generic[T]):
         self._metadata_only = metadata_only
         self._find_path = find_path
         self._page_size = page_size
+        self._is_optional = is_optional
         # Reason -> longest next delay. Kept by reason, so that a new kind of failure is retried
         # soon.
         self._delays: dict[str, float] = {}
@@ -174,7 +176,8 @@ class Informer(Generic[T]):
         if self.error is None or self.error.reason != error.reason:
             # A server always responds with "gone" after a long outage, so this is not logged as a
             # warning.
-            level = logging.INFO if is_gone else logging.WARNING
+            is_expected = is_gone or (self._is_optional and error.reason == "not_found")
+            level = logging.INFO if is_expected else logging.WARNING
             _log.log(level, "watch of %s: %s", self._path, error)
         self.error = error
 

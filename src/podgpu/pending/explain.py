@@ -49,6 +49,7 @@ _MAX_KINDS = 500  # different pods that are explained
 _MAX_OPTIONS = 3
 _MAX_OPTION_NODES = 50  # nodes on which holders that block a pod are searched
 _NAMED = 5
+_MAX_EXPRESSION = 200
 _CORDON = Taint(CORDON_TAINT, "", "NoSchedule")
 
 
@@ -206,9 +207,8 @@ def _find_extended(classes: Iterable[DeviceClassRecord]) -> dict[str, str]:
 # Free GPUs
 
 
-def list_free(objects: ClusterObjects) -> list[FreeGpus]:
+def _list_free(cluster: _Cluster) -> list[FreeGpus]:
     """Returns what nodes offer, by resource and model."""
-    cluster = _Cluster(objects)
     rows: dict[tuple[str, str], list[tuple[float, float, bool]]] = defaultdict(list)
     for place in cluster.places:
         node = place.node
@@ -247,21 +247,34 @@ def _count_devices(cluster: _Cluster, node: NodeRecord) -> dict[str, tuple[float
 # Explanations
 
 
-def explain(
+class QueueState(NamedTuple):
+    """`waiting`: pods that request GPUs, the oldest first. `others`: pending pods without one."""
+
+    waiting: list[Explanation]
+    others: list[Explanation]
+    free: list[FreeGpus]
+
+
+def explain_queue(
     objects: ClusterObjects, idle: Mapping[PodName, IdlePod], now: float
-) -> list[Explanation]:
-    """Explains all pending pods that request GPUs. `now`: Unix time. The oldest come first."""
+) -> QueueState:
+    """Explains all pending pods. `now`: Unix time."""
     explainer = Explainer(objects, idle, now)
-    pods = [pod for pod in objects.pending if explainer.requests_gpu(pod)]
-    pods.sort(key=lambda pod: (pod.created, pod.key))
-    return [explainer.explain(pod) for pod in pods]
+    waiting = []
+    others = []
+    for pod in sorted(objects.pending, key=lambda pod: (pod.created, pod.key)):
+        kind = waiting if explainer.requests_gpu(pod) else others
+        kind.append(explainer.explain(pod))
+    return QueueState(waiting, others, _list_free(explainer.cluster))
 
 
 class Explainer:
+    """Pods with the same needs are explained once."""
+
     def __init__(
         self, objects: ClusterObjects, idle: Mapping[PodName, IdlePod], now: float
     ) -> None:
-        self._cluster = _Cluster(objects)
+        self.cluster = _Cluster(objects)
         self._idle = idle
         self._now = now
         self._known: dict[tuple[_Wish, str], FitExplanation] = {}
@@ -271,12 +284,12 @@ class Explainer:
             return True
         for named in pod.claims:
             # Nobody knows what a missing claim would have requested.
-            if (pod.namespace, named.claim) not in self._cluster.claims:
+            if (pod.namespace, named.claim) not in self.cluster.claims:
                 return True
-        return any(map(self._is_gpu_class, self._cluster.find_classes(pod)))
+        return any(map(self._is_gpu_class, self.cluster.find_classes(pod)))
 
     def _is_gpu_class(self, name: str) -> bool:
-        device_class = self._cluster.classes.get(name, DeviceClassRecord(name))
+        device_class = self.cluster.classes.get(name, DeviceClassRecord(name))
         return device_class.is_for_gpus
 
     def explain(self, pod: PendingPod) -> Explanation:
@@ -292,7 +305,8 @@ class Explainer:
         reasons = fit.reasons
         if not pod.is_seen and self._now - pod.created > _UNSEEN_SECONDS:
             unseen = Reason(key="unseen", names=(pod.needs.scheduler,))
-            reasons = unseen, *(reason for reason in reasons if reason.key != "fits")
+            others = [reason for reason in reasons if reason.key not in ("fits", "unchecked")]
+            reasons = unseen, *others
         return Explanation(pod, gpus, needs, reasons, fit.unblock)
 
     def _list_needs(self, pod: PendingPod) -> Iterator[Need]:
@@ -306,7 +320,7 @@ class Explainer:
         elif share is not None:
             yield Need(SHARE_MEMORY, share.memory_mib * MIB * share.devices)
         for named in pod.claims:
-            claim = self._cluster.claims.get((pod.namespace, named.claim))
+            claim = self.cluster.claims.get((pod.namespace, named.claim))
             for alternatives in claim.spec.requests if claim is not None else ():
                 request = alternatives[0]
                 is_gpu = self._is_gpu_class(request.device_class)
@@ -324,10 +338,10 @@ class Explainer:
         for named in pod.claims:
             if not named.claim:
                 return Reason(key="claim_not_created", names=(named.template,))
-            if (pod.namespace, named.claim) not in self._cluster.claims:
+            if (pod.namespace, named.claim) not in self.cluster.claims:
                 return Reason(key="claim_missing", names=(named.claim,))
-        for name in self._cluster.find_classes(pod):
-            if name not in self._cluster.classes:
+        for name in self.cluster.find_classes(pod):
+            if name not in self.cluster.classes:
                 return Reason(key="class_missing", names=(name,))
         if pod.nominated_node:
             return Reason(key="preempting", names=(pod.nominated_node,))
@@ -337,7 +351,7 @@ class Explainer:
         specs = []
         places = []
         for named in pod.claims:
-            claim = self._cluster.claims.get((pod.namespace, named.claim))
+            claim = self.cluster.claims.get((pod.namespace, named.claim))
             if claim is not None and claim.is_allocated:
                 places.append((claim.name, claim.node_selector))
             elif claim is not None:
@@ -358,8 +372,8 @@ class Explainer:
         checks = []
         missing: dict[str, None] = {}  # GPU resources that no node offers together with the others
         is_unknown = False
-        taken = self._cluster.devices.taken
-        for place in self._cluster.places:
+        taken = self.cluster.devices.taken
+        for place in self.cluster.places:
             check = self._check(wish, pod, place, place.usage, taken)
             is_unknown = is_unknown or check.is_unknown
             lacking = [name for name, supply in check.supplies.items() if not supply.total]
@@ -370,22 +384,26 @@ class Explainer:
         if not checks and is_unknown:
             return FitExplanation((Reason(key="unchecked", names=("dra_selector",), nodes=0),))
         if not checks:
-            return FitExplanation(tuple(self._list_missing(missing)))
+            return FitExplanation(tuple(self._list_missing(wish, missing)))
         if any(not check.failures for check in checks):
             return FitExplanation((_explain_free(wish.needs, checks),))
         reasons = _list_reasons(wish, checks)
         reasons += _list_circumstances(wish.needs, checks)
         return FitExplanation(tuple(reasons), tuple(self._find_unblocking(wish, pod, checks)))
 
-    def _list_missing(self, missing: Iterable[str]) -> Iterator[Reason]:
+    def _list_missing(self, wish: _Wish, missing: Iterable[str]) -> Iterator[Reason]:
         offered: set[str] = set()
-        for place in self._cluster.places:
+        for place in self.cluster.places:
             offered.update(filter(is_gpu_resource, place.node.allocatable))
-            offered.update(_count_devices(self._cluster, place.node))
+            offered.update(_count_devices(self.cluster, place.node))
+        selectors = _list_expressions(wish.specs)
         lacking = [name for name in missing if name not in offered]
         for name in lacking or missing:
-            names = tuple(sorted(offered))[: _NAMED + 1]
-            yield Reason(key="not_offered", resource=name, names=names)
+            if name in self.cluster.classes and selectors:
+                yield Reason(key="no_device", resource=name, names=selectors)
+            else:
+                names = tuple(sorted(offered))[: _NAMED + 1]
+                yield Reason(key="not_offered", resource=name, names=names)
 
     # One node
 
@@ -424,8 +442,8 @@ class Explainer:
         specs = list(wish.specs)
         for name, milli in wish.needs.gpu_amounts.items():
             total = node.allocatable.get(name, 0)
-            if not total and name in self._cluster.extended:
-                request = DeviceRequest(name, self._cluster.extended[name], number=milli // MILLI)
+            if not total and name in self.cluster.extended:
+                request = DeviceRequest(name, self.cluster.extended[name], number=milli // MILLI)
                 specs.append(ClaimSpec(((request,),)))
                 continue
             free = total - usage.amounts[name]
@@ -440,7 +458,7 @@ class Explainer:
             supplies[SHARE_RESOURCE] = _find_share(wish.needs.share, node, usage)
         if specs:
             name = _name_specs(specs)
-            supplies[name] = self._cluster.devices.supply(specs, node.name, node.labels, taken)
+            supplies[name] = self.cluster.devices.supply(specs, node.name, node.labels, taken)
         if not supplies:
             # All its claims have devices already.
             supplies[_name_places(wish)] = Supply(1, 1, 1, fits_empty=True, fits=True)
@@ -456,7 +474,7 @@ class Explainer:
     ) -> bool:
         """Returns True if preempting pods need the rest of the node."""
         preempting = []
-        for other in self._cluster.nominated.get(place.node.name, ()):
+        for other in self.cluster.nominated.get(place.node.name, ()):
             if other.uid != pod.uid and other.needs.priority >= wish.needs.priority:
                 preempting.append(other)
         if not preempting:
@@ -509,11 +527,11 @@ class Explainer:
         # A claim is free when none of its pods is left.
         claims = set()
         for uid in uids:
-            for claim in self._cluster.claims_of.get(uid, ()):
+            for claim in self.cluster.claims_of.get(uid, ()):
                 if uids.issuperset(claim.users):
                     claims.add(claim.key)
         taken: list[AllocatedDevice] = []
-        for claim in self._cluster.claims.values():
+        for claim in self.cluster.claims.values():
             if claim.key not in claims:
                 taken += claim.devices
         usage = _Usage.of(place.node, left)
@@ -530,6 +548,15 @@ def _name_specs(specs: Iterable[ClaimSpec]) -> str:
         for alternatives in spec.requests:
             return alternatives[0].device_class
     return "devices"
+
+
+def _list_expressions(specs: Iterable[ClaimSpec]) -> tuple[str, ...]:
+    """Returns the selectors of claims. A tenant writes them, so they are cut."""
+    expressions = []
+    for spec in specs:
+        for alternatives in spec.requests:
+            expressions += [text[:_MAX_EXPRESSION] for text in alternatives[0].selectors]
+    return tuple(expressions[:_NAMED])
 
 
 def _name_places(wish: _Wish) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner, group_by_key
 from podgpu.pending.cluster_objects import PendingPod
-from podgpu.pending.explain import Explanation, FreeGpus, Need, Unblock
+from podgpu.pending.explain import Explanation, Need, QueueState, Unblock
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.reasons import Reason, advise, amount, describe
 
@@ -112,10 +112,7 @@ class QueueSnapshot(NamedTuple):
     """What the API server and the GPUs said at one time."""
 
     taken_at: float
-    explanations: Sequence[Explanation] = ()
-    # Pending pods without a GPU: they are shown only if they are asked for.
-    others: Sequence[Explanation] = ()
-    free: Sequence[FreeGpus] = ()
+    queue: QueueState
     notes: Sequence[str] = ()
     currency: str = ""
     simulated: bool = False
@@ -123,7 +120,7 @@ class QueueSnapshot(NamedTuple):
     def list_namespaces(self) -> list[str]:
         """Returns the namespaces that an answer may name, with repetitions."""
         names = []
-        for explanation in (*self.explanations, *self.others):
+        for explanation in (*self.queue.waiting, *self.queue.others):
             names.append(explanation.pod.namespace)
             for option in explanation.unblock:
                 names += [pod.namespace for pod in option.pods]
@@ -136,7 +133,7 @@ def make_queue(
     """`visible`: the namespaces that the user may see; None if he may see all."""
     shown = []
     hidden = []
-    for explanation in snapshot.explanations:
+    for explanation in snapshot.queue.waiting:
         is_visible = visible is None or explanation.pod.namespace in visible
         if not is_visible:
             hidden.append(explanation)
@@ -144,7 +141,7 @@ def make_queue(
             shown.append(explanation)
     selected = list(shown)
     if query.pod:
-        for other in snapshot.others:
+        for other in snapshot.queue.others:
             if query.selects(other.pod) and (visible is None or other.pod.namespace in visible):
                 selected.append(other)
     counted_hidden = [] if query.namespace or query.pod else hidden
@@ -159,7 +156,7 @@ def make_queue(
         gpus=_sum_gpus([*shown, *counted_hidden]),
         hidden_pods=len(counted_hidden),
         hidden_gpus=_sum_gpus(counted_hidden),
-        free=[FreeView(**row._asdict()) for row in snapshot.free],
+        free=[FreeView(**row._asdict()) for row in snapshot.queue.free],
         groups=groups[:_MAX_GROUPS],
         omitted_groups=len(omitted),
         omitted_pods=sum(group.pods for group in omitted),

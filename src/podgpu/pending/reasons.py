@@ -96,25 +96,27 @@ def _say_fragmented(reason: Reason) -> str:
     )
 
 
+def _largest_of(reason: Reason) -> str:
+    return "the node" if reason.nodes == 1 else f"the largest of {_nodes(reason)}"
+
+
 def _say_too_large(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
-    return f"It needs {needed} on one node; the largest of {_nodes(reason)} has" + (
-        f" {number(reason.largest)}."
-    )
+    return f"It needs {needed} on one node; {_largest_of(reason)} has {number(reason.largest)}."
 
 
 def _say_other_too_large(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
     largest = amount(reason.largest, reason.resource)
-    return f"It needs {needed}; the largest of {_nodes(reason)} with such GPUs has {largest}."
+    return f"It needs {needed}; {_largest_of(reason)} with such GPUs has {largest}."
 
 
 def _say_other_in_use(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
     largest = amount(reason.largest, reason.resource)
+    verb = "has" if reason.nodes == 1 else "have"
     return (
-        f"{_nodes(reason).capitalize()} with enough free GPUs: it also needs {needed}, and at most"
-        f" {largest} is free there."
+        f"It needs {needed}; {_nodes(reason)} with enough free GPUs {verb} at most {largest} left."
     )
 
 
@@ -123,6 +125,10 @@ def _say_not_offered(reason: Reason) -> str:
     if reason.names:
         text += f" Nodes offer {few_of(reason.names)}."
     return text
+
+
+def _say_no_device(reason: Reason) -> str:
+    return f"No device of {reason.resource} matches its claim: {few_of(reason.names)}."
 
 
 def _say_starting(reason: Reason) -> str:
@@ -161,6 +167,7 @@ _TEXTS: Mapping[str, Callable[[Reason], str]] = {
     ),
     "preempting": _say_preempting,
     "not_offered": _say_not_offered,
+    "no_device": _say_no_device,
     "selector": lambda reason: (
         f"Its node selector or affinity excludes {_free_there(reason)}: it requires"
         f" {few_of(reason.names)}."
@@ -203,6 +210,7 @@ _ADVICE: Mapping[str, str] = {
     "claim_not_created": "Check that the template exists, and see the events of the pod.",
     "class_missing": "Create the DeviceClass, or correct the claim.",
     "not_offered": "Correct the name, or check the device plugin or DRA driver of the nodes.",
+    "no_device": "Change the selectors of the claim, or wait for such a device.",
     "selector": "Change the selector, or wait for a node of this kind.",
     "too_large": "Request fewer, or use several pods.",
     "other_too_large": "Request less of it.",

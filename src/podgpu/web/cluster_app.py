@@ -16,7 +16,7 @@ from podgpu.metrics.encode import NO_METRICS
 from podgpu.metrics.otlp import PushedNode
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
-from podgpu.web.page_routes import page_routes
+from podgpu.web.page_routes import ReadQueue, page_routes
 from podgpu.web.push import OtlpPusher, PushSettings
 from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health, probe_routes
 
@@ -36,6 +36,7 @@ def cluster_application(
     past: Past | None = None,
     lifecycle: bool = True,
     access: KubernetesAccess | None = None,
+    read_queue: ReadQueue | None = None,
 ) -> web.Application:
     """`lifecycle` enables POST /-/forget. `access` limits what users see to their namespaces."""
 
@@ -53,7 +54,7 @@ def cluster_application(
         forget_route(partial(forget_in_cluster, cluster), lifecycle),
     ]
     routes += cluster_probes(cluster)
-    routes += page_routes(lambda: cluster.published, complete_gpu, _LINKS, past)
+    routes += page_routes(lambda: cluster.published, complete_gpu, _LINKS, past, read_queue)
     app = make_application(routes, protection)
     if access is not None:
         app.middlewares.append(access.check_request)

@@ -22,6 +22,7 @@ from podgpu.fleet.job_view import make_job, make_jobs
 from podgpu.fleet.pod_list import make_pods
 from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
+from podgpu.fleet.setup import QUEUE_HINT
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
@@ -32,6 +33,7 @@ from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
 from podgpu.past.savings import encode_savings_csv, parse_savings_query
 from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.pending.queue import QueueSnapshot, make_queue, parse_queue_query
 from podgpu.web.access import Viewer, viewer_of
 from podgpu.web.redaction import (
     hide_in_events,
@@ -49,6 +51,7 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 
 JsonObject = dict[str, Any]
 _Answer = TypeVar("_Answer")
+ReadQueue = Callable[[], QueueSnapshot]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
 _HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
@@ -62,12 +65,14 @@ def page_routes(
     complete_gpu: Complete,
     links: Sequence[str],
     past: Past | None = None,
+    read_queue: ReadQueue | None = None,
 ) -> list[web.RouteDef]:
     """Returns the routes of the page and the API.
 
     Add them last: they answer all other `/api` paths with 404. `latest` is called in a thread.
     `links` are other paths of the server, shown at the bottom of the page. In a large cluster,
-    `latest` has only totals. Then `past` finds the GPUs that match a query.
+    `latest` has only totals. Then `past` finds the GPUs that match a query. `read_queue` is called
+    in a thread.
     """
     assets = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
 
@@ -181,6 +186,8 @@ def page_routes(
         routes.append(_event_route(past))
         if past.has_summaries:
             routes.append(_summary_route(past))
+    if read_queue is not None:
+        routes.append(_queue_route(read_queue))
     routes.append(web.get("/api/{rest:.*}", _unknown_path))
     return routes
 
@@ -420,7 +427,23 @@ def _summary_route(past: Past) -> web.RouteDef:
     return _api_route("/api/v1/summary/{namespace}/{pod}", summary)
 
 
+def _queue_route(read_queue: ReadQueue) -> web.RouteDef:
+    async def queue(request: web.Request) -> web.StreamResponse:
+        query = parse_queue_query(request.query)
+        snapshot = await asyncio.to_thread(read_queue)
+        viewer = viewer_of(request)
+        visible = None
+        if not await viewer.sees_all():
+            visible = await viewer.visible(snapshot.list_namespaces())
+        answer = await asyncio.to_thread(make_queue, snapshot, query, visible)
+        return await _json_response(request, answer)
+
+    return _api_route("/api/v1/queue", queue)
+
+
 async def _unknown_path(request: web.Request) -> web.Response:
+    if request.path == "/api/v1/queue":
+        return json_error(404, f"{QUEUE_HINT.says} {QUEUE_HINT.do} adds them.")
     if request.path.startswith("/api/v1/summary/"):
         return json_error(404, "podgpu has no summaries of pods with --prometheus")
     if request.path.startswith("/api/v1/history/jobs/"):

@@ -25,6 +25,7 @@ from msgspec import field as json_field
 from podgpu.decode import convert, decode_json, malformed
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
+from podgpu.kube.api_groups import DRA_GROUP, find_version
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
@@ -261,7 +262,7 @@ def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
 
 # ResourceSlices
 
-_GROUP = "/apis/resource.k8s.io"
+_GROUP = f"/apis/{DRA_GROUP}"
 _VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 """API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
 
@@ -292,27 +293,8 @@ async def _find_slices_path(client: ApiClient) -> str:
 
 
 async def _find_version(client: ApiClient) -> str:
-    """Returns the newest API version of DRA that podgpu and the server support.
-
-    Raises SourceError if there is none.
-    """
-    offered = set()
-    try:
-        group = await client.get(_GROUP)
-        offered = {version["version"] for version in read_list(group, "versions")}
-    except SourceError as error:
-        if error.reason == "forbidden":  # slices may be readable even if discovery is not
-            return _VERSIONS[0]
-        if error.reason != "not_found":
-            raise
-    for version in _VERSIONS:
-        if version in offered:
-            return version
-    raise SourceError(
-        "not_found",
-        f"the API server has no supported version of {_GROUP}: DRA needs Kubernetes 1.31 or later, "
-        "and must be enabled explicitly before 1.34; podgpu retries",
-    )
+    advice = "DRA needs Kubernetes 1.31 or later, and must be enabled explicitly before 1.34"
+    return await find_version(client, DRA_GROUP, _VERSIONS, advice)
 
 
 def parse_slice(body: KubeObject) -> PoolSlice:

@@ -1,0 +1,125 @@
+"""Watches pods, nodes and claims of the API server, and explains the pending pods on request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError
+from podgpu.fleet.state import ClusterState
+from podgpu.kube.api_groups import DRA_GROUP, find_version
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import NODES_PATH, PODS_PATH
+from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.pending.cluster_objects import ClusterObjects, parse_node, parse_pod_state
+from podgpu.pending.dra_objects import parse_claim, parse_device_class, parse_slice_record
+from podgpu.pending.explain import explain_queue
+from podgpu.pending.idle_pods import list_idle_pods
+from podgpu.pending.queue import QueueSnapshot
+
+_PAGE_SIZE = 500
+_KEEP_SECONDS = 5.0  # an answer is computed at most this often
+_SYNC_SECONDS = 10.0  # so long, the first question waits
+_UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_DRA = {
+    "resourceclaims": parse_claim,
+    "deviceclasses": parse_device_class,
+    "resourceslices": parse_slice_record,
+}
+
+
+class QueueWatch:
+    """Any thread may call `read`. Only one thread computes at a time."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        read_state: Callable[[], ClusterState],
+        settings: ReflectorSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Starts the watches. `read_state`: the GPUs, for idle holders."""
+        self._read_state = read_state
+        self._clock = clock or Clock()
+        self._lock = threading.Lock()
+        self._latest: QueueSnapshot | None = None
+        self._computed_at = float("-inf")
+        watch = partial(Informer, config, settings=settings)
+        self._required: Mapping[str, Informer[Any]] = {
+            "pods": watch(PODS_PATH, _UNFINISHED, parse_pod_state, page_size=_PAGE_SIZE),
+            "nodes": watch(NODES_PATH, {}, parse_node, page_size=_PAGE_SIZE),
+        }
+        self._optional: dict[str, Informer[Any]] = {}
+        for name, parse in _DRA.items():
+            self._optional[name] = watch(
+                f"/apis/{DRA_GROUP}/v1/{name}",
+                {},
+                parse,
+                find_path=partial(_find_dra_path, name),
+                page_size=_PAGE_SIZE,
+                is_optional=True,
+            )
+
+    def close(self) -> None:
+        for informer in (*self._required.values(), *self._optional.values()):
+            informer.close()
+
+    def read(self) -> QueueSnapshot:
+        """Raises SourceError if pods or nodes have not been read yet."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._latest is None or now - self._computed_at >= _KEEP_SECONDS:
+                self._latest = self._compute()
+                self._computed_at = self._clock.monotonic()
+            return self._latest
+
+    def _compute(self) -> QueueSnapshot:
+        objects = self._read_objects()
+        state = self._read_state()
+        wall = self._clock.wall()
+        return QueueSnapshot(
+            taken_at=wall,
+            queue=explain_queue(objects, list_idle_pods(state), wall),
+            notes=self._list_notes(),
+            currency=state.prices.currency,
+            simulated=state.simulated,
+        )
+
+    def _read_objects(self) -> ClusterObjects:
+        for name, informer in self._required.items():
+            # An error means that waiting does not help.
+            informer.wait_synced(0.0 if informer.error else _SYNC_SECONDS)
+            if not informer.synced:
+                reason = informer.error or "the API server has not answered yet"
+                raise SourceError("not_synced", f"the list of {name} is not known: {reason}")
+        for informer in self._optional.values():
+            informer.wait_synced(0.0 if informer.error else _SYNC_SECONDS)
+        return ClusterObjects(
+            pods=self._required["pods"].items(),
+            nodes=self._required["nodes"].items(),
+            claims=self._optional["resourceclaims"].items(),
+            classes=self._optional["deviceclasses"].items(),
+            slices=self._optional["resourceslices"].items(),
+        )
+
+    def _list_notes(self) -> Sequence[str]:
+        notes = []
+        for name, informer in self._required.items():
+            if informer.error is not None:
+                notes.append(f"the list of {name} may be out of date: {informer.error}")
+        for name, informer in self._optional.items():
+            # A server without the API has no such objects.
+            if informer.error is not None and informer.error.reason != "not_found":
+                notes.append(f"the list of {name} may be incomplete: {informer.error}")
+        return notes
+
+
+async def _find_dra_path(name: str, client: ApiClient) -> str:
+    advice = "no pod can have claims"
+    version = await find_version(client, DRA_GROUP, _DRA_VERSIONS, advice)
+    return f"/apis/{DRA_GROUP}/{version}/{name}"
