@@ -253,6 +253,36 @@ def test_token_counters_of_pods_need_their_list_and_their_ports() -> None:
     assert not any("token-metrics" in word for word in container(plain, "cluster")["args"])
 
 
+def _list_rules(values: dict[str, Any]) -> set[tuple[str, str]]:
+    """Returns what the cluster view may list and watch: API group and resource."""
+    rules = set()
+    for role in of_kind("ClusterRole", values):
+        for rule in role["rules"]:
+            if rule["verbs"] == ["list", "watch"]:
+                rules |= {
+                    (group, each) for group in rule["apiGroups"] for each in rule["resources"]
+                }
+    return rules
+
+
+def test_the_queue_reads_pods_nodes_and_claims_only_if_it_is_on() -> None:
+    needed = {("", "pods"), ("", "nodes")}
+    for resource in ("resourceclaims", "deviceclasses", "resourceslices"):
+        needed.add(("resource.k8s.io", resource))
+    own = {"cluster": {"enabled": True, "queue": True}}
+    assert "--queue" in container(own, "cluster")["args"]
+    assert needed <= _list_rules(own)
+    assert pod(own, "cluster").get("automountServiceAccountToken") is not False
+
+    plain = {"cluster": {"enabled": True}}
+    assert "--queue" not in container(plain, "cluster")["args"]
+    assert not needed & _list_rules(plain)
+
+    assert "--queue" in container({"cluster": {"profile": "full"}}, "cluster")["args"]
+    off = {"cluster": {"profile": "full", "queue": False}}
+    assert "--queue" not in container(off, "cluster")["args"]
+
+
 def test_each_part_of_the_profile_can_be_turned_off() -> None:
     own = {
         "cluster": {

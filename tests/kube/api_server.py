@@ -30,10 +30,11 @@ KINDS = {
     "endpointslices": "EndpointSlice",
     "resourceslices": "ResourceSlice",
     "resourceclaims": "ResourceClaim",
+    "deviceclasses": "DeviceClass",
     "events": "Event",
     "devicetaintrules": "DeviceTaintRule",
 }
-_OF_DRA = ("resourceslices", "resourceclaims", "devicetaintrules")
+_OF_DRA = ("resourceslices", "resourceclaims", "deviceclasses", "devicetaintrules")
 _PATH = re.compile(
     r"/(?:api/v1|apis/discovery\.k8s\.io/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/status)?"
@@ -79,7 +80,7 @@ class Selection:
             return False
         labels = metadata.get("labels") or {}
         return all(labels.get(name) in values.split(",") for name, values in self.labels) and all(
-            _read_field(item, path) == value for path, value in self.fields
+            _has_value(item, path, value) for path, value in self.fields
         )
 
     def events(self, change: Change) -> Iterable[bytes]:
@@ -105,7 +106,7 @@ def _parse_selection(
     if bool(version) != (resource in _OF_DRA) or (version and version not in versions):
         return None
     fields = tuple(_parse_terms(query.get("fieldSelector", "")))
-    if any(path not in _FIELDS for path, _ in fields):
+    if any(path.removesuffix("!") not in _FIELDS for path, _ in fields):
         raise ValueError(f"field label not supported: {fields}")
     labels = tuple(_parse_terms(query.get("labelSelector", "")))
     return Selection(
@@ -115,10 +116,16 @@ def _parse_selection(
 
 def _parse_terms(selector: str) -> Iterable[tuple[str, str]]:
     for term in filter(None, re.split(r",(?![^(]*\))", selector)):
-        match = re.fullmatch(r"([^=()! ]+)(?:==?([^=()! ]*)| in \(([^()! ]*)\))", term)
+        match = re.fullmatch(r"([^=()! ]+!?)(?:==?([^=()! ]*)| in \(([^()! ]*)\))", term)
         if match is None:
             raise ValueError(f"unable to parse requirement: {term!r}")
         yield match[1], match[2] if match[3] is None else match[3]
+
+
+def _has_value(item: Object, path: str, value: str) -> bool:
+    """A path that ends with `!` must not have the value."""
+    is_equal = _read_field(item, path.removesuffix("!")) == value
+    return is_equal != path.endswith("!")
 
 
 def _read_field(item: Object, path: str) -> str:

@@ -260,8 +260,8 @@ def explain_queue(
 ) -> QueueState:
     """Explains all pending pods. `now`: Unix time."""
     explainer = Explainer(objects, idle, now)
-    waiting = []
-    others = []
+    waiting: list[Explanation] = []
+    others: list[Explanation] = []
     for pod in sorted(objects.pending, key=lambda pod: (pod.created, pod.key)):
         kind = waiting if explainer.requests_gpu(pod) else others
         kind.append(explainer.explain(pod))

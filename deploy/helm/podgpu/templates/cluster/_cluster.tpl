@@ -1,6 +1,6 @@
 {{/* Arguments of `podgpu cluster`. */}}
 
-{{/* The effective values as YAML: {enabled, owners, prices, history, creates, lost}. `history` is empty (in memory), emptyDir
+{{/* The effective values as YAML: {enabled, owners, queue, prices, history, creates, lost}. `history` is empty (in memory), emptyDir
 or the name of a claim. `creates`: the chart creates the claim. `lost`: there is no StorageClass for it. */}}
 {{- define "podgpu.cluster.settings" -}}
 {{- $cluster := .Values.cluster -}}
@@ -16,6 +16,7 @@ or the name of a claim. `creates`: the chart creates the claim. `lost`: there is
 {{- if eq $history "memory" }}{{ $claim = "" }}{{ end -}}
 enabled: {{ or $cluster.enabled $full }}
 owners: {{ ternary $full $cluster.podOwners (eq (toString $cluster.podOwners) "auto") }}
+queue: {{ ternary $full $cluster.queue (eq (toString $cluster.queue) "auto") }}
 prices: {{ kindIs "map" $cluster.prices | ternary "file" (default (ternary "example" "none" $full) $cluster.prices) }}
 history: {{ $claim | quote }}
 creates: {{ $creates }}
@@ -42,9 +43,9 @@ lost: {{ not (empty $lost) }}
 
 {{- define "podgpu.cluster.token" -}}
 {{- $checksUsers := eq .Values.cluster.auth "kubernetes" -}}
-{{- $owners := (include "podgpu.cluster.settings" . | fromYaml).owners -}}
-{{- $reads := eq .Values.cluster.tokenMetrics "pods" -}}
-{{- if or (include "podgpu.source.discovers" .) $owners $checksUsers $reads -}} true {{- end -}}
+{{- $settings := include "podgpu.cluster.settings" . | fromYaml -}}
+{{- $reads := or (eq .Values.cluster.tokenMetrics "pods") $settings.owners $settings.queue -}}
+{{- if or (include "podgpu.source.discovers" .) $checksUsers $reads -}} true {{- end -}}
 {{- end -}}
 
 {{/* Not empty if cluster.prices depend on the labels of nodes, at any date. */}}
@@ -62,6 +63,9 @@ lost: {{ not (empty $lost) }}
 - {{ printf "--address=:%v" $cluster.port | quote }}
 {{- include "podgpu.source.args" . }}
 - --owners={{ ternary "api" "none" $settings.owners }}
+{{- if $settings.queue }}
+- --queue
+{{- end }}
 {{- if ne $cluster.tokenMetrics "auto" }}
 - --token-metrics={{ $cluster.tokenMetrics }}
 {{- end }}
