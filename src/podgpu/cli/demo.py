@@ -34,6 +34,7 @@ from podgpu.labs.demo import (
 )
 from podgpu.labs.demo_engines import DemoEngines
 from podgpu.labs.demo_past import write_past
+from podgpu.labs.demo_queue import DemoQueue
 from podgpu.labs.simulate.simulated_node import DemoNode
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.past.savings_watch import SavingsWatch
@@ -93,7 +94,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         past = SqlitePast(recorder, lambda: cluster.published.state)
         savings = SavingsWatch(past)
         cluster.read_savings = savings.read
-        app = cluster_application(cluster, past=past)
+        app = cluster_application(cluster, past=past, read_queue=DemoQueue(nodes, cluster).read)
 
         services: list[Service] = []
         listeners = []

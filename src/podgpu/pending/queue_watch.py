@@ -80,15 +80,8 @@ class QueueWatch:
 
     def _compute(self) -> QueueSnapshot:
         objects = self._read_objects()
-        state = self._read_state()
-        wall = self._clock.wall()
-        return QueueSnapshot(
-            taken_at=wall,
-            queue=explain_queue(objects, list_idle_pods(state), wall),
-            notes=self._list_notes(),
-            currency=state.prices.currency,
-            simulated=state.simulated,
-        )
+        snapshot = make_snapshot(objects, self._read_state(), self._clock.wall())
+        return snapshot._replace(notes=self._list_notes())
 
     def _read_objects(self) -> ClusterObjects:
         for name, informer in self._required.items():
@@ -117,6 +110,16 @@ class QueueWatch:
             if informer.error is not None and informer.error.reason != "not_found":
                 notes.append(f"the list of {name} may be incomplete: {informer.error}")
         return notes
+
+
+def make_snapshot(objects: ClusterObjects, state: ClusterState, now: float) -> QueueSnapshot:
+    """`state`: the GPUs, for idle holders. `now`: Unix time."""
+    return QueueSnapshot(
+        taken_at=now,
+        queue=explain_queue(objects, list_idle_pods(state), now),
+        currency=state.prices.currency,
+        simulated=state.simulated,
+    )
 
 
 async def _find_dra_path(name: str, client: ApiClient) -> str:

@@ -77,6 +77,8 @@ def _nodes(reason: Reason) -> str:
 
 
 def _free_there(reason: Reason) -> str:
+    if not reason.free:
+        return f"{_nodes(reason)} without a free {reason.resource}"
     return f"{amount(reason.free, reason.resource)} free on {_nodes(reason)}"
 
 

@@ -1,0 +1,152 @@
+"""`podgpu why`: prints why pods that request GPUs are pending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from podgpu.cli.options import make_command
+from podgpu.cli.tables import write_table
+from podgpu.cli.terminal import print_out
+from podgpu.cli.view_options import find_view
+from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
+from podgpu.pending.idle_pods import IdlePod
+from podgpu.pending.queue import FreeView, QueueAnswer, QueuedPod, QueueGroup, UnblockView
+from podgpu.pending.reasons import number
+from podgpu.top.table import format_duration
+from podgpu.view_address import decode_answer
+
+_PATH = "api/v1/queue"
+_TIMEOUT = 60.0
+_QUEUE = ("Pods", "GPUs", "Oldest pod", "Waits for", "Needs", "Why")
+_FREE = ("Resource", "Model", "Free", "Total", "Most on a node", "Nodes", "Free on closed nodes")
+_NAMED = 3
+
+
+@make_command(
+    "why",
+    ("podgpu why", "all pods that wait for GPUs, grouped by reason"),
+    ("podgpu why train-7 -n research", "one pod: all reasons, and who could make room"),
+)
+@click.argument("pod", metavar="[POD]", default="")
+@click.pass_context
+def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
+    """Print why a pod that requests GPUs is pending, and which idle pods could make room.
+
+    Without POD, prints all pods that wait. Reads the API of `podgpu cluster --queue`.
+    """
+    namespace = options["namespace"]
+    before, slash, name = pod.partition("/")
+    if slash:
+        if namespace and namespace != before:
+            raise UsageError(f"{pod} and --namespace {namespace} contradict each other")
+        namespace = before
+        pod = name
+    client = find_view(ctx).open(_TIMEOUT)
+    query = {"ns": namespace, "pod": pod}
+    body = client.get_blocking(_PATH, {key: value for key, value in query.items() if value})
+    answer = decode_answer(body, _PATH, QueueAnswer, client.shown)
+    if pod and not answer.groups:
+        place = f"{namespace}/{pod}" if namespace else pod
+        raise SourceError(
+            "not_pending",
+            f"{place} is not pending: it runs, has ended, does not exist, or you may not see it",
+        )
+    if options["output"] == "json":
+        print_out(body + b"\n")
+    else:
+        lines = _write_pods(answer) if pod else _write_queue(answer)
+        print_out("\n".join(lines) + "\n")
+    return 0
+
+
+def _write_queue(answer: QueueAnswer) -> Iterator[str]:
+    if answer.simulated:
+        yield "SIMULATED GPUs"
+    for note in answer.notes:
+        yield f"- {one_line(note)}"
+    verb = "waits" if answer.pods == 1 else "wait"
+    yield f"{plural(answer.pods, 'pod')} {verb} for {number(answer.gpus)} GPUs."
+    if answer.hidden_pods:
+        hidden = plural(answer.hidden_pods, "pod")
+        yield f"{hidden} of them in namespaces that you may not see."
+    if answer.free:
+        yield ""
+        yield from write_table(_FREE, [_write_free(row) for row in answer.free], 2)
+    if answer.groups:
+        yield ""
+        rows = [_write_group(group, answer.taken_at) for group in answer.groups]
+        yield from write_table(_QUEUE, rows, len(_QUEUE))
+    if answer.omitted_groups:
+        yield f"and {plural(answer.omitted_pods, 'pod')} for other reasons"
+
+
+def _write_free(row: FreeView) -> list[str]:
+    figures = [row.free, row.total, row.largest, row.nodes, row.closed]
+    return [row.resource, row.model, *map(number, figures)]
+
+
+def _write_group(group: QueueGroup, now: float) -> list[str]:
+    oldest = group.examples[0]
+    return [
+        str(group.pods),
+        number(group.gpus),
+        f"{oldest.namespace}/{oldest.pod}",
+        format_duration(max(0.0, now - group.since)),
+        _name_needs(group),
+        group.reasons[0].says,
+    ]
+
+
+def _name_needs(group: QueueGroup) -> str:
+    return ", ".join(need.says for need in group.needs)
+
+
+def _write_pods(answer: QueueAnswer) -> Iterator[str]:
+    """Writes each group in full: several pods of different namespaces may have the name."""
+    if answer.simulated:
+        yield "SIMULATED GPUs"
+    for note in answer.notes:
+        yield f"- {one_line(note)}"
+    for group in answer.groups:
+        for pod in group.examples:
+            yield _write_head(pod, group, answer.taken_at)
+        yield from _write_reasons(group)
+        yield from _write_unblock(group.unblock, answer)
+        if group.message:
+            yield f"The scheduler says: {one_line(group.message)}"
+
+
+def _write_head(pod: QueuedPod, group: QueueGroup, now: float) -> str:
+    owner = f" ({pod.owner.text})" if pod.owner else ""
+    since = format_duration(max(0.0, now - pod.since))
+    needs = _name_needs(group) or "no resources"
+    return one_line(f"{pod.namespace}/{pod.pod}{owner} has been pending for {since}: {needs}")
+
+
+def _write_reasons(group: QueueGroup) -> Iterator[str]:
+    for place, reason in enumerate(group.reasons, 1):
+        yield f"{place}. {one_line(reason.says)}"
+        if reason.do:
+            yield f"   {one_line(reason.do)}"
+
+
+def _write_unblock(options: Sequence[UnblockView], answer: QueueAnswer) -> Iterator[str]:
+    if options:
+        yield "Idle pods. It would fit if all pods of one line ended:"
+    for option in options:
+        names = few_of((_name_idle(pod, answer.taken_at) for pod in option.pods), _NAMED)
+        cost = ""
+        if option.cost_per_hour is not None:
+            cost = f", {option.cost_per_hour:,.2f} {answer.currency}/h"
+        yield one_line(f"- {option.node}: {names}{cost}")
+
+
+def _name_idle(pod: IdlePod, now: float) -> str:
+    name = "a pod that you may not see" if pod.hidden else f"{pod.namespace}/{pod.pod}"
+    owner = f" ({pod.owner.text})" if pod.owner else ""
+    idle = format_duration(max(0.0, now - pod.idle_since))
+    gpus = "1 GPU" if pod.gpus == 1 else f"{number(pod.gpus)} GPUs"
+    return f"{name}{owner}, {gpus} idle for {idle}"

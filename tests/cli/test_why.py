@@ -1,0 +1,98 @@
+"""`podgpu why`: reads the queue of a cluster view and prints reasons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from podgpu.cli.main import run
+from tests.pending.situations import node, pod
+from tests.web.test_queue import Place, full_node, serving
+
+SCHEDULER_SAYS = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu.\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    waiting = pod("train", gpus=2)
+    condition = {"type": "PodScheduled", "status": "False", "message": SCHEDULER_SAYS}
+    waiting["status"]["conditions"] = [condition]
+    waiting["metadata"]["ownerReferences"] = [
+        {"kind": "Job", "name": "train", "uid": "1", "controller": True}
+    ]
+    objects = [
+        *full_node(),
+        node("b", unschedulable=True),
+        waiting,
+        pod("train", gpus=1, namespace="web"),
+        *(pod(f"many-{number}", gpus=16) for number in range(5)),
+        pod("small", gpus=0, cpu="900"),
+    ]
+    with serving(False, *objects) as served:
+        served.ask_until(7)
+        yield served
+
+
+def printed(place: Place, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["why", *arguments, "--url", url_of(place)]) == 0
+    return capsys.readouterr().out
+
+
+def url_of(place: Place) -> str:
+    return f"http://127.0.0.1:{place.client.address.port}"
+
+
+def test_all_reasons_of_a_pod(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(place, capsys, "train", "-n", "ml").splitlines()
+    assert lines[0].startswith("ml/train (Job/train) has been pending for ")
+    assert lines[0].endswith(": 2 nvidia.com/gpu, 1 CPU, 1 GiB of memory")
+    assert lines[1].startswith("1. It needs 2 nvidia.com/gpu; 0 of 3 are free")
+    assert lines[2] == "2. Cordoned nodes: 8 nvidia.com/gpu free on 1 node."
+    assert "uncordon" in lines[3]
+    assert lines[4].startswith("Idle pods.")
+    assert lines[5].startswith("- a: ")
+    assert "ml/idle (Deployment/chat), 1 GPU idle for " in lines[5]
+    assert lines[5].endswith("8.00 USD/h")
+    assert lines[6] == (
+        "The scheduler says: 0/2 nodes are available: 1 Insufficient nvidia.com/gpu.\\x1b[31m"
+    )
+
+
+def test_a_name_in_two_namespaces(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(place, capsys, "train")
+    assert "ml/train" in text
+    assert "web/train" in text
+    assert printed(place, capsys, "web/train").startswith("web/train has been pending")
+
+
+def test_the_whole_queue(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(place, capsys)
+    assert text.startswith("7 pods wait for 83 GPUs.")
+    assert "It needs 16 nvidia.com/gpu on one node; the largest of 2 nodes has 8." in text
+    assert "small" not in text
+    row = next(line for line in text.splitlines() if "ml/many-0" in line)
+    assert row.split()[:2] == ["5", "80"]
+
+
+def test_a_pod_without_gpus_is_not_blamed_on_gpus(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(place, capsys, "small").splitlines()
+    assert lines[1] == "1. It requests no GPU."
+
+
+def test_json_is_that_of_the_server(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(place, capsys, "train", "-n", "ml", "-o", "json")
+    assert json.loads(text)["groups"][0]["reasons"][0]["key"] == "in_use"
+
+
+def test_a_pod_that_is_not_pending(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "busy", "-n", "ml", "--url", url_of(place)]) == 1
+    assert "ml/busy is not pending" in capsys.readouterr().err
+
+
+def test_contradicting_namespaces(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "a/b", "-n", "c", "--url", url_of(place)]) == 2
+    assert "contradict" in capsys.readouterr().err
