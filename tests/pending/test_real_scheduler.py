@@ -1,6 +1,6 @@
 """Our explanations beside those of a real kube-scheduler, on nodes that are made by hand.
 
-Needs PODGPU_KUBE_BIN, see tests/kube/real_cluster.py. With -s, prints how many of twenty planted
+Needs PODGPU_KUBE_BIN, see tests/kube/real_api_server.py. With -s, prints how many of twenty planted
 causes were explained right.
 """
 
@@ -20,7 +20,8 @@ from podgpu.fleet.state import ClusterState
 from podgpu.kube.config import load_config
 from podgpu.pending.queue import QueueAnswer, QueueQuery, make_queue
 from podgpu.pending.queue_watch import QueueWatch
-from tests.kube.real_cluster import RealCluster, run_cluster, skip_without_kubernetes
+from tests.certificates import Certificates
+from tests.kube.real_cluster import RealCluster, run_cluster
 from tests.nodes.clock import wait_until
 from tests.pending.situations import (
     GPU,
@@ -123,12 +124,11 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    skip_without_kubernetes()
-    with run_cluster(tmp_path_factory.mktemp("kubernetes")) as cluster:
+def lab(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Lab]:
+    with run_cluster(tmp_path_factory.mktemp("kubernetes"), certificates) as cluster:
         cluster.request("POST", "/api/v1/namespaces", _NAMESPACE)
         state = ClusterState(ViewSettings(), None)
-        config = load_config(str(cluster.kubeconfig))
+        config = load_config(cluster.kubeconfig)
         queue = QueueWatch(config, lambda: state, clock=_CLOCK)
         yield Lab(cluster, queue)
         queue.close()

@@ -49,7 +49,7 @@ OTHER_COMMANDS = {
     ),
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
-KUBECTL_COMMANDS = ("top", "pods", "waste", "cost", "savings", "report")
+KUBECTL_COMMANDS = ("top", "pods", "waste", "cost", "why", "savings", "report")
 """Commands of `kubectl podgpu`: those that can read a view through the API server."""
 _EXAMPLES = (
     ("podgpu demo", "no GPU and no cluster needed; open http://localhost:9401/"),
