@@ -85,6 +85,17 @@ def test_a_gpu_that_moves_is_shown_on_its_new_node(how: str) -> None:
     assert uuids(state)["n2"] == ["GPU-2", "GPU-0"]
 
 
+def test_a_gpu_that_moved_stays_on_its_new_node() -> None:
+    """Its former node is gone. Another exporter names holders while its own has none."""
+    world = World()
+    world.round(node("n1", gpu(0), listed=True), node("n2", gpu(1), listed=True))
+    for at in (400.0, 415.0, 430.0):
+        thieves = [thief(at, 0)] if at > 400 else []
+        new = node("n2", gpu(1), gpu(0), read_at=at, listed=True)
+        state = world.round(*thieves, new, at=at)
+        assert uuids(state) == {"n2": ["GPU-1", "GPU-0"]}
+
+
 def test_podgpu_replaces_an_exporter_that_reports_no_holders() -> None:
     world = World()
     world.round(node("alpha", gpu(0), producer="dcgm-exporter", listed=True))

@@ -83,13 +83,14 @@ def test_a_restart_after_a_jump_forward_closes_the_hour(path: Path) -> None:
     store.close()
 
 
-def test_reports_are_complete_after_nine_days_off(path: Path) -> None:
+@pytest.mark.parametrize("days_off", [9, 120])
+def test_reports_are_complete_after_many_days_off(path: Path, days_off: int) -> None:
     store = HistoryStore(path)
     for number in range(20 * 24):
         record(store, START + number * HOUR, held(HOUR))
     store.close()
     store = HistoryStore(path)
-    back = START + 29 * DAY
+    back = START + (20 + days_off) * DAY
     record(store, back, held())
     assert sum_hours(store, START, back) == pytest.approx(480)
     record(store, back + 300)
@@ -143,13 +144,14 @@ def test_impossible_increases_are_rejected_counted_and_shown_on_their_node() -> 
     assert bad.charges[0].amounts.busy_seconds == pytest.approx(1)
 
 
-def test_another_exporter_of_the_node_starts_a_new_baseline() -> None:
-    """The shown exporter is stopped. The other one has counted for a day."""
+@pytest.mark.parametrize("ahead", [DAY, 4])
+def test_another_exporter_of_the_node_starts_a_new_baseline(ahead: int) -> None:
+    """The shown exporter is stopped. The other one has counted for a day longer, or for 4 s."""
     world = World()
     total = Amounts()
     for second in range(15, 121, 15):
         is_first = second <= 60
-        seconds = second if is_first else DAY + second
+        seconds = second if is_first else ahead + second
         one = holder(
             utilization_ratio=0.5,
             busy_ns=seconds * 10**9 // 2,

@@ -231,6 +231,24 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         assert db.execute("SELECT pod FROM account").fetchall() == [("llm-0",)]
 
 
+def test_at_most_the_rows_of_one_day_are_deleted_at_a_time(store: HistoryStore) -> None:
+    """Nothing is deleted while the time is not settled: four days here."""
+    for number in range(4 * DAY // COARSE):
+        at, gpus = make_round(START + number * COARSE, Charge(LLM, amounts=USAGE))
+        store.charge(at, gpus, is_settled=False)
+        store.write(at, gpus, is_settled=False)
+    oldest = []
+    end = START + 4 * DAY
+    for number in range(7):
+        store.append(*make_round(end + number * COARSE))
+        with store.reader() as db:
+            oldest += db.execute("SELECT min(time) FROM round WHERE resolution = 15").fetchone()
+    kept = end - 480 * COARSE  # as many as two hours have
+    assert oldest[:3] == [START + DAY] * 3
+    assert oldest[3:6] == [START + 2 * DAY] * 3
+    assert oldest[6] == kept + 7 * COARSE
+
+
 def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
     store = HistoryStore(path, max_bytes=400_000)
     holders = [Charge(LLM, amounts=USAGE)]
@@ -262,7 +280,8 @@ for number in range(int(sys.argv[2]), 10**9):
 
 
 def start_writer(path: Path, first: int) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     command = [sys.executable, "-c", WRITER, str(path), str(first)]
     writer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
