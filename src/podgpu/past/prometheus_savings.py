@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from podgpu.charge import UsageAccount
+from podgpu.charge import HeldTime, UsageAccount, charge
 from podgpu.errors import SourceError
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.prices import Prices
@@ -191,8 +191,8 @@ class _LoadReader:
             values[number] = min(load.devices * FULL, step_value(busy, is_idle))
         load.steps = self._write(values)
         if load.price is not None:
-            hours = sum(value is not None for value in values) * COARSE / 3600
-            load.cost = round(load.price * hours, 2)
+            seconds = sum(value is not None for value in values) * COARSE
+            load.cost = round(charge(HeldTime(seconds), 1.0, load.price).cost, 2)
         for uuid, _ in own:
             gpu = self.gpus.get(uuid)
             if uuid not in shares and (gpu is None or gpu.model != load.model):
