@@ -158,6 +158,16 @@ def test_rate_limit_saves_no_more_requests_than_the_burst(
         assert ask(3) == [200, 200, 429]
 
 
+def test_a_request_is_regained_in_each_interval(node: Node, write: Callable[..., Path]) -> None:
+    now = [0.0]
+    path = write(rate_limit={"interval": "4s", "burst": 1})
+    with guarded(node, path, clock=lambda: now[0]) as client:
+        statuses = []
+        for now[0] in (0.0, 2.0, 4.0, 7.0, 8.0):
+            statuses.append(client.ask("/livez").status)
+    assert statuses == [200, 429, 200, 429, 200]
+
+
 class FakeBcrypt:
     def __init__(self, right: bytes) -> None:
         self._right = right

@@ -150,6 +150,16 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
         )
 
 
+def test_a_client_that_prefers_http_2_gets_http_1_1(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    with secured(node, write(PAIR)) as client:
+        context = certificates.client()
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with connected(client(context)) as connection:
+            assert connection.selected_alpn_protocol() == "http/1.1"
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
