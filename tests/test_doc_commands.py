@@ -288,6 +288,8 @@ NOT_RUN = {
     r"podgpu release --node ": "there is no cluster",
     r"podgpu top --cluster localhost:8001/": "there is no API server",
     r"podgpu hook": "there is no container runtime",
+    r"podgpu mcp ": "needs the extra mcp; tests/assistant runs it",
+    r"pip install ": "changes the environment",
     r"git clone ": "there is no network",
 }
 """Maps the beginning of a command to the reason why it is not run."""

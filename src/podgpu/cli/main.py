@@ -39,6 +39,7 @@ OTHER_COMMANDS = {
     "forget": "Stop showing a lost GPU, or clear the XID errors of a repaired one.",
     "release": "Let the exporter of a node release the driver, for example to reset a GPU.",
     "withdraw": "Remove from Kubernetes what the exporters wrote with --write.",
+    "mcp": "Let an assistant ask which pod uses which GPU (Model Context Protocol).",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
@@ -201,11 +202,14 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
             click.echo(f"\n{error.remedy}", err=True)
         return code
     except ModuleNotFoundError as error:
-        if error.name not in ("grpc", "cryptography"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("grpc", "cryptography", "mcp", "uvicorn", "pydantic"):
             raise
         install = INSTALL_EXTRA.format(extra=arguments[0])
-        advice = f"run {install}, or use the image with the tag -autoscale"
-        return _fail(f"podgpu {arguments[0]} needs the package {error.name}: {advice}", 1)
+        advice = f"run {install}"
+        if arguments[0] != "mcp":
+            advice += ", or use the image with the tag -autoscale"
+        return _fail(f"podgpu {arguments[0]} needs the package {package}: {advice}", 1)
     if not isinstance(result, int):
         return 0
     return result

@@ -1,0 +1,1 @@
+"""`podgpu mcp`: answers questions of assistants from the JSON API (docs/mcp.md)."""
