@@ -48,7 +48,7 @@ _OPTIONS = (
     ),
     "--disable-features=BackForwardCache,IsolateOrigins,site-per-process,SpareRendererForSitePerProcess",
 )
-_RECORDS = re.compile(r"/api/v1/(history|range|costs|events|summary|gpus|jobs)\b")
+_RECORDS = re.compile(r"/api/v1/(history|range|costs|events|summary|gpus|jobs|queue)\b")
 _SERVER_ENDED = re.compile(
     r"net::ERR_(CONNECTION_\w+|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING|CONTENT_LENGTH_MISMATCH)"
 )

@@ -98,6 +98,7 @@ class Showing:
                 "events",
                 "summary",
                 "gpus",
+                "queue",
             ):
                 return await handler(request)
             found = self.records(path, request.query)

@@ -281,7 +281,7 @@ def test_the_title_of_the_tab_names_the_view(tab: Tab, page: str) -> None:
 @pytest.mark.parametrize(
     ("link", "message"),
     [
-        ("#view=pots", "view=pots is not one of pods, nodes, cost, savings, events"),
+        ("#view=pots", "view=pots is not one of pods, nodes, cost, savings, queue, events"),
         ("#state=lost&sort=broken", "state=lost is not one of held, "),
         ("#view=events&by=owner", "by=owner is not one of problems, pods, idle"),
         ("#view=cost&by=label:team&range=90d", "range=90d is not one of 1h, "),

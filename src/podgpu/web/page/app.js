@@ -21,6 +21,7 @@ import { NO_FIGURES, Overview, unpricedText } from "./overview.js";
 import { Past, rejection } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
+import { Queue } from "./queue.js";
 import { showText } from "./rows.js";
 import { Savings } from "./savings.js";
 import { startTheme } from "./theme.js";
@@ -66,6 +67,7 @@ class Page {
     this.nodes = new Nodes(context, order);
     this.cost = new Cost(order, again);
     this.savings = new Savings(again);
+    this.queue = new Queue(again);
     this.smallCosts = new SmallCosts(byId("small-costs"), again);
     this.events = new Events(again);
     this.past = new Past(() => this.feed.now(), (at) => (location.hash = writeHash(this.criteria, at)), again);
@@ -293,6 +295,7 @@ class Page {
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
     else if (view === "savings") this.savings.show(criteria);
+    else if (view === "queue") this.queue.show(criteria);
     else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);

@@ -37,7 +37,7 @@ const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // ch
 
 const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
 
-export const VIEWS = ["pods", "nodes", "cost", "savings", "events"];
+export const VIEWS = ["pods", "nodes", "cost", "savings", "queue", "events"];
 const WAYS = { events: ["problems", "pods", "idle"], savings: ["stop", "shrink", "share", "pack"] };
 // Values of the address that are one of a list. The values of `by` and `range` depend on the view.
 const CHOICES = {
@@ -109,7 +109,7 @@ export function viewPath() {
 export function pagePath(criteria) {
   const { view, cluster } = criteria;
   const [gpu] = criteria.gpu.split("/"); // without the MIG instance
-  if (["cost", "savings", "events"].includes(view)) return viewPath();
+  if (["cost", "savings", "queue", "events"].includes(view)) return viewPath();
   const given = { at: time, gpu };
   if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");
   if (criteria.job) {

@@ -129,7 +129,7 @@ function showSetup(hints) {
   place(byId("setup-list"), hints.map((hint) => h("li", {}, `${plain(hint.says)} `, h("code", {}, plain(hint.do)))));
 }
 
-const SETUP_NAMES = { prices: "your prices", owners: "owners", labels: "cost by team", history: "last month" };
+const SETUP_NAMES = { prices: "your prices", owners: "owners", labels: "cost by team", history: "last month", queue: "waiting pods" };
 
 // Says that costs do not include some of the allocated GPUs.
 export function unpricedText(gpus) {
