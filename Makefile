@@ -88,7 +88,8 @@ proto:
 	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src \
 		podgpu/metrics/exposition.proto podgpu/metrics/otlp.proto \
 		podgpu/node/holders/podresources.proto \
-		podgpu/node/hook/nri.proto podgpu/scale/externalscaler.proto
+		podgpu/node/hook/nri.proto podgpu/scale/externalscaler.proto \
+		podgpu/writers/health_events.proto
 
 clean:
 	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -317,3 +317,16 @@ def test_write_without_an_api_server(doctor: Doctor, monkeypatch: pytest.MonkeyP
     [_, (level, text, _)] = doctor.examine("-k", "--write", "events")["write"]
     assert level == "wrong"
     assert "no Kubernetes API server is configured" in text
+
+
+def test_write_to_nvsentinel(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_NAME", NODE)
+    path = tmp_path / "nvsentinel.sock"
+    arguments = ("-k", "--write", "nvsentinel", "--path-nvsentinel", str(path))
+    levels = [level for level, _, _ in doctor.examine(*arguments)["write"]]
+    assert levels == ["ok", "wrong"]
+    path.touch()
+    levels = [level for level, _, _ in doctor.examine(*arguments)["write"]]
+    assert levels == ["ok", "ok"]

@@ -192,7 +192,7 @@ def test_each_writer_has_the_role_that_doctor_checks() -> None:
                 name, _, subresource = resource.partition("/")
                 permissions.add(Permission(verb, group, name, subresource))
         granted[writer] = permissions
-    assert granted == {name: set(wanted) for name, wanted in PERMISSIONS.items()}
+    assert granted == {name: set(wanted) for name, wanted in PERMISSIONS.items() if wanted}
     assert env(values)["PODGPU_WRITE"] == ",".join(values["exporter"]["write"])
     assert pod(values)["automountServiceAccountToken"] is True
 
@@ -217,3 +217,12 @@ def test_uninstall_removes_what_was_written() -> None:
         order[one["kind"]] = int(annotations["helm.sh/hook-weight"])
     assert order.pop("Job") > max(order.values())
     assert all(not one["metadata"]["name"].endswith("withdraw") for one in objects({}))
+
+
+def test_nvsentinel_needs_its_socket_and_no_token() -> None:
+    values = VARIANTS["nvsentinel"]
+    [volume] = [one for one in pod(values)["volumes"] if one["name"] == "nvsentinel"]
+    assert volume["hostPath"] == {"path": "/var/run/nvsentinel", "type": "DirectoryOrCreate"}
+    assert pod(values)["automountServiceAccountToken"] is False
+    assert of_kind("ClusterRole", values) == []
+    assert of_kind("Job", values) == []

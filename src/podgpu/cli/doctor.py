@@ -128,7 +128,9 @@ def examine_node(
             sources, readings, selection, identities, required, api, workers, deadline
         )
         wanted = parse_write(options["write"])
-        findings += check_writers(wanted, api, lock_directory(options), deadline)
+        sentinel_socket = options["path_nvsentinel"]
+        directory = lock_directory(options)
+        findings += check_writers(wanted, api, directory, sentinel_socket, deadline)
         findings.append(checks.check_host_name(options["no_hostname"]))
         return findings
 

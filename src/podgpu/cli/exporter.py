@@ -24,6 +24,7 @@ from podgpu.decode import decode_yaml
 from podgpu.errors import MOST_NAMED, SourceError, StartError, UsageError
 from podgpu.files import read_bounded
 from podgpu.fleet.prices import read_prices
+from podgpu.kube.config import ApiConfig
 from podgpu.metrics.counters import CounterSpec, make_counter
 from podgpu.model import NodeState, has_readings
 from podgpu.node.agent.agent import Agent
@@ -130,9 +131,11 @@ def _make_health_writer(options: Options, api: ApiAccess, agent: Agent) -> Healt
         published = agent.published
         return published.state, agent.is_fresh(published)
 
+    config = api.config if wanted.needs_api else ApiConfig("", "no API server is used")
+    opener = make_session_opener(wanted, config, api.node, agent.clock, options["path_nvsentinel"])
     return HealthWriter(
         read,
-        make_session_opener(wanted, api.config, api.node, agent.clock),
+        opener,
         NodeLock(lock_directory(options)),
         options["idle_after"],
         agent.clock,

@@ -13,6 +13,7 @@ from podgpu.kube.config import ApiConfig
 from podgpu.writers.device_taints import TAINTS, Effect, TaintWriter
 from podgpu.writers.health_writer import Session, Writer
 from podgpu.writers.node_condition import NODE_CONDITION, NodeConditionWriter
+from podgpu.writers.nvsentinel import DEFAULT_SOCKET, NVSENTINEL, SentinelWriter
 from podgpu.writers.pod_events import EVENTS, EventWriter
 
 _DEADLINE = 8.0  # seconds of one request
@@ -42,6 +43,7 @@ PERMISSIONS: dict[str, tuple[Permission, ...]] = {
         # The Node owns the rules.
         + _permit("get", "", "nodes")
     ),
+    NVSENTINEL: (),
 }
 """By writer."""
 
@@ -53,6 +55,11 @@ class WriterOptions:
     arguments: dict[str, str]
 
     @property
+    def needs_api(self) -> bool:
+        """Returns False if nothing is written to the API server."""
+        return any(self.permissions.values())
+
+    @property
     def permissions(self) -> dict[str, tuple[Permission, ...]]:
         return {name: PERMISSIONS[name] for name in self.arguments}
 
@@ -61,6 +68,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     EVENTS: (),
     NODE_CONDITION: (),
     TAINTS: ("None", "NoSchedule"),
+    NVSENTINEL: ("STORE_ONLY", "EXECUTE_REMEDIATION"),
 }
 """Writer -> its possible arguments."""
 
@@ -83,8 +91,14 @@ def parse_write(text: str) -> WriterOptions:
 
 
 def make_session_opener(
-    wanted: WriterOptions, config: ApiConfig, node: str, clock: Clock
+    wanted: WriterOptions,
+    config: ApiConfig,
+    node: str,
+    clock: Clock,
+    sentinel_socket: str = DEFAULT_SOCKET,
 ) -> Callable[[], Session]:
+    """`sentinel_socket`: path of NVSentinel's socket."""
+
     def open_session() -> Session:
         client = ApiClient(config, _DEADLINE)
         writers: list[Writer] = []
@@ -96,6 +110,8 @@ def make_session_opener(
             elif name == TAINTS:
                 effect: Effect = "NoSchedule" if argument == "NoSchedule" else "None"
                 writers.append(TaintWriter(client, node, effect, clock))
+            elif name == NVSENTINEL:
+                writers.append(SentinelWriter(sentinel_socket, node, argument, clock))
         return Session(writers, client)
 
     return open_session

@@ -272,7 +272,6 @@ _STATUS_NAMES = (
     "UNAUTHENTICATED",
 )
 _STATUS_BY_NUMBER = {str(number): name for number, name in enumerate(_STATUS_NAMES)}
-_EMPTY_MESSAGE = bytes(5)
 
 
 class GrpcError(Exception):
@@ -284,8 +283,8 @@ class GrpcError(Exception):
         self.message = message
 
 
-def call_unary(path: str, method: str, timeout: float) -> bytes:
-    """Calls a method with an empty request and returns the encoded answer.
+def call_unary(path: str, method: str, timeout: float, request: bytes = b"") -> bytes:
+    """Calls a method with an encoded request and returns the encoded answer.
 
     Raises GrpcError if the call fails.
     """
@@ -293,14 +292,14 @@ def call_unary(path: str, method: str, timeout: float) -> bytes:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)
             connection.connect(path)
-            return _exchange(connection, method, time.monotonic() + timeout)
+            return _exchange(connection, method, time.monotonic() + timeout, request)
     except TimeoutError as error:
         raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
     except (OSError, H2Error) as error:
         raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
 
 
-def _exchange(connection: socket.socket, method: str, deadline: float) -> bytes:
+def _exchange(connection: socket.socket, method: str, deadline: float, request: bytes) -> bytes:
     milliseconds = max(1, round(_remaining(deadline) * 1000))
     headers = [
         (":method", "POST"),
@@ -315,7 +314,12 @@ def _exchange(connection: socket.socket, method: str, deadline: float) -> bytes:
     http.initiate_connection()
     stream = http.get_next_available_stream_id()
     http.send_headers(stream, headers)
-    http.send_data(stream, _EMPTY_MESSAGE, end_stream=True)
+    # one message that is not compressed
+    message = b"\0" + len(request).to_bytes(4, "big") + request
+    for start in range(0, len(message), http.max_outbound_frame_size):
+        frame = message[start : start + http.max_outbound_frame_size]
+        http.send_data(stream, frame)
+    http.end_stream(stream)
     answer: dict[bytes, bytes] = {}
     body = bytearray()
     while True:

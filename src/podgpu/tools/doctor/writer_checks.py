@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 
 from podgpu.decode import decode_json
@@ -13,27 +14,36 @@ from podgpu.kube.objects import KubeObject, read_map
 from podgpu.node.holders.api import ApiAccess
 from podgpu.tools.doctor.checks import Finding, note, ok, wrong
 from podgpu.writers.node_lock import NodeLock
+from podgpu.writers.nvsentinel import NVSENTINEL
 from podgpu.writers.write_option import Permission, WriterOptions
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def check_writers(
-    wanted: WriterOptions, api: ApiAccess, directory: str, deadline: float
+    wanted: WriterOptions, api: ApiAccess, directory: str, sentinel_socket: str, deadline: float
 ) -> list[Finding]:
     """`directory`: the one that the exporters of the node lock."""
     if not wanted.arguments:
         return []
     findings = [_check_lock(directory)]
+    if NVSENTINEL in wanted.arguments:
+        findings.append(_check_socket(sentinel_socket))
+    if wanted.needs_api:
+        findings += _check_api(wanted, api, deadline)
+    return findings
+
+
+def _check_api(wanted: WriterOptions, api: ApiAccess, deadline: float) -> list[Finding]:
     try:
         api.check()
         missing = asyncio.run(_find_missing(wanted, api, deadline))
     except NoApi as error:
-        return [*findings, wrong("write", f"--write: {error}")]
+        return [wrong("write", f"--write: {error}")]
     except SourceError as error:
-        return [*findings, wrong("write", f"--write: permissions cannot be checked: {error}")]
-    for writer in wanted.arguments:
-        lacking = missing[writer]
+        return [wrong("write", f"--write: permissions cannot be checked: {error}")]
+    findings = []
+    for writer, lacking in missing.items():
         if lacking:
             text = f"--write {writer}: not allowed to {', '.join(map(_describe, lacking))}"
             advice = (
@@ -43,6 +53,16 @@ def check_writers(
         else:
             findings.append(ok("write", f"--write {writer}: all permissions are granted"))
     return findings
+
+
+def _check_socket(path: str) -> Finding:
+    if os.path.exists(path):
+        return ok("write", f"--write nvsentinel: the socket {path} exists")
+    advice = (
+        "install NVSentinel's platform connector on this node, and mount the directory of its "
+        "socket; podgpu reports the state when the socket appears"
+    )
+    return wrong("write", f"--write nvsentinel: the socket {path} does not exist", advice)
 
 
 def _check_lock(directory: str) -> Finding:
@@ -63,6 +83,8 @@ async def _find_missing(
     missing = {}
     async with ApiClient(api.config, deadline) as client:
         for writer, permissions in wanted.permissions.items():
+            if not permissions:
+                continue
             missing[writer] = [each for each in permissions if not await _is_granted(client, each)]
     return missing
 

@@ -39,14 +39,19 @@ configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 
 {{- define "podgpu.exporter.token" -}}
 {{- $api := include "podgpu.exporter.api" . | fromYaml -}}
-{{- if or $api.pods $api.slices $api.configMap (include "podgpu.exporter.writers" . | fromYamlArray) -}} true {{- end -}}
+{{- if or $api.pods $api.slices $api.configMap (include "podgpu.exporter.apiWriters" . | fromYamlArray) -}} true {{- end -}}
 {{- end -}}
 
-{{/* The entries of exporter.write that write to the API server, without their arguments, as a YAML list. */}}
+{{/* The entries of exporter.write without their arguments, as a YAML list. */}}
 {{- define "podgpu.exporter.writers" -}}
 {{- $writers := list -}}
 {{- range .Values.exporter.write }}{{ $writers = append $writers (splitList ":" . | first) }}{{ end -}}
 {{- toYaml $writers -}}
+{{- end -}}
+
+{{/* Those that write to the API server. */}}
+{{- define "podgpu.exporter.apiWriters" -}}
+{{- toYaml (without (include "podgpu.exporter.writers" . | fromYamlArray) "nvsentinel") -}}
 {{- end -}}
 
 {{/* The rules of a writer's ClusterRole, by its name. The same as in `podgpu.writers.write_option.PERMISSIONS`. */}}
@@ -184,6 +189,9 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- if $exporter.historyDir }}
 - {name: history, mountPath: /var/lib/podgpu/history}
 {{- end }}
+{{- if has "nvsentinel" (include "podgpu.exporter.writers" . | fromYamlArray) }}
+- {name: nvsentinel, mountPath: /var/run/nvsentinel, readOnly: true}
+{{- end }}
 {{- if $exporter.counters.csv }}
 - {name: counters, mountPath: /etc/podgpu/counters, readOnly: true}
 {{- end }}
@@ -223,6 +231,10 @@ which the role may not allow, and it does not know where podlist.json is mounted
 - {name: history, hostPath: {path: {{ . }}, type: DirectoryOrCreate}}
 {{- end }}
 {{- end }}
+{{- if has "nvsentinel" (include "podgpu.exporter.writers" . | fromYamlArray) }}
+# The directory of the socket. Created if NVSentinel does not run here yet.
+- {name: nvsentinel, hostPath: {path: /var/run/nvsentinel, type: DirectoryOrCreate}}
+{{- end }}
 {{- if $exporter.counters.csv }}
 - {name: counters, configMap: {name: {{ include "podgpu.component" (list . "counters") }}}}
 {{- end }}
@@ -245,7 +257,7 @@ which the role may not allow, and it does not know where podlist.json is mounted
 {{- end -}}
 {{- $writers := include "podgpu.exporter.writers" . | fromYamlArray -}}
 {{- if ne (len $writers) (len (uniq $writers)) -}}
-{{- fail "exporter.write: taints and taints:NoSchedule exclude each other; keep one of them" -}}
+{{- fail "exporter.write: the same entry is listed with and without its argument; keep one of them" -}}
 {{- end -}}
 {{- if not $kubernetes.enabled -}}
 {{- if $exporter.write -}}
