@@ -685,6 +685,40 @@ def test_an_idle_user_that_holds_nothing_has_no_energy() -> None:
     assert usage_of(charge(first, later), A).energy_mj == 0
 
 
+def use_instance(device: Device, busy: Mapping[int, int]) -> DeviceUsage:
+    return DeviceUsage(
+        device,
+        SECOND,
+        sum(busy.values()),
+        processes=tuple(ProcessUsage(device.key, pid, 10) for pid in busy),
+        process_busy_ns=busy,
+    )
+
+
+def test_unattributed_use_of_an_instance_has_the_energy_of_its_slices() -> None:
+    """A process of the host is busy on three slices, and A for the same time on one."""
+    usages = [
+        DeviceUsage(CUT, SECOND, energy_mj=800, power_mw=100),
+        use_instance(INSTANCES[0], {9: 500}),
+        use_instance(INSTANCES[1], {1: 500}),
+    ]
+    holders = held(A, device=INSTANCES[1])
+    owners = {1: ProcessOwner(A)}
+    snapshot = charge(Turn(usages, holders, owners, devices=(CUT, *INSTANCES)))
+    assert usage_of(snapshot, A).energy_mj == 200
+    assert snapshot.devices[CUT.key].unattributed_energy_mj == 600
+
+
+def test_time_in_which_no_instance_answered_has_no_energy_of_its_own() -> None:
+    owners = {1: ProcessOwner(A)}
+    gpu = DeviceUsage(CUT, SECOND, power_mw=100)
+    holders = held(A, share=1.0, device=INSTANCES[0])
+    silent = Turn([gpu], holders, owners, devices=(CUT, *INSTANCES))
+    usages = [replace(gpu, energy_mj=900), use_instance(INSTANCES[0], {1: SECOND})]
+    busy = replace(silent, usages=usages)
+    assert usage_of(charge(silent, busy), A).energy_mj == 900
+
+
 def test_an_instance_of_all_slices_has_all_energy_of_its_gpu() -> None:
     whole = replace(CUT, gi_id=0, profile="7g.141gb")
     usages = [
