@@ -18,7 +18,8 @@ from podgpu.model import Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.writers.health_writer import HealthWriter
 from podgpu.writers.node_lock import NodeLock
-from podgpu.writers.write_option import make_session_opener, parse_write
+from podgpu.writers.open_writers import make_session_opener
+from podgpu.writers.write_option import parse_write
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
 from tests.simulated import stop_after_test

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import click
 from msgspec import Meta, Struct
@@ -50,9 +50,10 @@ from podgpu.web.exporter_app import (
     node_recorder,
 )
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
-from podgpu.writers.health_writer import HealthWriter
-from podgpu.writers.node_lock import NodeLock
-from podgpu.writers.write_option import make_session_opener, parse_write
+from podgpu.writers.write_option import parse_write
+
+if TYPE_CHECKING:
+    from podgpu.writers.health_writer import HealthWriter
 
 _log = logging.getLogger("podgpu")
 _MAX_BYTES = 256 * 1024
@@ -126,6 +127,10 @@ def _make_health_writer(options: Options, api: ApiAccess, agent: Agent) -> Healt
     wanted = parse_write(options["write"])
     if not wanted.arguments:
         return None
+    # Imports protobuf and HTTP/2, which most exporters do not need.
+    from podgpu.writers.health_writer import HealthWriter
+    from podgpu.writers.node_lock import NodeLock
+    from podgpu.writers.open_writers import make_session_opener
 
     def read() -> tuple[NodeState, bool]:
         published = agent.published

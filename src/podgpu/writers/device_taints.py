@@ -22,9 +22,9 @@ from podgpu.node.holders.dra import NVIDIA_DRIVER, parse_slice
 from podgpu.writers.gpu_changes import GpuRecord
 from podgpu.writers.health_writer import View
 from podgpu.writers.pod_events import LABELS
+from podgpu.writers.write_option import TAINTS
 from podgpu.writers.write_queue import Write
 
-TAINTS = "taints"
 Effect = Literal["None", "NoSchedule"]
 KEY = "podgpu.dev/unhealthy"
 _NODE_LABEL = "podgpu.dev/node"

@@ -16,9 +16,9 @@ from podgpu.kube.objects import KubeObject, read_list, read_map
 from podgpu.metrics.conditions import LOST, UNREADABLE, conditions
 from podgpu.writers.gpu_changes import Records
 from podgpu.writers.health_writer import View
+from podgpu.writers.write_option import NODE_CONDITION
 from podgpu.writers.write_queue import Write
 
-NODE_CONDITION = "condition"
 TYPE = "GpuUnhealthy"
 STRATEGIC = "application/strategic-merge-patch+json"
 HEALTHY = "NoGpuProblem"

@@ -19,11 +19,9 @@ from podgpu.node.holders.kubelet import GrpcError, call_unary
 from podgpu.writers.gpu_changes import GpuRecord
 from podgpu.writers.health_events_pb2 import HealthEvents
 from podgpu.writers.health_writer import View
+from podgpu.writers.write_option import NVSENTINEL
 from podgpu.writers.write_queue import Write
 
-NVSENTINEL = "nvsentinel"
-DEFAULT_SOCKET = "/var/run/nvsentinel/nvsentinel.sock"
-"""NVSentinel mounts this directory of the host as its own /var/run."""
 AGENT = "podgpu"
 CHECK = "PodgpuGpuHealth"
 _METHOD = "/datamodels.PlatformConnector/HealthEventOccurredV1"

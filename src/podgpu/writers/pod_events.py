@@ -20,9 +20,9 @@ from podgpu.kube.objects import KubeObject
 from podgpu.model import Workload
 from podgpu.writers.gpu_changes import GpuChange, Reason
 from podgpu.writers.health_writer import View
+from podgpu.writers.write_option import EVENTS
 from podgpu.writers.write_queue import Write
 
-EVENTS = "events"
 COMPONENT = "podgpu"
 LABELS = {"app.kubernetes.io/managed-by": COMPONENT}
 """Labels of all objects that podgpu creates."""

@@ -1,22 +1,18 @@
-"""Parses `--write`, and opens the writers that it names."""
+"""Parses `--write`, and lists the permissions that its entries need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.clock import Clock
 from podgpu.errors import UsageError
-from podgpu.kube.client import ApiClient
-from podgpu.kube.config import ApiConfig
-from podgpu.writers.device_taints import TAINTS, Effect, TaintWriter
-from podgpu.writers.health_writer import Session, Writer
-from podgpu.writers.node_condition import NODE_CONDITION, NodeConditionWriter
-from podgpu.writers.nvsentinel import DEFAULT_SOCKET, NVSENTINEL, SentinelWriter
-from podgpu.writers.pod_events import EVENTS, EventWriter
 
-_DEADLINE = 8.0  # seconds of one request
+EVENTS = "events"
+NODE_CONDITION = "condition"
+TAINTS = "taints"
+NVSENTINEL = "nvsentinel"
+DEFAULT_SOCKET = "/var/run/nvsentinel/nvsentinel.sock"
+"""NVSentinel mounts this directory of the host as its own /var/run."""
 
 
 class Permission(NamedTuple):
@@ -88,30 +84,3 @@ def parse_write(text: str) -> WriterOptions:
             raise UsageError(f"--write {text!r}: {name} is listed twice")
         arguments[name] = argument
     return WriterOptions(arguments)
-
-
-def make_session_opener(
-    wanted: WriterOptions,
-    config: ApiConfig,
-    node: str,
-    clock: Clock,
-    sentinel_socket: str = DEFAULT_SOCKET,
-) -> Callable[[], Session]:
-    """`sentinel_socket`: path of NVSentinel's socket."""
-
-    def open_session() -> Session:
-        client = ApiClient(config, _DEADLINE)
-        writers: list[Writer] = []
-        for name, argument in wanted.arguments.items():
-            if name == EVENTS:
-                writers.append(EventWriter(client, node, clock))
-            elif name == NODE_CONDITION:
-                writers.append(NodeConditionWriter(client, node, clock))
-            elif name == TAINTS:
-                effect: Effect = "NoSchedule" if argument == "NoSchedule" else "None"
-                writers.append(TaintWriter(client, node, effect, clock))
-            elif name == NVSENTINEL:
-                writers.append(SentinelWriter(sentinel_socket, node, argument, clock))
-        return Session(writers, client)
-
-    return open_session

@@ -14,8 +14,7 @@ from podgpu.kube.objects import KubeObject, read_map
 from podgpu.node.holders.api import ApiAccess
 from podgpu.tools.doctor.checks import Finding, note, ok, wrong
 from podgpu.writers.node_lock import NodeLock
-from podgpu.writers.nvsentinel import NVSENTINEL
-from podgpu.writers.write_option import Permission, WriterOptions
+from podgpu.writers.write_option import NVSENTINEL, Permission, WriterOptions
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
