@@ -136,12 +136,12 @@ class PodNeeds:
     unchecked: tuple[str, ...] = ()
 
     @property
-    def gpu_amounts(self) -> dict[str, int]:
-        return {name: milli for name, milli in self.amounts if is_gpu_resource(name)}
+    def gpu_amounts(self) -> Amounts:
+        return tuple(pair for pair in self.amounts if is_gpu_resource(pair[0]))
 
     @property
-    def other_amounts(self) -> dict[str, int]:
-        return {name: milli for name, milli in self.amounts if not is_gpu_resource(name)}
+    def other_amounts(self) -> Amounts:
+        return tuple(pair for pair in self.amounts if not is_gpu_resource(pair[0]))
 
 
 @dataclass(frozen=True, slots=True)

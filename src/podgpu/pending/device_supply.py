@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from podgpu.model import group_by_key
 from podgpu.pending.cel import CelDevice, UnknownExpression, matches
 from podgpu.pending.dra_objects import (
     AllocatedDevice,
@@ -45,6 +46,14 @@ class Supply(NamedTuple):
 NOTHING = Supply(0, 0, 0, fits_empty=True, fits=True)
 
 
+Taken = Mapping[DeviceId, Sequence[AllocatedDevice]]
+"""What claims have of each device. A shared device may have several."""
+
+
+def index_taken(claims: Iterable[ClaimRecord]) -> dict[DeviceId, list[AllocatedDevice]]:
+    return group_by_key((each.device, each) for claim in claims for each in claim.devices)
+
+
 class _Candidate(NamedTuple):
     id: DeviceId
     device: DraDevice
@@ -67,7 +76,7 @@ class Devices:
         self._matches: dict[tuple[DeviceId, str, tuple[str, ...]], bool | None] = {}
         for each in newest_slices(slices):
             self._add_slice(each)
-        self.taken = [device for claim in claims for device in claim.devices]
+        self.taken = index_taken(claims)
 
     def _add_slice(self, each: SliceRecord) -> None:
         for counter_set in each.counter_sets:
@@ -97,12 +106,11 @@ class Devices:
         specs: Sequence[ClaimSpec],
         node: str,
         labels: Mapping[str, str],
-        taken: Sequence[AllocatedDevice],
+        taken: Taken,
     ) -> Supply:
         """`taken`: what claims have now."""
         devices = self.list_on(node, labels)
-        here = {candidate.id for candidate in devices}
-        taken_here = [each for each in taken if each.device in here]
+        taken_here = _select_taken(taken, devices)
         is_unknown = False
         needed = 0
         matching: list[tuple[DeviceRequest, _Candidate]] = []
@@ -126,8 +134,7 @@ class Devices:
     def count(self, driver: str, node: str, labels: Mapping[str, str]) -> tuple[float, float]:
         """Returns how many devices of a driver a node has, and how many are free."""
         devices = [each for each in self.list_on(node, labels) if each.id[0] == driver]
-        here = {candidate.id for candidate in devices}
-        taken = [each for each in self.taken if each.device in here]
+        taken = _select_taken(self.taken, devices)
         anything = DeviceRequest("", "")
         matching = [(anything, candidate) for candidate in devices]
         return self._count(matching, ()), self._count(matching, taken)
@@ -210,6 +217,13 @@ class Devices:
         self, alternatives: Sequence[DeviceRequest], devices: Sequence[_Candidate]
     ) -> list[tuple[DeviceRequest, list[_Candidate]]]:
         return [(request, self._find(request, devices) or []) for request in alternatives]
+
+
+def _select_taken(taken: Taken, devices: Iterable[_Candidate]) -> list[AllocatedDevice]:
+    selected: list[AllocatedDevice] = []
+    for candidate in devices:
+        selected += taken.get(candidate.id, ())
+    return selected
 
 
 def _group_by_attributes(

@@ -17,6 +17,7 @@ from podgpu.pending.cluster_objects import (
     DEFAULT_SCHEDULER,
     MILLI,
     POD_SLOTS,
+    Amounts,
     BoundPod,
     ClusterObjects,
     GpuShare,
@@ -24,9 +25,8 @@ from podgpu.pending.cluster_objects import (
     PendingPod,
     PodNeeds,
 )
-from podgpu.pending.device_supply import Devices, Supply
+from podgpu.pending.device_supply import Devices, Supply, Taken
 from podgpu.pending.dra_objects import (
-    AllocatedDevice,
     ClaimSpec,
     DeviceClassRecord,
     DeviceRequest,
@@ -46,8 +46,10 @@ SHARE_MEMORY = "gpu-memory"
 GPU_RESOURCE = "nvidia.com/gpu"
 _UNSEEN_SECONDS = 30.0  # so long, a scheduler may not have looked at a new pod yet
 _MAX_KINDS = 500  # different pods that are explained
+_MAX_CHECKS = 200_000  # of such a pod and a node; 100,000 take about two seconds
+_LEAST_KINDS = 20
 _MAX_OPTIONS = 3
-_MAX_OPTION_NODES = 50  # nodes on which holders that block a pod are searched
+_MAX_OPTION_NODES = 20  # nodes on which holders that block a pod are searched
 _NAMED = 5
 _MAX_EXPRESSION = 200
 _CORDON = Taint(CORDON_TAINT, "", "NoSchedule")
@@ -138,6 +140,8 @@ class _Wish(NamedTuple):
     """What has to fit: the same for all pods of a job."""
 
     needs: PodNeeds
+    gpus: Amounts  # its requests of GPUs
+    others: Amounts  # its other requests
     specs: tuple[ClaimSpec, ...] = ()  # of claims that have no devices yet
     # Where claims that have devices can be used, with the names of the claims.
     places: tuple[tuple[str, NodeSelector], ...] = ()
@@ -278,6 +282,8 @@ class Explainer:
         self._idle = idle
         self._now = now
         self._known: dict[tuple[_Wish, str], FitExplanation] = {}
+        affordable = _MAX_CHECKS // max(1, len(self.cluster.places))
+        self._max_kinds = min(_MAX_KINDS, max(_LEAST_KINDS, affordable))
 
     def requests_gpu(self, pod: PendingPod) -> bool:
         if pod.needs.gpu_amounts or pod.needs.share is not None:
@@ -310,7 +316,7 @@ class Explainer:
         return Explanation(pod, gpus, needs, reasons, fit.unblock)
 
     def _list_needs(self, pod: PendingPod) -> Iterator[Need]:
-        for name, milli in pod.needs.gpu_amounts.items():
+        for name, milli in pod.needs.gpu_amounts:
             amount = milli / MILLI
             yield Need(name, amount, amount if _counts_gpus(name) else 0.0)
         share = pod.needs.share
@@ -326,7 +332,7 @@ class Explainer:
                 is_gpu = self._is_gpu_class(request.device_class)
                 gpus = float(request.number) if is_gpu else 0.0
                 yield Need(request.device_class, request.number, gpus)
-        for name, milli in pod.needs.other_amounts.items():
+        for name, milli in pod.needs.other_amounts:
             yield Need(name, milli / MILLI)
 
     def _find_obstacle(self, pod: PendingPod) -> Reason | None:
@@ -356,15 +362,16 @@ class Explainer:
                 places.append((claim.name, claim.node_selector))
             elif claim is not None:
                 specs.append(claim.spec)
-        return _Wish(pod.needs, tuple(specs), tuple(places))
+        needs = pod.needs
+        return _Wish(needs, needs.gpu_amounts, needs.other_amounts, tuple(specs), tuple(places))
 
     def _explain_fit(self, wish: _Wish, pod: PendingPod) -> FitExplanation:
         # Nominated pods keep places only from others.
         own = pod.uid if pod.nominated_node else ""
         key = wish, own
         if key not in self._known:
-            if len(self._known) >= _MAX_KINDS:
-                return FitExplanation((Reason(key="many", total=_MAX_KINDS),))
+            if len(self._known) >= self._max_kinds:
+                return FitExplanation((Reason(key="many", total=self._max_kinds),))
             self._known[key] = self._compute_fit(wish, pod)
         return self._known[key]
 
@@ -413,7 +420,7 @@ class Explainer:
         pod: PendingPod,
         place: _Place,
         usage: _Usage,
-        taken: Sequence[AllocatedDevice],
+        taken: Taken,
     ) -> _Check:
         node = place.node
         supplies = self._list_supplies(wish, node, usage, taken)
@@ -422,7 +429,7 @@ class Explainer:
             return _Check(place, (), supplies, unknown)
         failures = [
             *_list_fixed(wish, node, supplies),
-            *_list_busy(wish.needs, node, usage, supplies),
+            *_list_busy(wish, node, usage, supplies),
         ]
         is_busy = any(failure.key in ("in_use", "other_in_use") for failure in failures)
         if not is_busy and self._is_kept(wish, pod, place, usage, taken):
@@ -436,11 +443,11 @@ class Explainer:
         wish: _Wish,
         node: NodeRecord,
         usage: _Usage,
-        taken: Sequence[AllocatedDevice],
+        taken: Taken,
     ) -> dict[str, Supply]:
         supplies = {}
         specs = list(wish.specs)
-        for name, milli in wish.needs.gpu_amounts.items():
+        for name, milli in wish.gpus:
             total = node.allocatable.get(name, 0)
             if not total and name in self.cluster.extended:
                 request = DeviceRequest(name, self.cluster.extended[name], number=milli // MILLI)
@@ -470,7 +477,7 @@ class Explainer:
         pod: PendingPod,
         place: _Place,
         usage: _Usage,
-        taken: Sequence[AllocatedDevice],
+        taken: Taken,
     ) -> bool:
         """Returns True if preempting pods need the rest of the node."""
         preempting = []
@@ -483,7 +490,7 @@ class Explainer:
         for other in preempting:
             later.add_amounts(other.needs.amounts)
         supplies = self._list_supplies(wish, place.node, later, taken)
-        return bool(list(_list_busy(wish.needs, place.node, later, supplies)))
+        return bool(list(_list_busy(wish, place.node, later, supplies)))
 
     # Holders that block a pod
 
@@ -492,7 +499,7 @@ class Explainer:
     ) -> list[Unblock]:
         options = []
         tried = 0
-        for check in checks:
+        for check in checks if self._idle else ():
             if not check.keys <= {"in_use", "other_in_use"} or tried >= _MAX_OPTION_NODES:
                 continue
             idle = [each for each in check.place.pods if each.key in self._idle]
@@ -524,16 +531,14 @@ class Explainer:
     ) -> bool:
         uids = {each.uid for each in ended}
         left = [each for each in place.pods if each.uid not in uids]
-        # A claim is free when none of its pods is left.
-        claims = set()
+        taken = dict(self.cluster.devices.taken)
         for uid in uids:
             for claim in self.cluster.claims_of.get(uid, ()):
+                # A claim is free when none of its pods is left.
                 if uids.issuperset(claim.users):
-                    claims.add(claim.key)
-        taken: list[AllocatedDevice] = []
-        for claim in self.cluster.claims.values():
-            if claim.key not in claims:
-                taken += claim.devices
+                    for held in claim.devices:
+                        rest = [each for each in taken[held.device] if each is not held]
+                        taken[held.device] = rest
         usage = _Usage.of(place.node, left)
         return not self._check(wish, pod, place, usage, taken).failures
 
@@ -591,7 +596,7 @@ def _list_fixed(
     for name, supply in supplies.items():
         if not supply.fits_empty:
             yield _Failure("too_large", name)
-    for name, milli in needs.other_amounts.items():
+    for name, milli in wish.others:
         if milli > node.allocatable.get(name, 0):
             yield _Failure("other_too_large", name)
     yield from _list_closed(needs, node)
@@ -615,13 +620,13 @@ def _select_own_taints(taints: Iterable[Taint]) -> list[Taint]:
 
 
 def _list_busy(
-    needs: PodNeeds, node: NodeRecord, usage: _Usage, supplies: Mapping[str, Supply]
+    wish: _Wish, node: NodeRecord, usage: _Usage, supplies: Mapping[str, Supply]
 ) -> Iterator[_Failure]:
     """Yields what other pods have of the node, so that not enough is left."""
     for name, supply in supplies.items():
         if supply.fits_empty and not supply.fits:
             yield _Failure("in_use", name)
-    for name, milli in (*needs.other_amounts.items(), (POD_SLOTS, MILLI)):
+    for name, milli in (*wish.others, (POD_SLOTS, MILLI)):
         total = node.allocatable.get(name, 0)
         if milli <= total < milli + usage.amounts[name]:
             yield _Failure("other_in_use", name)

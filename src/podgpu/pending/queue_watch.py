@@ -23,6 +23,7 @@ from podgpu.pending.queue import QueueSnapshot
 
 _PAGE_SIZE = 500
 _KEEP_SECONDS = 5.0  # an answer is computed at most this often
+_REST = 4.0  # and is kept for at least this multiple of the time that it took
 _SYNC_SECONDS = 10.0  # so long, the first question waits
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -48,7 +49,7 @@ class QueueWatch:
         self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._latest: QueueSnapshot | None = None
-        self._computed_at = float("-inf")
+        self._keep_until = float("-inf")
         watch = partial(Informer, config, settings=settings)
         self._required: Mapping[str, Informer[Any]] = {
             "pods": watch(PODS_PATH, _UNFINISHED, parse_pod_state, page_size=_PAGE_SIZE),
@@ -73,9 +74,10 @@ class QueueWatch:
         """Raises SourceError if pods or nodes have not been read yet."""
         with self._lock:
             now = self._clock.monotonic()
-            if self._latest is None or now - self._computed_at >= _KEEP_SECONDS:
+            if self._latest is None or now >= self._keep_until:
                 self._latest = self._compute()
-                self._computed_at = self._clock.monotonic()
+                done = self._clock.monotonic()
+                self._keep_until = done + max(_KEEP_SECONDS, _REST * (done - now))
             return self._latest
 
     def _compute(self) -> QueueSnapshot:
