@@ -117,3 +117,14 @@ def test_time_does_not_start_before_the_newest_record() -> None:
     assert machine.books.jump == -3600.0
     assert machine.read_at(615) == BookTime(START + 615, settles=-3600.0)
     assert Machine(last_round=START - 3600).books.now == START
+
+
+def test_a_jump_that_returns_soon_after_the_start_starts_the_ten_minutes_again() -> None:
+    machine = Machine()
+    machine.error = 3600.0
+    assert not machine.read_at(300).is_settled
+    machine.error = 0.0
+    assert machine.read_at(400) == BookTime(START + 400, is_settled=False)
+    assert machine.books.jump == 0.0
+    assert machine.read_at(999) == BookTime(START + 999, is_settled=False)
+    assert machine.read_at(1000) == BookTime(START + 1000, settles=0.0)

@@ -59,7 +59,7 @@ class BookClock:
         if is_new:
             self._jumped_offset = offset
             self._unsettled_since = now
-        if is_new or now - self._unsettled_since < STABLE_SECONDS:
+        if now - self._unsettled_since < STABLE_SECONDS:
             return BookTime(now + self._offset, is_settled=False)
         return self._settle(now, offset)
 
