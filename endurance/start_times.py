@@ -2,8 +2,8 @@
 
     python -m endurance.start_times --prometheus PATH --every 5
 
-Needs Prometheus 3 (`created-timestamp-zero-ingestion`) and takes three minutes. Jobs run in real
-time on a simulated node, and an exporter serves their metrics.
+Needs Prometheus 3.12 (`use-start-timestamps`) and takes three minutes. Jobs run in real time on a
+simulated node, and an exporter serves their metrics.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -24,7 +25,13 @@ from tests.web.server import running
 
 JOBS = 100
 SECONDS = 20.0
-FEATURE = "--enable-feature=created-timestamp-zero-ingestion"
+FEATURES = {
+    "no start times": "",
+    "zero ingestion": "created-timestamp-zero-ingestion",
+    "stored start times": "st-storage,xor2-encoding,use-start-timestamps",
+}
+"""Name -> features of Prometheus."""
+LEVELS = ("container", "namespace")
 FIGURES = ("allocated_seconds", "busy_seconds", "energy_joules")
 
 
@@ -63,10 +70,10 @@ def run_in_real_time(node: Node, jobs: list[Job], until: float) -> None:
         run()
 
 
-def add_up(server: str, seconds: float) -> dict[str, float]:
+def add_up(server: str, seconds: float, level: str) -> dict[str, float]:
     sums = {}
     for figure in FIGURES:
-        metric = f"podgpu_container_gpu_{figure}_total"
+        metric = f"podgpu_{level}_gpu_{figure}_total"
         answers = ask(server, f"sum(increase({metric}[{seconds:.0f}s]))")
         sums[figure] = sum(value for _, value in answers)  # no answer: no series had two samples
     return sums
@@ -89,21 +96,23 @@ def main() -> None:
             f"{{job_name: podgpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
         )
         text = f"{{global: {{scrape_interval: {options.every}s}}, scrape_configs: [{job}]}}"
-        for name in ("with", "without"):
-            (folder / name).mkdir()
-        with (
-            prometheus(folder / "with", configuration=text, options=[FEATURE]) as with_starts,
-            prometheus(folder / "without", configuration=text) as without,
-        ):
+        with ExitStack() as stack:
+            servers = {}
+            for name, features in FEATURES.items():
+                own = folder / name
+                own.mkdir()
+                flags = [f"--enable-feature={features}"] if features else []
+                server = prometheus(own, configuration=text, options=flags)
+                servers[name] = stack.enter_context(server)
             # Prometheus needs a scrape before the first job starts.
             node.agent.read_telemetry()
             worker = threading.Thread(target=run_in_real_time, args=(node, jobs, until))
             worker.start()
             worker.join()
-            answers = {
-                "increase() with start times": add_up(with_starts, until + 60),
-                "increase() without": add_up(without, until + 60),
-            }
+            answers = {}
+            for name, url in servers.items():
+                for level in LEVELS:
+                    answers[f"increase() by {level}, {name}"] = add_up(url, until + 60, level)
 
     truth = dict.fromkeys(FIGURES, 0.0)
     for (figure, _), amount in node.truth.bill.items():

@@ -44,7 +44,8 @@ from tests.simulated import stop_after_test  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
 _read: list[str] = []
-clear_environment(keep=("PODGPU_EXPLORE", "PODGPU_BOOKS_RUNS", "PODGPU_KUBE_BIN", "PODGPU_ETCD"))
+_KEPT = ("EXPLORE", "BOOKS_RUNS", "KUBE_BIN", "ETCD", "RECEIVERS")
+clear_environment(keep=tuple(f"PODGPU_{name}" for name in _KEPT))
 set_node_paths(str(_notes.parent))
 os.environ[NOTES] = str(_notes)
 os.environ["PYTHONPATH"] = str(Path(__file__).parent / "host")
