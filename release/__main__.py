@@ -25,6 +25,7 @@ from zipfile import ZipFile
 
 from podgpu import REGISTRY
 from release.archives import OciLayout, normalize_tar_gz, read_dockerfile, tar_folder, write_deb
+from release.kubectl_plugin import build_plugin
 from release.man import render_man_page
 from release.rootfs import (
     ARCHITECTURES,
@@ -36,8 +37,10 @@ from release.rootfs import (
     build_debian,
     build_wheel,
     extract_compiler,
-    install_wheels,
+    find_locks,
+    install_for_pythons,
     locked_packages,
+    wheel_platforms,
 )
 
 ROOT = HERE.parent
@@ -87,6 +90,9 @@ class Release:
     def build(self, architectures: list[str]) -> None:
         wheel = self.build_packages()
         self.build_chart()
+        home = _read_home(self.source)
+        for archive in build_plugin(wheel, self.source, self.dist, self.version, home, self.time):
+            self._report(archive)
         for architecture in architectures:
             self.build_deb(wheel, architecture)
         self.build_images(wheel, architectures)
@@ -184,7 +190,8 @@ class Release:
         deb = self.dist / f"podgpu_{self.version}_{architecture}.deb"
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            install_for_pythons(wheel, architecture, folder / DEB_LIBRARY)
+            platforms = wheel_platforms(architecture)
+            install_for_pythons(wheel, platforms, find_locks(""), folder / DEB_LIBRARY)
             self._write_deb_files(folder)
             scripts = {"postinst": _POSTINST, "prerm": _PRERM}
             write_deb(deb, folder, control, scripts, self.time)
@@ -238,23 +245,6 @@ class Release:
         print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
 
 
-def install_for_pythons(wheel: Path, architecture: str, folder: Path) -> None:
-    """Installs podgpu and its dependencies for all versions of Python into one folder.
-
-    The names of compiled modules contain the version, and all other files are the same.
-    """
-    first, *others = PYTHONS
-    install_wheels(wheel, architecture, "", folder, first)
-    for python in others:
-        with tempfile.TemporaryDirectory() as temporary:
-            other = Path(temporary)
-            install_wheels(wheel, architecture, "", other, python)
-            for module in other.rglob("*.so"):
-                target = folder / module.relative_to(other)
-                if not target.exists():
-                    shutil.copy2(module, target)
-
-
 def _next_python() -> str:
     """Returns the first version of Python for which there are no compiled modules."""
     major, _, minor = PYTHONS[-1].partition(".")
@@ -263,10 +253,9 @@ def _next_python() -> str:
 
 def _locked_wheels(variant: str) -> list[tuple[str, str]]:
     """Returns name and version of each dependency of an image."""
-    wheels = _LOCKED_WHEEL.findall((HERE / "requirements.txt").read_text(encoding="utf-8"))
-    if variant:
-        more = (HERE / "requirements-autoscale.txt").read_text(encoding="utf-8")
-        wheels += _LOCKED_WHEEL.findall(more)
+    wheels = []
+    for lock in find_locks(variant):
+        wheels += _LOCKED_WHEEL.findall(lock.read_text(encoding="utf-8"))
     return sorted(wheels)
 
 

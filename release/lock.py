@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from release.kubectl_plugin import PLATFORMS, PLUGIN_LOCK, UNUSED_BY_PLUGIN
 from release.rootfs import ARCHITECTURES, HERE, IMAGE_PYTHON, MIRROR, PYTHONS, wheel_platforms
 
 SUITES = (
@@ -41,6 +43,7 @@ PACKAGES = [
     f"libpython{IMAGE_PYTHON}-minimal",
     f"libpython{IMAGE_PYTHON}-stdlib",
 ]
+_PIP_DOWNLOAD = (sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:")
 _AUTOSCALE = ("grpcio", "cryptography", "cffi", "pycparser")
 
 
@@ -108,14 +111,42 @@ def lock_wheels() -> tuple[str, str]:
     base = ""
     autoscale = ""
     for (name, version), digests in sorted(hashes.items()):
-        line = f"{name}=={version}"
-        for digest in sorted(digests):
-            line += f" \\\n    --hash=sha256:{digest}"
+        requirement = _write_requirement(f"{name}=={version}", digests)
         if name in _AUTOSCALE:
-            autoscale += f"{line}\n"
+            autoscale += requirement
         else:
-            base += f"{line}\n"
+            base += requirement
     return base, autoscale
+
+
+def lock_plugin_wheels(base: str) -> str:
+    """Returns the requirements of the kubectl plugin, with checksums for its platforms.
+
+    `base`: the requirements of the images, whose versions are used.
+    """
+    wanted = []
+    for name, version in re.findall(r"^(\S+)==(\S+)", base, re.M):
+        if name not in UNUSED_BY_PLUGIN:
+            wanted.append(f"{name}=={version}")
+    hashes: dict[str, set[str]] = {requirement: set() for requirement in wanted}
+    for platform in PLATFORMS:
+        for python in PYTHONS:
+            with tempfile.TemporaryDirectory() as temporary:
+                command = [*_PIP_DOWNLOAD, "--dest", temporary, "--no-deps"]
+                command += ["--python-version", python, *platform.wheel_platforms, *wanted]
+                subprocess.run(command, check=True)
+                for wheel in Path(temporary).glob("*.whl"):
+                    name, version = wheel.name.split("-")[:2]
+                    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+                    hashes[f"{name.lower().replace('_', '-')}=={version}"].add(digest)
+    return "".join(_write_requirement(name, digests) for name, digests in hashes.items())
+
+
+def _write_requirement(requirement: str, digests: set[str]) -> str:
+    line = requirement
+    for digest in sorted(digests):
+        line += f" \\\n    --hash=sha256:{digest}"
+    return f"{line}\n"
 
 
 def _download_wheels(
@@ -124,8 +155,8 @@ def _download_wheels(
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["autoscale"]]
     (folder / "constraints.txt").write_text("\n".join(constraints), encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
-    command += ["--only-binary=:all:", "--constraint", str(folder / "constraints.txt")]
+    command = [*_PIP_DOWNLOAD, "--dest", str(folder)]
+    command += ["--constraint", str(folder / "constraints.txt")]
     command += ["--python-version", python, *wheel_platforms(architecture)]
     subprocess.run([*command, *wanted], check=True)
 
@@ -135,6 +166,7 @@ def main() -> None:
     base, autoscale = lock_wheels()
     (HERE / "requirements.txt").write_text(base, encoding="utf-8")
     (HERE / "requirements-autoscale.txt").write_text(autoscale, encoding="utf-8")
+    PLUGIN_LOCK.write_text(lock_plugin_wheels(base), encoding="utf-8")
 
 
 if __name__ == "__main__":

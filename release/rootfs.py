@@ -86,17 +86,32 @@ def build_wheel(source: Path, folder: Path) -> Path:
     return next(folder.glob("podgpu-*.whl"))
 
 
+def find_locks(variant: str) -> list[Path]:
+    """Returns the files with the dependencies of an image, and their checksums."""
+    locks = [HERE / "requirements.txt"]
+    if variant:
+        locks.append(HERE / "requirements-autoscale.txt")
+    return locks
+
+
 def install_wheels(
-    wheel: Path, architecture: str, variant: str, folder: Path, python: str = IMAGE_PYTHON
+    wheel: Path,
+    platforms: Sequence[str],
+    locks: Sequence[Path],
+    folder: Path,
+    python: str = IMAGE_PYTHON,
 ) -> None:
-    """Installs podgpu and its dependencies into a folder, for one version of Python."""
+    """Installs podgpu and its dependencies into a folder, for one version of Python.
+
+    `platforms`: pip's options for the wheels that run there.
+    """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     pip += ["--no-compile", "--no-deps", "--target", str(folder)]
-    pip += ["--only-binary=:all:", "--python-version", python, *wheel_platforms(architecture)]
+    pip += ["--only-binary=:all:", "--python-version", python, *platforms]
 
-    locked = ["--require-hashes", "--requirement", str(HERE / "requirements.txt")]
-    if variant:
-        locked += ["--requirement", str(HERE / "requirements-autoscale.txt")]
+    locked = ["--require-hashes"]
+    for lock in locks:
+        locked += ["--requirement", str(lock)]
     own = ["--no-index", "--find-links", str(wheel.parent), "podgpu"]
     for packages in (locked, own):
         subprocess.run([*pip, *packages], check=True)
@@ -108,6 +123,25 @@ def install_wheels(
         record.unlink()
     for record in folder.glob("*.dist-info/RECORD"):
         _remove_local_paths(record)
+
+
+def install_for_pythons(
+    wheel: Path, platforms: Sequence[str], locks: Sequence[Path], folder: Path
+) -> None:
+    """Installs podgpu and its dependencies for all versions of Python into one folder.
+
+    The names of compiled modules contain the version, and all other files are the same.
+    """
+    first, *others = PYTHONS
+    install_wheels(wheel, platforms, locks, folder, first)
+    for python in others:
+        with tempfile.TemporaryDirectory() as temporary:
+            other = Path(temporary)
+            install_wheels(wheel, platforms, locks, other, python)
+            for module in other.rglob("*.so"):
+                target = folder / module.relative_to(other)
+                if not target.exists():
+                    shutil.copy2(module, target)
 
 
 def _remove_local_paths(record: Path) -> None:
@@ -225,7 +259,8 @@ def build_debian(compiler: Sequence[str], architecture: str, root: Path) -> None
 def add_podgpu(
     compiler: Sequence[str], wheel: Path, architecture: str, variant: str, root: Path
 ) -> None:
-    install_wheels(wheel, architecture, variant, root / SITE_PACKAGES)
+    platforms = wheel_platforms(architecture)
+    install_wheels(wheel, platforms, find_locks(variant), root / SITE_PACKAGES)
     compile_python(compiler, root / SITE_PACKAGES, Path("/") / SITE_PACKAGES)
     command = root / "usr/bin/podgpu"
     command.write_text(COMMAND.format(path=""), encoding="utf-8")
