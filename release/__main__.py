@@ -90,9 +90,7 @@ class Release:
     def build(self, architectures: list[str]) -> None:
         wheel = self.build_packages()
         self.build_chart()
-        home = _read_home(self.source)
-        for archive in build_plugin(wheel, self.source, self.dist, self.version, home, self.time):
-            self._report(archive)
+        self.build_plugin(wheel, architectures)
         for architecture in architectures:
             self.build_deb(wheel, architecture)
         self.build_images(wheel, architectures)
@@ -131,6 +129,14 @@ class Release:
         chart = self.dist / f"podgpu-{self.version}.tgz"
         chart.write_bytes(normalize_tar_gz(chart.read_bytes(), self.time))
         self._report(chart)
+
+    def build_plugin(self, wheel: Path, architectures: list[str]) -> None:
+        home = _read_home(self.source)
+        built = build_plugin(
+            wheel, self.source, self.dist, self.version, home, self.time, architectures
+        )
+        for path in built:
+            self._report(path)
 
     def build_images(self, wheel: Path, architectures: list[str]) -> None:
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.time))

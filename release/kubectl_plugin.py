@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,15 @@ _COMMAND = '''\
 
 import os
 import shutil
+import subprocess
 import sys
 
 VERSIONS = {versions}
 if sys.version_info[:2] not in VERSIONS:
     for version in reversed(VERSIONS):
         program = shutil.which("python%d.%d" % version)
-        if program:
+        # A program of pyenv may exist without its Python.
+        if program and subprocess.call([program, "-c", ""], stderr=subprocess.DEVNULL) == 0:
             os.execv(program, [program] + sys.argv)
     sys.exit(
         "podgpu: kubectl podgpu needs Python {oldest} to {newest} in PATH: python3 is %d.%d"
@@ -89,12 +92,20 @@ PLATFORMS = (
 
 
 def build_plugin(
-    wheel: Path, source: Path, dist: Path, version: str, home: str, time: int
+    wheel: Path,
+    source: Path,
+    dist: Path,
+    version: str,
+    home: str,
+    time: int,
+    architectures: Sequence[str],
 ) -> list[Path]:
     """Returns the archive of each platform, and the manifest."""
     built = []
     platforms = []
     for platform in PLATFORMS:
+        if platform.arch not in architectures:
+            continue
         archive = dist / f"{PROGRAM}-{version}-{platform.os}-{platform.arch}.tar.gz"
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)

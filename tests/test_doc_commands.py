@@ -285,7 +285,7 @@ NOT_RUN = {
     r"helm uninstall ": "there is no cluster",
     r"curl -s http://localhost:9100/": "node_exporter runs in a pod of the chart",
     r"podgpu cluster --discover-kubernetes ": "there is no API server",
-    r"podgpu release --node ": "there is no cluster",
+    r"podgpu (release|trace) --node ": "there is no cluster",
     r"podgpu top --cluster localhost:8001/": "there is no API server",
     r"podgpu hook": "there is no container runtime",
     r"podgpu mcp ": "needs the extra mcp; tests/assistant runs it",

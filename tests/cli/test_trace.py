@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.cli.main import run
+from podgpu.cli.main import run, run_kubectl
 from podgpu.cli.trace import EngineTrace, Recording, Track, make_trace
 from podgpu.errors import StartError
 from podgpu.labs.simulate.gpu import SimulatedLoad
@@ -31,6 +32,7 @@ from podgpu.node.gpu.nvml.switch_attribution import (
     Timeline,
 )
 from podgpu.node.gpu.nvml.switch_splitter import SwitchLogFactory
+from tests.cli.fake_kubectl import Kubectl, pod
 from tests.nodes.clock import PATIENCE
 from tests.privilege import without_privilege
 from tests.simulated import FaultyNvml
@@ -262,3 +264,53 @@ def test_ctrl_c_writes_what_was_recorded(tmp_path: Path) -> None:
     assert (process.returncode, "Traceback" in errors) == (0, False)
     trace = json.loads(path.read_text())
     assert check(trace, trace["otherData"]["seconds"] + LATE)["batch/ocr-0/worker"]["run"] > 0
+
+
+# On a node of Kubernetes
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = Kubectl(tmp_path)
+    program.has_pods(pod("exporter-x", 9400))
+    return program
+
+
+def test_a_trace_is_recorded_in_the_pod_of_the_exporter(
+    tmp_path: Path, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.json.gz"
+    arguments = ["trace", "--node", "gpu-7", "--gpu", "4", "--seconds", "1", "--context", "lab"]
+    arguments += ["--telemetry", "simulated", "-o", str(file)]
+    assert run_kubectl(arguments) == 0
+    listed, executed = kubectl.commands
+    assert listed.startswith("--context lab get pods")
+    assert "spec.nodeName=gpu-7" in listed
+    assert executed.startswith("--context lab exec --namespace monitoring exporter-x ")
+
+    trace = json.loads(gzip.decompress(file.read_bytes()))
+    assert any(event["name"] == "run" for event in trace["traceEvents"])
+    out, err = capfd.readouterr()
+    assert out == ""
+    recording, summary = err.splitlines()
+    assert recording == "podgpu: recording GPU 4 for 1 s (Ctrl-C ends it)"
+    assert "runs; open it in https://ui.perfetto.dev" in summary
+
+
+def test_the_message_of_the_pod_is_shown(
+    tmp_path: Path, kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["trace", "--node", "gpu-7", "--gpu", "99", "--telemetry", "simulated"]
+    assert run([*arguments, "-o", str(tmp_path / "trace.json")]) == 1
+    remote, local = capfd.readouterr().err.splitlines()
+    assert remote.startswith("podgpu: --gpu 99: this node has no such GPU")
+    assert local == "podgpu: kubectl exec: exit code 2"
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_the_kubectl_plugin_needs_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_kubectl(["trace"]) == 2
+    assert capsys.readouterr().err.startswith("podgpu: --node is missing: name the node")
+    assert run(["trace", "--context", "lab"]) == 2
+    assert capsys.readouterr().err.startswith("podgpu: --context needs --node")

@@ -15,6 +15,7 @@ import click
 
 from podgpu import INSTALL_EXTRA, __version__
 from podgpu.cli.options import (
+    KUBECTL_PROGRAM,
     describe_origin,
     describe_version,
     normalize_arguments,
@@ -50,8 +51,8 @@ OTHER_COMMANDS = {
     ),
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
-KUBECTL_COMMANDS = ("top", "pods", "waste", "cost", "why", "savings", "report")
-"""Commands of `kubectl podgpu`: those that can read a view through the API server."""
+KUBECTL_COMMANDS = ("top", "pods", "waste", "cost", "why", "savings", "report", "trace")
+"""Commands of `kubectl podgpu`. All but trace read a view through the API server."""
 _EXAMPLES = (
     ("podgpu demo", "no GPU and no cluster needed; open http://localhost:9401/"),
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
@@ -155,7 +156,7 @@ def run_kubectl(arguments: list[str]) -> int:
     is_about = bool(arguments) and arguments[0] in ("-h", "--help", "--version")
     if not is_command and not is_about:
         arguments = ["top", *arguments]
-    return run(arguments, kubectl_cli, "kubectl podgpu")
+    return run(arguments, kubectl_cli, KUBECTL_PROGRAM)
 
 
 def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]) -> None:

@@ -41,6 +41,7 @@ GROUPS = {
 Options = Mapping[str, Any]  # by parameter
 _HIDING_SHARED = ("doctor", "top", "trace")
 """Commands whose --help does not show the options that they share with the exporter."""
+KUBECTL_PROGRAM = "kubectl podgpu"
 FROM_FILE = "podgpu.from_file"
 """Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
@@ -180,6 +181,11 @@ def describe_origin(param: click.Parameter | None, ctx: click.Context | None) ->
 def is_set(ctx: click.Context, parameter: str) -> bool:
     """Returns True if a flag or an environment variable sets the option."""
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def is_kubectl_plugin(ctx: click.Context) -> bool:
+    """Returns True in `kubectl podgpu`."""
+    return ctx.find_root().info_name == KUBECTL_PROGRAM
 
 
 @contextmanager

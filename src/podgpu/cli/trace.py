@@ -25,9 +25,10 @@ import click
 import msgspec
 
 from podgpu import __version__
-from podgpu.cli.options import Options, make_command
+from podgpu.cli.kubectl_exec import Kubectl, list_exporters
+from podgpu.cli.options import Options, is_kubectl_plugin, make_command
 from podgpu.cli.sources import make_identities, open_telemetry, simulated_driver
-from podgpu.cli.terminal import quiet_logs, stop_on_signal
+from podgpu.cli.terminal import print_out, quiet_logs, stop_on_signal
 from podgpu.errors import SourceError, StartError, UsageError, few_of
 from podgpu.files import AtomicFile
 from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, fields
@@ -48,6 +49,8 @@ from podgpu.node.holders.identity import Identities
 from podgpu.node.usage.containers import ContainerFinder, require_host_pid_namespace
 
 _STEP_SECONDS = 0.5
+_STANDARD_OUTPUT = "-"
+_MORE_SECONDS = 60.0  # to start podgpu in a pod, and to copy the trace
 TraceEvent = dict[str, Any]
 
 
@@ -62,21 +65,31 @@ class Track(NamedTuple):
         "podgpu trace --gpu 0 --seconds 10 -o trace.json",
         "record GPU 0, then open the file in ui.perfetto.dev",
     ),
+    ("podgpu trace --node gpu-7 --gpu 0", "the same from a machine with kubectl"),
     ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
 )
-def command(**options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Record when each container ran on a GPU and when it waited for the GPU, as a trace for
     ui.perfetto.dev.
 
     Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed.
     Ctrl-C ends the recording early.
+
+    With --node, uses kubectl and its current context. You need permission to list pods and to run
+    commands in podgpu's namespace (`pods/exec`). The exporter needs root and SYS_ADMIN there.
     """
-    out = AtomicFile(options["out"], option="-o")
-    try:
-        TemporaryFile(dir=out.path.parent).close()
-    except OSError as error:
-        text = f"-o {out.path}: the directory cannot be written ({error.strerror})"
-        raise UsageError(text) from error
+    if options["context"] and not options["node"]:
+        raise UsageError("--context needs --node")
+    if is_kubectl_plugin(ctx) and not options["node"]:
+        raise UsageError("--node is missing: name the node whose GPU is recorded")
+    out = None
+    if options["out"] != _STANDARD_OUTPUT:
+        out = _open_file(options["out"])
+    if options["node"]:
+        # The summary comes from the pod.
+        _write_trace(out, _record_on_node(options))
+        return
 
     with quiet_logs(), _with_simulated_files(options) as paths:
         telemetry = open_telemetry(options["telemetry"], {**paths, "usage_from": "exact"})
@@ -94,12 +107,42 @@ def command(**options: Any) -> None:
         finally:
             telemetry.release(1.0)
 
-    trace = msgspec.json.encode(recording.make_trace())
-    out.write(gzip.compress(trace) if options["out"].endswith(".gz") else trace)
-    text = f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev"
+    _write_trace(out, msgspec.json.encode(recording.make_trace()))
+    text = f"podgpu: {options['out']}: {recording.summarize()}; open it in https://ui.perfetto.dev"
     click.echo(text, err=True)
     if failure:
         raise StartError(f"the recording ended early: {failure}")
+
+
+def _open_file(path: str) -> AtomicFile:
+    """Raises UsageError if the file cannot be written, before the recording starts."""
+    out = AtomicFile(path, option="-o")
+    try:
+        TemporaryFile(dir=out.path.parent).close()
+    except OSError as error:
+        text = f"-o {out.path}: the directory cannot be written ({error.strerror})"
+        raise UsageError(text) from error
+    return out
+
+
+def _write_trace(out: AtomicFile | None, trace: bytes) -> None:
+    """Without a file, prints the trace to standard output."""
+    if out is None:
+        print_out(trace)
+    else:
+        out.write(gzip.compress(trace) if out.path.suffix == ".gz" else trace)
+
+
+def _record_on_node(options: Options) -> bytes:
+    """Records in the pod of the node's exporter. Returns the trace."""
+    context = options["context"]
+    kubectl = Kubectl("trace", ("--context", context) if context else ())
+    pod = list_exporters(kubectl, options["node"])[0]
+    seconds = options["seconds"]
+    command = ["podgpu", "trace", "--gpu", options["gpu"], "--seconds", str(seconds)]
+    command += ["--telemetry", options["telemetry"], "--out", _STANDARD_OUTPUT]
+    trace = pod.run(kubectl, *command, seconds=seconds + _MORE_SECONDS, shows_messages=True)
+    return trace.encode()
 
 
 @contextmanager
