@@ -11,7 +11,7 @@ from podgpu.known import round_known, sum_all
 from podgpu.past.bill import RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.interface import Past
-from podgpu.past.watch import Watch
+from podgpu.watch import Watch
 
 _SECONDS = 60.0  # the page and the alerts show a changed file after at most this time
 _FIRST_SECONDS = 5.0  # until there is a record

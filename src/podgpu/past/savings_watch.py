@@ -10,7 +10,7 @@ from podgpu.errors import PodgpuError
 from podgpu.fleet.saved_gpus import NO_SAVINGS, SavedGpus, SavingsFigures
 from podgpu.past.interface import Past
 from podgpu.past.savings import Advice, SavingsAnswer, SavingsQuery
-from podgpu.past.watch import Watch
+from podgpu.watch import Watch
 
 _SECONDS = 900.0  # a week changes slowly
 _FIRST_SECONDS = 20.0  # until GPUs are held, and there is a day of history

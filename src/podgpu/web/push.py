@@ -26,7 +26,7 @@ from podgpu.http_client import HttpClient, HttpResponse, open_session
 from podgpu.metrics import otlp_pb2 as pb
 from podgpu.metrics.otlp import PushedNode, encode_metrics
 from podgpu.metrics.otlp_logs import EventFinder
-from podgpu.past.watch import Watch
+from podgpu.watch import Watch
 
 DEFAULT_INTERVAL = 60.0
 _STEP = 5.0  # seconds until an event is sent

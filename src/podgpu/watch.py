@@ -1,4 +1,4 @@
-"""Runs a computation on the past again and again, in a thread."""
+"""Runs a computation again and again, in a thread."""
 
 from __future__ import annotations
 
