@@ -41,11 +41,13 @@ from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
+from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings_watch import SavingsWatch
 from podgpu.pending.queue_watch import QueueWatch
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes, cluster_pusher
+from podgpu.writers.webhook import MemoryStore, Webhook, WebhookSettings, parse_events
 
 if TYPE_CHECKING:
     from podgpu.web.protection import Protection
@@ -113,6 +115,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         budgets = read_budgets(options["budgets"]) if options["budgets"] else None
         cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         past: Past
+        recorder = None
         services: list[Service] = [cluster]
         if options["prometheus"]:
             past = PrometheusPast(_prometheus_server(options), cluster, prices)
@@ -132,6 +135,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         push = read_push_settings(ctx, options, os.environ, kubernetes=_uses_api(options))
         if push is not None:
             services.append(cluster_pusher(cluster, push))
+        webhook = _make_webhook(options, cluster, recorder)
+        if webhook is not None:
+            services.append(webhook)
         savings = SavingsWatch(past)
         cluster.read_savings = savings.read
         services.append(savings)
@@ -148,6 +154,26 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
+
+
+def _make_webhook(
+    options: Options, cluster: Cluster, recorder: HistoryRecorder | None
+) -> Webhook | None:
+    """Returns None if no webhook is set."""
+    if not options["webhook_url_file"]:
+        return None
+    settings = WebhookSettings(
+        options["webhook_url_file"],
+        options["webhook_token_file"],
+        parse_events(options["webhook_events"]),
+        options["webhook_idle_after"],
+    )
+    store = recorder or MemoryStore()
+    webhook = Webhook(settings, lambda: cluster.published.state, store)
+    cluster.readers.append(lambda _: webhook.reload())
+    others = cluster.other_warnings
+    cluster.other_warnings = lambda: [*others(), *webhook.warnings()]
+    return webhook
 
 
 def _list_hints(options: Options) -> Iterator[SetupHint]:

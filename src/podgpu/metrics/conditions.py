@@ -94,9 +94,12 @@ def breaks_gpu(condition: str) -> bool:
 
 
 def is_grave(condition: str) -> bool:
-    """Returns True for a problem that makes a GPU unusable, and False for a warning."""
+    """Returns True for a problem that makes a GPU unusable, and False for a warning.
+
+    A condition of a newer version may make it unusable.
+    """
     spec = conditions().get(condition)
-    return spec is not None and spec.of == "gpu" and spec.severity == "broken"
+    return spec is None or (spec.of == "gpu" and spec.severity == "broken")
 
 
 @cache

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import NamedTuple, TypeVar
@@ -162,6 +162,14 @@ class HistoryRecorder:
         except HistoryError:
             return []
         return [ConditionSpan(*row) for row in rows]
+
+    def read_notices(self) -> dict[str, bytes]:
+        """Returns what a webhook reported, by key. Raises HistoryError."""
+        return self._store.read_notices()
+
+    def write_notices(self, changes: Mapping[str, bytes | None]) -> None:
+        """Stores what a webhook reported. None deletes an entry. Raises HistoryError."""
+        self._store.write_notices(changes)
 
     @property
     def is_in_memory(self) -> bool:

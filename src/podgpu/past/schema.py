@@ -58,6 +58,12 @@ CREATE TABLE IF NOT EXISTS load ( -- what one account did in an hour (`load_step
     PRIMARY KEY (time, account)
 ) WITHOUT ROWID;
 """
+_NOTICE_TABLE = """
+CREATE TABLE IF NOT EXISTS notice ( -- what a webhook reported and has not ended
+    key TEXT PRIMARY KEY,
+    content BLOB                 -- JSON
+) WITHOUT ROWID;
+"""
 _SPAN_TABLE = f"""
 CREATE TABLE span (              -- the time when a GPU had a holder or a condition
     gpu INTEGER,
@@ -109,6 +115,7 @@ CREATE TABLE sample (
 {_SPAN_TABLE}
 {_USAGE_TABLE}
 {_LOAD_TABLE}
+{_NOTICE_TABLE}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
@@ -178,8 +185,9 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
 
 
 def add_columns(db: sqlite3.Connection) -> None:
-    """Adds what the version that wrote the file did not know: columns, and a table."""
+    """Adds what the version that wrote the file did not know: columns and tables."""
     db.execute(_LOAD_TABLE)
+    db.execute(_NOTICE_TABLE)
     for name in AMOUNT_COLUMNS:
         _add_column(db, "usage", name, "REAL NOT NULL DEFAULT 0")
     _add_column(db, "account", "model", "TEXT NOT NULL DEFAULT ''")

@@ -172,7 +172,8 @@ class _Round:
 class HistoryStore(HistoryFile):
     """Writes history to a file, or to memory if `path` is None. No other process may write to it.
 
-    Call the methods that write from one thread. The other methods may be called from any thread.
+    Call the methods that write from one thread. The other methods, and `write_notices`, may be
+    called from any thread.
     """
 
     _step: int  # start of the 5 minutes of the last round
@@ -339,7 +340,20 @@ class HistoryStore(HistoryFile):
         with other._unwritten_lock:
             usage += other._unwritten.items()
         self._add_unwritten(usage)
+        self.write_notices(other.read_notices())
         other.close()
+
+    def read_notices(self) -> dict[str, bytes]:
+        with self.reader() as db:
+            return dict(db.execute("SELECT key, content FROM notice"))
+
+    def write_notices(self, changes: Mapping[str, bytes | None]) -> None:
+        """Stores what a webhook reported. None deletes an entry."""
+        deleted = [(key,) for key, content in changes.items() if content is None]
+        changed = [entry for entry in changes.items() if entry[1] is not None]
+        with self._transaction():
+            self._db.executemany("DELETE FROM notice WHERE key = ?", deleted)
+            self._db.executemany("INSERT OR REPLACE INTO notice VALUES (?, ?)", changed)
 
     def _reset_caches(self) -> None:
         self._ids: dict[tuple[object, ...], int] = {}

@@ -12,14 +12,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from podgpu.errors import few_of, utc_text
-from podgpu.fleet.choose import describe_condition, severity_of
+from podgpu.fleet.choose import describe_condition
 from podgpu.metrics.conditions import (
     LOST,
     ORPHANED,
     RECURRING,
     XID,
-    breaks_gpu,
     conditions,
+    is_grave,
     xid_spec,
 )
 from podgpu.model import (
@@ -151,7 +151,7 @@ def _track_problems(earlier: GpuRecord, gpu: DeviceState) -> GpuRecord:
     problems = {}
     details = {}
     for condition in gpu.conditions:
-        if severity_of(condition) == "broken" and breaks_gpu(condition.name):
+        if is_grave(condition.name):
             problems[condition.name] = _describe(condition, gpu)
             details[condition.name] = condition.detail
     for name, text in earlier.problems.items():

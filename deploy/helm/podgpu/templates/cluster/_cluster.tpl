@@ -83,6 +83,14 @@ lost: {{ not (empty $lost) }}
 {{- if $cluster.budgets }}
 - --budgets=/etc/podgpu/budgets/budgets.yaml
 {{- end }}
+{{- if $cluster.webhook.secretName }}
+- --webhook-url-file=/etc/podgpu/webhook/url
+{{- if $cluster.webhook.token }}
+- --webhook-token-file=/etc/podgpu/webhook/token
+{{- end }}
+- --webhook-events={{ join "," $cluster.webhook.events }}
+- --webhook-idle-after={{ $cluster.webhook.idleAfter }}
+{{- end }}
 {{- if $cluster.webConfig.secretName }}
 - --web-config-file=/etc/podgpu/web/web-config.yml
 - {{ printf "--probe-address=:%s" (include "podgpu.probePort" .) | quote }}
@@ -110,6 +118,9 @@ lost: {{ not (empty $lost) }}
 {{- range include "podgpu.source.secrets" . | fromYamlArray }}
 - {name: {{ .name }}, mountPath: {{ .path }}, readOnly: true}
 {{- end }}
+{{- if $cluster.webhook.secretName }}
+- {name: webhook, mountPath: /etc/podgpu/webhook, readOnly: true}
+{{- end }}
 {{- if $cluster.webConfig.secretName }}
 - {name: web-config, mountPath: /etc/podgpu/web, readOnly: true}
 {{- end }}
@@ -134,6 +145,9 @@ lost: {{ not (empty $lost) }}
 {{- range include "podgpu.source.secrets" . | fromYamlArray }}
 - {name: {{ .name }}, secret: {secretName: {{ .secret }}}}
 {{- end }}
+{{- with $cluster.webhook.secretName }}
+- {name: webhook, secret: {secretName: {{ . }}}}
+{{- end }}
 {{- with $cluster.webConfig.secretName }}
 - {name: web-config, secret: {secretName: {{ . }}}}
 {{- end }}
@@ -150,6 +164,9 @@ lost: {{ not (empty $lost) }}
 {{- $history := (include "podgpu.cluster.settings" . | fromYaml).history -}}
 {{- if and $history (ne $history "emptyDir") (gt (int $cluster.replicas) 1) -}}
 {{- fail "cluster.historyDir: only one replica can use a claim; set cluster.replicas to 1, set source.prometheus.url, or use emptyDir" -}}
+{{- end -}}
+{{- if and $cluster.webhook.secretName (gt (int $cluster.replicas) 1) -}}
+{{- fail "cluster.webhook: each replica would report everything: set cluster.replicas to 1" -}}
 {{- end -}}
 {{- range include "podgpu.words" $cluster.arguments | fromYamlArray -}}
 {{- if regexMatch "^--?(a|address|web-config-file|probe-address|auth)(=.*)?$" . -}}

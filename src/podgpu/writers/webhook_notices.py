@@ -1,0 +1,309 @@
+"""Finds what a webhook reports: broken GPUs, idle pods and exceeded budgets.
+
+A notice is about a state, not about an event: it is sent once when the state begins, and once when
+a broken GPU works again. The state that was reported is stored, so a restart repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+
+from podgpu.errors import few_of, plural, utc_text
+from podgpu.fleet.budgets import BudgetUse
+from podgpu.fleet.choose import describe_condition
+from podgpu.fleet.hold import wasteful_since
+from podgpu.fleet.parts import HeldPart, gpu_id
+from podgpu.fleet.readings import NodeEntry
+from podgpu.fleet.state import ClusterState
+from podgpu.known import add_known, round_known
+from podgpu.metrics.conditions import conditions, is_grave
+from podgpu.model import DeviceState
+
+STEADY_SECONDS = 300.0
+"""A GPU has recovered if it has had no problem for this time. A GPU that fails again and again is
+reported once, because it then has the condition `recurring` for a day.
+"""
+_FORGET_SECONDS = 30 * 86_400.0  # of a GPU that is never seen again
+_MAX_TOLD = 20_000
+_MAX_PODS = 20
+
+
+class NoticeEvent(StrEnum):
+    BROKEN = "broken"
+    RECOVERED = "recovered"
+    IDLE = "idle"
+    OVER_BUDGET = "over_budget"
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One GPU, pod or budget of a notice. `key` stays the same while the state lasts."""
+
+    key: str
+    text: str
+    since: float | None = None  # Unix time
+    cluster: str = ""
+    node: str = ""
+    uuid: str = ""
+    index: int | None = None
+    model: str = ""
+    condition: str = ""
+    detail: str = ""
+    says: str = ""
+    do: str = ""
+    pods: tuple[str, ...] = ()  # that hold the GPU, as NAMESPACE/POD
+    namespace: str = ""
+    pod: str = ""
+    owner: str = ""
+    gpus: float | None = None
+    cost_per_hour: float | None = None
+    currency: str = ""
+    budget: str = ""
+    month: str = ""
+    cost: float | None = None
+    per_month: float | None = None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What was reported, and when."""
+
+    event: NoticeEvent
+    item: Item
+    at: float  # Unix time
+
+
+class Notice(msgspec.Struct, frozen=True):
+    event: NoticeEvent
+    item: Item
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The states that can be reported, by key."""
+
+    broken: Mapping[str, Item] = field(default_factory=dict)
+    well: Mapping[str, DeviceState] = field(default_factory=dict)  # GPUs that certainly work
+    idle: Mapping[str, Item] = field(default_factory=dict)
+    used: frozenset[str] = frozenset()  # pods that use a GPU
+    over_budget: Mapping[str, Item] = field(default_factory=dict)
+    month: str = ""
+
+    @property
+    def notices(self) -> dict[str, Notice]:
+        """What can be reported, by key."""
+        groups = (
+            (NoticeEvent.BROKEN, self.broken),
+            (NoticeEvent.IDLE, self.idle),
+            (NoticeEvent.OVER_BUDGET, self.over_budget),
+        )
+        notices = {}
+        for event, items in groups:
+            for key, item in items.items():
+                notices[key] = Notice(event, item)
+        return notices
+
+
+def find_situation(state: ClusterState, idle_after: float, now: float) -> Situation:
+    """`idle_after`: seconds. `now`: Unix time."""
+    broken: dict[str, Item] = {}
+    well: dict[str, DeviceState] = {}
+    idle: dict[str, list[tuple[HeldPart, NodeEntry, float]]] = {}
+    used = set()
+    for node in state.nodes:
+        for gpu in node.gpus:
+            key = f"gpu {node.reading.cluster} {gpu_id(gpu)}"
+            item = _describe_gpu(key, gpu, node)
+            if item is not None:
+                broken[key] = item
+            elif not (node.gone or node.stale or gpu.hidden):
+                well[key] = gpu
+        for part in node.held:
+            if not part.holder.pod:
+                continue
+            key = f"idle {part.cluster} {'/'.join(part.holder.pod_name)}"
+            since = wasteful_since(part, now, idle_after)
+            if part.use == "used":
+                used.add(key)
+            elif since is not None:
+                idle.setdefault(key, []).append((part, node, since))
+    month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+    exceeded = [use for use in state.budgets if use.ratio > 1]
+    return Situation(
+        broken=broken,
+        well=well,
+        idle={
+            key: _describe_idle(key, parts, state.prices.currency)
+            for key, parts in idle.items()
+            if key not in used
+        },
+        used=frozenset(used),
+        over_budget={
+            f"budget {use.name} {month}": _describe_budget(use, month) for use in exceeded
+        },
+        month=month,
+    )
+
+
+def _name_gpu(gpu: DeviceState, node: str) -> str:
+    label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+    return f"{label} of {node} ({gpu.uuid or 'no UUID'})"
+
+
+def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
+    """Returns None if the GPU is not broken. Describes its worst problem."""
+    order = list(conditions())
+    grave = [each for each in gpu.conditions if is_grave(each.name)]
+    if not grave:
+        return None
+    worst = min(grave, key=lambda each: order.index(each.name) if each.name in order else -1)
+    says, do = describe_condition(worst, gpu)
+    holders = [*gpu.holders, *gpu.last_holders]
+    for instance in gpu.instances:
+        holders += instance.holders
+    pods = dict.fromkeys("/".join(each.pod_name) for each in holders if each.pod)
+    text = f"{_name_gpu(gpu, node.name)}: {says}"
+    if do:
+        text += f": {do}"
+    if pods:
+        text += f". Pods: {few_of(pods)}"
+    return Item(
+        key=key,
+        text=text,
+        since=round_known(worst.since, 0),
+        cluster=node.reading.cluster,
+        node=node.name,
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.model,
+        condition=worst.name,
+        detail=worst.detail,
+        says=says,
+        do=do,
+        pods=tuple(pods)[:_MAX_PODS],
+    )
+
+
+def _describe_recovered(told: Item, gpu: DeviceState) -> Item:
+    spec = conditions().get(told.condition)
+    was = spec.was if spec else told.condition
+    text = f"{_name_gpu(gpu, told.node)} works again: {was}"
+    return msgspec.structs.replace(told, text=text, says=f"it works again: {was}", do="")
+
+
+def _describe_idle(key: str, parts: list[tuple[HeldPart, NodeEntry, float]], currency: str) -> Item:
+    """Describes the idle GPUs of a pod."""
+    first, node, _ = parts[0]
+    since = max(since for _, _, since in parts)
+    gpus = round(sum(part.gpu_fraction for part, _, _ in parts), 2)
+    cost: float | None = None
+    for part, _, _ in parts:
+        cost = add_known(cost, part.cost_per_hour)
+    name = "/".join(first.holder.pod_name)
+    owner = first.owner.text if first.owner else ""
+    text = f"{name} ({owner})" if owner else name
+    text += f" has not used {_count_gpus(gpus)} on {node.name} since {utc_text(since)}"
+    if cost is not None and currency:
+        text += f", which cost {cost:,.2f} {currency} per hour"
+    return Item(
+        key=key,
+        text=text,
+        since=round(since),
+        cluster=first.cluster,
+        node=node.name,
+        namespace=first.holder.namespace,
+        pod=first.holder.pod,
+        owner=owner,
+        gpus=gpus,
+        cost_per_hour=round_known(cost, 4),
+        currency=currency,
+    )
+
+
+def _count_gpus(number: float) -> str:
+    if number == round(number):
+        return plural(round(number), "GPU")
+    return f"{number:g} GPUs"
+
+
+def _describe_budget(use: BudgetUse, month: str) -> Item:
+    return Item(
+        key=f"budget {use.name} {month}",
+        text=use.warning,
+        namespace=use.namespace,
+        budget=use.name,
+        month=month,
+        cost=use.cost,
+        per_month=use.per_month,
+        currency=use.currency,
+    )
+
+
+class NoticeBook:
+    """Compares the situation with what was reported. Not thread-safe."""
+
+    def __init__(self, started: float, repeats_old: bool) -> None:
+        """`started`: Unix time. `repeats_old`: also report what began before, because what was
+        reported is stored. Otherwise, a restart would report it again.
+        """
+        self._started = started
+        self._repeats_old = repeats_old
+        self._first_seen: dict[str, float] | None = None  # by key: Unix time
+        self._well_since: dict[str, float] = {}  # by key: monotonic time
+
+    def compare(
+        self, situation: Situation, told: Mapping[str, Told], now: float, monotonic: float
+    ) -> tuple[list[Notice], list[str]]:
+        """Returns the notices to send, and the keys in `told` that are over without a notice.
+
+        `now`: Unix time.
+        """
+        present = situation.notices
+        earlier = self._first_seen
+        if earlier is None:
+            self._first_seen = dict.fromkeys(present, self._started)
+        else:
+            self._first_seen = {key: earlier.get(key, now) for key in present}
+
+        notices = []
+        for key, notice in present.items():
+            if key not in told and self._is_new(notice.item):
+                notices.append(notice)
+        notices += self._find_recovered(situation, told, monotonic)
+        over = []
+        for key, each in told.items():
+            if key not in present and _is_over(each, situation, now):
+                over.append(key)
+        return notices, over
+
+    def _is_new(self, item: Item) -> bool:
+        if self._repeats_old:
+            return True
+        seen = self._first_seen or {}
+        began = seen.get(item.key, self._started) if item.since is None else item.since
+        return began > self._started
+
+    def _find_recovered(
+        self, situation: Situation, told: Mapping[str, Told], now: float
+    ) -> Iterator[Notice]:
+        well = {key: situation.well[key] for key in told if key in situation.well}
+        self._well_since = {key: self._well_since.get(key, now) for key in well}
+        for key, gpu in well.items():
+            if now - self._well_since[key] >= STEADY_SECONDS:
+                yield Notice(NoticeEvent.RECOVERED, _describe_recovered(told[key].item, gpu))
+
+
+def _is_over(told: Told, situation: Situation, now: float) -> bool:
+    """Returns True for what ended and has no notice for its end."""
+    if told.event == NoticeEvent.OVER_BUDGET:
+        return told.item.month != situation.month
+    return told.item.key in situation.used or now - told.at > _FORGET_SECONDS
+
+
+def limit_told(told: Iterable[tuple[str, Told]]) -> list[str]:
+    """Returns the keys of the oldest entries, if there are too many."""
+    newest_first = sorted(told, key=lambda entry: -entry[1].at)
+    return [key for key, _ in newest_first[_MAX_TOLD:]]
