@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from tempfile import NamedTemporaryFile
 from typing import Generic, TypeVar
 
 from podgpu.errors import SourceError, UsageError
@@ -130,7 +131,16 @@ def load_authorities(context: ssl.SSLContext, authorities: bytes, name: str) -> 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Yields the path of a file in memory, because OpenSSL reads keys only from files."""
+    """Yields the path of a file in memory, because OpenSSL reads keys only from files.
+
+    macOS has no files in memory. There, it is a temporary file that only this user can read.
+    """
+    if not hasattr(os, "memfd_create"):
+        with NamedTemporaryFile(prefix="podgpu-tls-") as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+        return
     with open(os.memfd_create("podgpu-tls"), "wb") as memory:
         memory.write(content)
         memory.flush()

@@ -334,7 +334,12 @@ def test_a_certificate_that_is_not_trusted(certificates: Certificates, view: str
             assert json.loads(read(load_user_config(file), "gpus/podgpu-cluster")) == PODS
 
 
-def test_a_client_certificate(certificates: Certificates, view: str) -> None:
+@pytest.mark.parametrize("is_mac", [False, True])
+def test_a_client_certificate(
+    is_mac: bool, certificates: Certificates, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_mac:
+        monkeypatch.delattr(os, "memfd_create")
     context = certificates.server_context(ask_client=True)
     with SimulatedApiServer(context) as server:
         server.proxied = {f"gpus/{SEGMENT}": view}
@@ -493,6 +498,34 @@ def test_the_plugin_reads_the_kubeconfig(file: str, capsys: pytest.CaptureFixtur
     assert run_kubectl(["pods", "--kubeconfig", file]) == 0
     assert capsys.readouterr().out == "No pod holds a GPU.\n"
     assert run(["pods", "--kube", "--kubeconfig", file, "--context", "lab"]) == 0
+
+
+MAC = """
+import os, select, signal, socket
+for module, names in (
+    (os, ("memfd_create", "pidfd_open", "eventfd", "sched_getaffinity", "posix_fadvise")),
+    (select, ("epoll",)),
+    (socket, ("AF_NETLINK", "SO_PEERCRED")),
+    (signal, ("pidfd_send_signal",)),
+):
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+from podgpu.__main__ import kubectl_main
+kubectl_main()
+"""
+"""Runs the plugin without functions that only Linux has."""
+
+
+@pytest.mark.parametrize("command", [["pods"], ["top", "--once"]])
+def test_the_plugin_needs_nothing_that_only_linux_has(command: list[str], file: str) -> None:
+    arguments = [sys.executable, "-c", MAC, *command, "--kubeconfig", file]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    if command == ["pods"]:
+        assert (done.returncode, done.stdout) == (0, "No pod holds a GPU.\n")
+    else:
+        assert "Service gpus/podgpu-cluster answers 404: no such path" in done.stderr
 
 
 def test_a_url_overrides_the_default_of_the_plugin(
