@@ -69,6 +69,7 @@ class Lab:
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
             [find_program("kubectl"), "podgpu", *arguments],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
@@ -244,6 +245,42 @@ def test_an_exec_plugin(lab: Lab, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == "open https://login\n"
     assert runs.read_text() == "x\n", "several requests need one login"
+
+
+@pytest.mark.parametrize("config", [None, {"audience": "gpus", "pinned": True}])
+def test_a_plugin_gets_what_kubectl_gives_it(lab: Lab, tmp_path: Path, config: Any) -> None:
+    login = tmp_path / "login"
+    status = {"apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "no"}}
+    script = (
+        f"#!/bin/sh\necho \"$KUBERNETES_EXEC_INFO\" >> {tmp_path}/info\necho '{json.dumps(status)}'"
+    )
+    login.write_text(f"{script}\n", encoding="utf-8")
+    login.chmod(0o755)
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": str(login),
+        "interactiveMode": "IfAvailable",
+        "provideClusterInfo": True,
+    }
+    file = Path(lab.server.kubeconfig("info", exec=plugin))
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if config is not None:
+        extension = {"name": "client.authentication.k8s.io/exec", "extension": config}
+        document["clusters"][0]["cluster"]["extensions"] = [extension]
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    subprocess.run(
+        [find_program("kubectl"), "get", "namespaces"],
+        env=os.environ | {"KUBECONFIG": str(file)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    by_kubectl = (tmp_path / "info").read_text().splitlines()
+    (tmp_path / "info").unlink()
+    assert "rejected your credentials" in lab.run(str(file), "pods").stderr
+    by_podgpu = (tmp_path / "info").read_text().splitlines()
+    assert json.loads(by_podgpu[0]) == json.loads(by_kubectl[0])
 
 
 def test_the_figures_are_those_of_the_view(lab: Lab) -> None:

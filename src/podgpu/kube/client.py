@@ -6,6 +6,7 @@ Tokens and certificates are renewed before they expire, and after the server rej
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import signal
@@ -312,7 +313,12 @@ class Credentials:
         config = self._config
         credential = Credential()
         if config.plugin is not None and not config.token and not config.token_file:
-            credential = await run_plugin(config.plugin, is_attended=self._is_attended)
+            cluster = None
+            if config.plugin.provide_cluster_info:
+                cluster = await asyncio.to_thread(describe_cluster, config)
+            credential = await run_plugin(
+                config.plugin, is_attended=self._is_attended, cluster=cluster
+            )
             # Later, the terminal may belong to the screen of `podgpu top`.
             self._is_attended = False
             expires = credential.expires.timestamp() if credential.expires else float("inf")
@@ -381,8 +387,25 @@ def _check_token(token: str, where: str, reason: str = "no_token") -> str:
 # line of stderr.
 
 
+def describe_cluster(config: ApiConfig) -> KubeObject:
+    """Returns the cluster as plugins with provideClusterInfo expect it. Raises SourceError."""
+    cluster: KubeObject = {"server": config.server}
+    if config.tls_server_name:
+        cluster["tls-server-name"] = config.tls_server_name
+    if not config.verify:
+        cluster["insecure-skip-tls-verify"] = True
+    if config.ca:
+        cluster["certificate-authority-data"] = base64.b64encode(config.ca.read()).decode()
+    # kubectl sends the key also without a value.
+    cluster["config"] = config.plugin_config
+    return cluster
+
+
 async def run_plugin(
-    plugin: ExecPlugin, seconds: float = 30.0, is_attended: bool = False
+    plugin: ExecPlugin,
+    seconds: float = 30.0,
+    is_attended: bool = False,
+    cluster: KubeObject | None = None,
 ) -> Credential:
     """`is_attended`: the plugin may use the terminal, and as much time as the person needs."""
 
@@ -393,11 +416,10 @@ async def run_plugin(
     is_interactive = has_terminal and plugin.interactive_mode != "Never"
     if plugin.interactive_mode == "Always" and not is_interactive:
         raise error("needs a terminal (interactiveMode: Always)")
-    request = {
-        "apiVersion": plugin.api_version,
-        "kind": "ExecCredential",
-        "spec": {"interactive": is_interactive},
-    }
+    spec: KubeObject = {"interactive": is_interactive}
+    if cluster is not None:
+        spec["cluster"] = cluster
+    request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
     info = msgspec.json.encode(request).decode()
     variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
     try:

@@ -27,6 +27,7 @@ from podgpu.tls import NO_PEM, Pem
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _SERVER = re.compile(r"https?://([^\s/@:\[\]]+|\[[0-9a-fA-F:.]+\])(:\d+)?(/[^\s@]*)?")
+_PLUGIN_CONFIG = "client.authentication.k8s.io/exec"  # name of an extension of a cluster
 _UNSUPPORTED = ("username", "password", "auth-provider", "as")
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class ExecPlugin(msgspec.Struct, rename="camel", frozen=True):
     env: tuple[ExecVariable, ...] | None = None
     install_hint: str | None = None
     interactive_mode: str | None = None
+    provide_cluster_info: bool = False
 
     def __repr__(self) -> str:
         """Omits arguments and variables, which may be secrets."""
@@ -71,6 +73,8 @@ class ApiConfig:
     token_file: str = ""  # overrides `token`
     plugin: ExecPlugin | None = None
     namespace: str = ""  # of the kubeconfig's context; empty if it has none
+    # Of the cluster, for plugins that ask for information about it. Numbers are texts.
+    plugin_config: Any = None
 
 
 def load_config(
@@ -305,7 +309,15 @@ def _make_config(cluster: _Entry, user: _Entry, origin: str, is_attended: bool) 
         token=user.text("token").strip(),
         token_file=user.path(user.text("tokenFile")),
         plugin=_make_plugin(user, is_attended) if user.values.get("exec") else None,
+        plugin_config=_find_plugin_config(cluster),
     )
+
+
+def _find_plugin_config(cluster: _Entry) -> Any:
+    for extension in cluster.values.get("extensions") or ():
+        if isinstance(extension, dict) and extension.get("name") == _PLUGIN_CONFIG:
+            return extension.get("extension")
+    return None
 
 
 def _make_plugin(user: _Entry, is_attended: bool) -> ExecPlugin:
