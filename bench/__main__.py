@@ -20,6 +20,7 @@ from bench import (
     stragglers,
     text,
     usage,
+    webhook,
     writers,
 )
 from bench.figures import Figure, heading, row
@@ -37,6 +38,7 @@ BENCHMARKS: Benchmarks = {
     "stragglers": stragglers.measure,
     "savings": savings.measure,
     "writers": writers.measure,
+    "webhook": webhook.measure,
 }
 
 

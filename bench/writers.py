@@ -26,10 +26,10 @@ from podgpu.writers.pod_events import EVENT_SECONDS, EventWriter
 from podgpu.writers.write_queue import WriteQueue
 
 _SEED = 46
-_GPUS = 8
+GPUS = 8
 _POD = Holder("team", "train", "main", "uid-train", source="kubelet")
 _HEALTHY = (LOST, RECURRING)
-_START = 1_700_000_000.0
+START = 1_700_000_000.0
 
 
 class _ApiServer:
@@ -72,7 +72,7 @@ class _ApiServer:
 class _Node:
     def __init__(self, number: int) -> None:
         self.api = _ApiServer()
-        clock = Clock(lambda: self.api.now, lambda: _START + self.api.now)
+        clock = Clock(lambda: self.api.now, lambda: START + self.api.now)
         client = cast(ApiClient, self.api)
         name = f"node-{number}"
         self._writers: tuple[Writer, ...] = (
@@ -85,15 +85,15 @@ class _Node:
 
     async def see(self, at: float, is_lost: bool, failures: int, xids: int) -> None:
         self.api.now = at
-        state = _make_state(self._name, is_lost, failures, xids)
-        self._records, changes = find_changes(self._records, state, _START + at, 1800.0)
+        state = make_state(self._name, is_lost, failures, xids)
+        self._records, changes = find_changes(self._records, state, START + at, 1800.0)
         for writer in self._writers:
             for write in writer.update(View(state, self._records, changes)):
                 self._queue.put(write)
         await self._queue.flush()
 
 
-def _make_state(node: str, is_lost: bool, failures: int, xids: int) -> NodeState:
+def make_state(node: str, is_lost: bool, failures: int, xids: int) -> NodeState:
     conditions = []
     if is_lost:
         conditions.append(Condition(LOST, 1.0))
@@ -114,12 +114,12 @@ def _make_state(node: str, is_lost: bool, failures: int, xids: int) -> NodeState
     )
     others = [
         DeviceState(uuid=f"{node}-{index}", index=index, healthy=_HEALTHY)
-        for index in range(1, _GPUS)
+        for index in range(1, GPUS)
     ]
     return NodeState(producer="podgpu", node=node, devices=(flapping, *others))
 
 
-def _list_faults(random_numbers: random.Random, seconds: float) -> Iterator[tuple[float, str]]:
+def list_faults(random_numbers: random.Random, seconds: float) -> Iterator[tuple[float, str]]:
     """Yields times and what happens then."""
     at = random_numbers.uniform(0.0, 600.0)
     while at < seconds:
@@ -134,7 +134,7 @@ def _list_faults(random_numbers: random.Random, seconds: float) -> Iterator[tupl
 async def _run(number: int, seconds: float) -> tuple[_ApiServer, Counter[str]]:
     """Compares documents at each change, and every ten minutes."""
     node = _Node(number)
-    faults = list(_list_faults(random.Random(_SEED + number), seconds))
+    faults = list(list_faults(random.Random(_SEED + number), seconds))
     ticks = [(at, "") for at in range(0, round(seconds) + 1200, 60)]
     happened: Counter[str] = Counter()
     is_lost = False

@@ -19,6 +19,7 @@ from bench import (
     stragglers,
     text,
     usage,
+    webhook,
     writers,
 )
 from bench.figures import Figure
@@ -35,6 +36,7 @@ SHORTENED: dict[str, Callable[[], list[Figure]]] = {
     "stragglers": lambda: stragglers.measure(gpu_days=1.0, jobs=2),
     "savings": lambda: savings.measure(gpus=30, pods=20),
     "writers": lambda: writers.measure(nodes=1, hours=2.0),
+    "webhook": lambda: webhook.measure(nodes=2, hours=2.0),
 }
 
 
