@@ -108,7 +108,8 @@ class Spending:
         """Returns the seconds. None if they are not counted, or if the holder is not really new."""
         if before is None or now is None or not self._is_comparable:
             return None
-        start = 0 if self._has_restarted or now < before else before
+        # After a restart, only new holders are compared. Their time before is 0.
+        start = 0 if now < before else before
         seconds = (now - start) / NS
         if seconds <= self._most_seconds:
             return seconds
