@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -171,3 +172,45 @@ def test_two_replicas_that_record_at_different_times_agree() -> None:
     one = record().rows(seconds=HOUR - 60)
     other = record(offset=7).rows(seconds=HOUR - 60)
     check_same(one, other, ["ml/chat", "ml/code"])
+
+
+def changing_points() -> Iterator[Point]:
+    """A pod of which a prompt token needs 1 ms of the GPU, and a generated one 4 ms."""
+    random = Random(3)
+    prompt = generated = 0.0
+    for number in range((2 * HOUR + LONGER) // STEP + 1):
+        at = END - 2 * HOUR + number * STEP
+        if number % 20 == 0:
+            parts = random.uniform(0.1, 0.4), random.uniform(0.1, 0.4)
+        prompt += round(parts[0] * STEP * 1000)
+        generated += round(parts[1] * STEP * 250)
+        seconds = number * STEP
+        gpu = {"job": "podgpu", "instance": "a", "UUID": "GPU-0", "modelName": H100}
+        held = {**gpu, "namespace": "ml", "pod": "chat", "container": "main"}
+        yield Point("DCGM_FI_DEV_GPU_TEMP", gpu, 40, at)
+        yield Point("podgpu_device_usage_method", {**gpu, "method": "exact"}, 1, at)
+        yield Point("podgpu_container_gpu_allocated_seconds_total", held, seconds, at)
+        busy = prompt / 1000 + generated / 250
+        yield Point("podgpu_container_gpu_busy_seconds_total", held, busy, at)
+        target = {"namespace": "ml", "pod": "chat", "instance": "x", "model_name": "llama"}
+        yield Point("vllm:prompt_tokens_total", target, prompt, at)
+        yield Point("vllm:generation_tokens_total", target, generated, at)
+
+
+@both_servers
+def test_prompt_and_generated_tokens_have_a_cost_of_their_own(
+    serving: Serving, tmp_path: Path
+) -> None:
+    with serving(tmp_path, changing_points()) as url:
+        past = prometheus_past(PrometheusServer(url), state_of(), PRICES)
+        for by in ("pod", "model", "owner"):
+            query = RangeQuery(by, start=END - 2 * HOUR, end=END)
+            [row] = [row for row in asyncio.run(past.range(query)).rows if row.tokens]
+            assert row.tokens is not None
+            split = row.tokens.per_million
+            assert split is not None
+            assert split.prompt_gpu_seconds == pytest.approx(1000, rel=0.01)
+            assert split.generated_gpu_seconds == pytest.approx(4000, rel=0.01)
+            assert split.prompt_cost == pytest.approx(1000 * 10 / 3600, rel=0.02)
+            assert split.residual_ratio < 0.02
+            assert split.steps >= 20

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from podgpu.charge import (
     AMOUNTS,
     UNALLOCATED,
+    Amounts,
     Charge,
     HeldTime,
     Tokens,
@@ -49,7 +50,7 @@ from podgpu.metrics.adapter import (
 from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
-from podgpu.metrics.promql import by, select
+from podgpu.metrics.promql import by, one_of, select
 from podgpu.model import (
     PodName,
     Workload,
@@ -72,7 +73,7 @@ from podgpu.past.costs import (
     first_forecast_day,
     make_costs,
 )
-from podgpu.past.prometheus_tokens import read_tokens, token_queries
+from podgpu.past.prometheus_tokens import read_tokens, token_queries, token_step_queries
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _TIMEOUT = 60.0
@@ -81,6 +82,9 @@ _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
 _COUNTERS = {one.column: (one.counter, one.matcher) for one in AMOUNTS if one.counter}
 _COUNTERS["unattributed_energy"] = ("podgpu_device_unattributed_energy_joules_total", "")
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
+_BUSY = "podgpu_container_gpu_busy_seconds_total"
+_TOKEN_SECONDS = 25 * HOUR  # as in SQLite, which keeps 5 minutes for so long
+_MAX_ENGINES = 100  # pods whose names fit into a query
 _MIN_SAMPLES = 200  # a rule with fewer samples in a range is not exact enough at the start and end
 _GPU_NAMES = (
     *names_of(TEMPERATURE),
@@ -227,7 +231,15 @@ class _RangeReader:
 
         await self._describe_gaps(usage, start, step)
         current = {} if self.query.end is not None else await self._read_now(usage, now)
-        answer = make_range(self.query, (start, end), usage, self.prices.at(end), current)
+        token_steps = await self._read_token_steps(usage, start, end)
+        answer = make_range(
+            self.query,
+            (start, end),
+            usage,
+            self.prices.at(end),
+            current,
+            token_steps=token_steps,
+        )
         answer.simulated = self.state.simulated
         answer.source = self.rule or "counters"
         answer.notes[:0] = dict.fromkeys(self.notes + self.client.notes)
@@ -411,6 +423,47 @@ class _RangeReader:
                 "cost_per_hour": cost,
             }
         return rows
+
+    # Tokens of every 5 minutes
+
+    async def _read_token_steps(
+        self, usage: Sequence[Charge], start: float, end: float
+    ) -> list[tuple[int, Charge]]:
+        """Reads busy time and tokens of the last hours, to separate the two kinds of tokens."""
+        accounts: dict[tuple[str, PodName], UsageAccount] = {}
+        for one in usage:
+            if one.amounts.token_seconds and one.account.pod:
+                pod = one.account.namespace, one.account.pod
+                accounts[one.cluster, pod] = one.account
+        first = ceil_time(max(start, end - _TOKEN_SECONDS), COARSE) + COARSE
+        last = floor_time(end, COARSE)
+        if not accounts or len(accounts) > _MAX_ENGINES or first > last:
+            return []
+
+        cluster = self.server.cluster_label
+        names = sorted({name for _, (_, name) in accounts})
+        series = select((_BUSY,), one_of("pod", names), self.server.match)
+        keys = by(cluster, *_HOLDER_KEYS, "job", "instance")
+        busy = f"max {keys} (increase({series}[{COARSE}s]))"
+        queries = token_step_queries(cluster, self.server.match, names, COARSE)
+        queries[_BUSY] = f"sum {by(cluster, 'namespace', 'pod')} ({busy})"
+        asked = [self.client.query_range(query, first, last, COARSE) for query in queries.values()]
+        try:
+            results = await asyncio.gather(*asked)
+        except SourceError as error:
+            self.notes.append(f"missing: cost of prompt and generated tokens: {error}")
+            return []
+
+        vectors: dict[int, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
+        for kind, lines in zip(queries, results, strict=True):
+            for labels, points in lines:
+                for at, value in points:
+                    vectors[round(at)][kind].append(ParsedSample("", labels, value))
+        steps = []
+        for at, step in sorted(vectors.items()):
+            for one in _make_token_charges(step, cluster, accounts):
+                steps.append((at // COARSE, one))
+        return steps
 
     # Names of pods
 
@@ -649,3 +702,22 @@ def _charge_rests(
         )
         rests.append(rest)
     return rests
+
+
+def _make_token_charges(
+    step: Vectors, cluster_label: str, accounts: Mapping[tuple[str, PodName], UsageAccount]
+) -> Iterator[Charge]:
+    """Yields the busy time and the tokens of each pod in 5 minutes."""
+    tokens = read_tokens(step, cluster_label)
+    for sample in step.get(_BUSY, ()):
+        labels = sample.labels
+        name = labels.get("namespace", ""), labels.get("pod", "")
+        key = labels.get(cluster_label, ""), name
+        if key in tokens and key in accounts:
+            counted = tokens[key].tokens
+            amounts = Amounts(
+                busy_seconds=sample.value,
+                prompt_tokens=counted.prompt,
+                generated_tokens=counted.generated,
+            )
+            yield Charge(accounts[key], amounts=amounts, cluster=key[0])

@@ -19,7 +19,7 @@ from podgpu.metrics.engines import (
     engines,
 )
 from podgpu.metrics.parse import ParsedSample
-from podgpu.metrics.promql import by, quote, select
+from podgpu.metrics.promql import by, one_of, quote, select
 from podgpu.model import PodName
 
 _KIND = "kind"  # label that says which counter a sample is of
@@ -61,18 +61,33 @@ def token_queries(
     queries = {}
     for engine in engines():
         keys = (cluster_label, "namespace", "pod", *engine.model)
-        counted = [
-            _increase(engine.prompt, "prompt", keys, match, window),
-            _increase(engine.generated, "generated", keys, match, window),
-        ]
-        if engine.transferred is not None:
-            counted.append(_increase(engine.transferred, "transferred", keys, match, window))
+        counted = _write_increases(engine, keys, match, window)
         series = select((engine.generated.name,), 'pod!=""', match)
         present = f"group {by(cluster_label, 'namespace', 'pod')} ({series})"
         seconds = f"{step} * count_over_time(({present})[{length}ms:{step}s])"
         counted.append(_mark(seconds, "seconds"))
         queries[f"{_PREFIX}{engine.name}"] = " or ".join(counted)
     return queries
+
+
+def token_step_queries(
+    cluster_label: str, match: str, pods: Iterable[str], step: int
+) -> dict[str, str]:
+    """Returns the query of each engine for the tokens of `step` seconds, as `token_queries`."""
+    of_pods = ",".join(filter(None, (one_of("pod", pods), match)))
+    keys = (cluster_label, "namespace", "pod")
+    queries = {}
+    for engine in engines():
+        counted = _write_increases(engine, keys, of_pods, f"{step}s")
+        queries[f"{_PREFIX}{engine.name}"] = " or ".join(counted)
+    return queries
+
+
+def _write_increases(engine: Engine, keys: tuple[str, ...], match: str, window: str) -> list[str]:
+    families = {"prompt": engine.prompt, "generated": engine.generated}
+    if engine.transferred is not None:
+        families["transferred"] = engine.transferred
+    return [_increase(family, kind, keys, match, window) for kind, family in families.items()]
 
 
 def _increase(
