@@ -9,6 +9,7 @@ exporters' other series.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from bench.figures import Figure
 
 GPUS, GPUS_PER_NODE, OWNERS, NAMESPACES, DAYS = 100_000, 8, 2000, 100, 30
 MAX_HEAD_SECONDS, MAX_WASTE_SECONDS, MAX_MIB = 2.0, 5.0, 200
+MAX_SAVINGS_SECONDS = 10.0
 HOUR, STEP = 3600, 300
 _MODEL = "NVIDIA H100 80GB HBM3"
 _KINDS = {"allocated": 1.0, "busy": 0.5, "idle": 0.25, "energy": 400.0}  # per GPU second
@@ -37,6 +39,7 @@ _PAGES = {  # what is shown -> parameters of /api/v1/view
     "most utilised": "sort=utilization",
     "most idle": "sort=idle&state=idle",
 }
+_PODS_PER_QUIET, _QUIET = 160, 0.1
 _LINES_PER_IMPORT = 20_000
 _PATIENCE = 120.0
 
@@ -117,6 +120,45 @@ def recorded_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]
         }
 
 
+def savings_series(gpus: int, owners: int, now: int) -> Iterator[dict[str, Any]]:
+    """Yields what the rules of savings would have stored in a week. One of 160 pods is quiet.
+
+    The numbers of every 5 minutes are those of quiet pods only: podgpu reads no others.
+    """
+    hours = [at * 1000 for at in range(now // HOUR * HOUR - 7 * 24 * HOUR, now + 1, HOUR)]
+    steps = [at * 1000 for at in range(now - 7 * 24 * HOUR, now + 1, STEP)]
+    for number in range(gpus):
+        owner = number % owners
+        pod = {
+            "namespace": f"team-{owner % NAMESPACES}",
+            "pod": f"job-{owner}-{number // owners}",
+            "container": "main",
+        }
+        uuid = {"UUID": f"GPU-{number:08x}"}
+        is_quiet = number % _PODS_PER_QUIET == 0
+        unused = 1 - _QUIET if is_quiet else 0.1
+        yield _make_series("podgpu:savings:unused1h", pod | uuid, unused, hours)
+        if not is_quiet:
+            continue
+        place = {"instance": f"10.{number // 8 // 250}.{number // 8 % 250}:9400"}
+        gpu = {"job": "podgpu", **uuid, **place, "modelName": _MODEL}
+        memory = 10 * 2**30
+        yield _make_series("podgpu:savings:step5m", pod | uuid, _QUIET * STEP, steps)
+        yield _make_series("podgpu:savings:memory1h", {"of": "device"} | uuid, memory, hours)
+        yield _make_series(
+            "podgpu:savings:memory1h", {"of": "container"} | pod | uuid, memory, hours
+        )
+        for name, mebibytes in (("DCGM_FI_DEV_FB_USED", 10_240), ("DCGM_FI_DEV_FB_FREE", 71_680)):
+            yield _make_series(name, gpu, mebibytes, _times_around(now))
+
+
+def _make_series(
+    name: str, labels: dict[str, str], value: float, times: list[int]
+) -> dict[str, Any]:
+    values = [value] * len(times)
+    return {"metric": {"__name__": name, **labels}, "values": values, "timestamps": times}
+
+
 def import_series(url: str, series: Iterator[dict[str, Any]]) -> None:
     lines: list[str] = []
     for one in series:
@@ -163,6 +205,20 @@ def _resident_mib(process: subprocess.Popen[bytes]) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
+def _cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Returns the CPU time of all threads."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _wait_for_savings(cluster: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while b"podgpu_savings_gpus" not in _request(f"{cluster}/metrics"):
+        if time.monotonic() > deadline:
+            raise RuntimeError("no metrics of savings")
+        time.sleep(1.0)
+
+
 def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
     if shutil.which("victoria-metrics") is None:
         raise RuntimeError("victoria-metrics is not installed")
@@ -180,6 +236,7 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             started = time.monotonic()
             import_series(engine, recorded_series(gpus, owners, now))
             import_series(engine, device_series(gpus, owners, now))
+            import_series(engine, savings_series(gpus, owners, now))
             imported = time.monotonic() - started
             command = [
                 sys.executable,
@@ -192,7 +249,10 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
                 f"127.0.0.1:{port}",
             ]
             with running(
-                [*command, "--prices", "example", "--owners", "none"], cluster, "/ready"
+                # The samples are 5 minutes apart.
+                [*command, "--prices", "example", "--owners", "none", "--stale-after", "20m"],
+                cluster,
+                "/ready",
             ) as podgpu:
                 view = json.loads(_request(f"{cluster}/api/v1/view"))
                 head = _read_round_seconds(cluster)
@@ -202,12 +262,20 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
                     for name, query in _PAGES.items()
                 }
                 memory = _resident_mib(podgpu)
+                # For metrics, podgpu computes savings itself. Another limit is another question.
+                _wait_for_savings(cluster)
+                cpu = _cpu_seconds(podgpu) + _cpu_seconds(server)
+                query = "range=7d&slowdown=1.2"
+                savings_seconds, savings = _measure(f"{cluster}/api/v1/savings?{query}")
+                cpu = _cpu_seconds(podgpu) + _cpu_seconds(server) - cpu
+                savings_memory = _resident_mib(podgpu)
             engine_memory = _resident_mib(server)
             disk = (
                 sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
                 / 2**20
             )
     _check(gpus, owners, view, waste)
+    _check_savings(gpus, savings)
     wrong = {name: answer["notes"] for name, (_, answer) in pages.items() if not answer["nodes"]}
     if wrong or pages["of a pod"][1]["found"] != 1:
         raise RuntimeError(f"wrong pages: {wrong}")
@@ -221,6 +289,9 @@ def measure(gpus: int = GPUS, owners: int = OWNERS) -> list[Figure]:
             at_most=MAX_WASTE_SECONDS,
         ),
         Figure("podgpu cluster: peak memory", memory, "MiB", at_most=MAX_MIB),
+        Figure("savings of 7 days", savings_seconds, "s", at_most=MAX_SAVINGS_SECONDS),
+        Figure("  podgpu cluster and VictoriaMetrics: CPU", cpu, "s"),
+        Figure("  podgpu cluster: peak memory with savings", savings_memory, "MiB"),
         Figure("  VictoriaMetrics: peak memory", engine_memory, "MiB"),
         Figure("  VictoriaMetrics: disk", disk, "MiB"),
         Figure("  import", imported, "s"),
@@ -256,3 +327,11 @@ def _check(gpus: int, owners: int, view: dict[str, Any], waste: dict[str, Any]) 
         )
     if len(waste["rows"]) != owners or abs(waste["totals"]["idle_hours"] / idle_hours - 1) > 0.005:
         raise RuntimeError(f"wrong waste: {waste['totals']}")
+
+
+def _check_savings(gpus: int, answer: dict[str, Any]) -> None:
+    """Quiet pods share GPUs, two by two."""
+    totals = answer["totals"]
+    quiet = min(600, -(-gpus // _PODS_PER_QUIET))
+    if abs(totals["before"]["gpus"] - gpus) > 1 or totals["saved"]["gpus"] < quiet // 2:
+        raise RuntimeError(f"wrong savings: {totals}, {answer['notes']}, {answer['left_out']}")

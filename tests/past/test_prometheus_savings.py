@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from podgpu.fleet.read.prometheus import PrometheusServer
-from podgpu.fleet.round import Cluster
+from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
+from podgpu.fleet.readings import Collector, FleetCounts, FleetShare
+from podgpu.fleet.round import Cluster, PublishedState
+from podgpu.past.prometheus_series import PrometheusPast
 from podgpu.past.record import SqlitePast
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from tests.fleet.real_servers import needs, prometheus, victoria_metrics
+from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
 from tests.fleet.states import prometheus_past
-from tests.past.savings_world import PRICES, points, record
+from tests.past.savings_world import MODEL, OWNERS, PRICES, SETTINGS, points, record
 
+RULES = Path(__file__).parents[2] / "deploy/helm/podgpu/files/rules/podgpu-savings.yaml"
 HOURS = 34.0  # the memory peak of the pod `wide` is before the range
+LATER = 600  # seconds: the servers need a while to start
 QUERY = SavingsQuery(seconds=24 * 3600)
 
 
@@ -91,3 +99,84 @@ def _figures(answer: SavingsAnswer) -> dict[str, Any]:
         "totals": answer.totals,
         "shared": [one.pod for one in answer.shared],
     }
+
+
+# Too many GPUs to read each of them
+
+
+def test_the_recording_rules_recommend_the_same(
+    url: str, recorded: tuple[Cluster, HistoryRecorder], request: pytest.FixtureRequest
+) -> None:
+    """In a large cluster, podgpu reads what the rules stored, and only the quietest pods."""
+    cluster, recorder = recorded
+    state = cluster.published.state
+    stored = asyncio.run(SqlitePast(recorder, lambda: state).savings(QUERY))
+    end = time.time() // 300 * 300
+    more = asyncio.run(_record_rules(url, end))
+    later = end + LATER
+    now = [point for at in range(round(end), round(later) + 1, 60) for point in _now(at)]
+    start = request.node.callspec.params["url"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start(Path(folder), [*points(later, HOURS + LATER / 3600), *now, *more]) as server,
+    ):
+        shares = [FleetShare("", "ml", MODEL, 14.0, 0.0)]
+        counts = FleetCounts(16, 0, None, shares, {("", MODEL): 16.0})
+        large = Cluster(_read_nothing, dataclasses.replace(SETTINGS, stale_after=1e6))
+        large.published = PublishedState(dataclasses.replace(state, nodes=(), fleet=counts))
+        past = PrometheusPast(PrometheusServer(server), large, lambda: (PRICES, ()))
+        found = asyncio.run(past.savings(QUERY))
+
+    kinds = ("stop", "shrink", "share")
+    expected = [line for line in _figures(stored)["lines"] if line[0] in kinds]
+    assert _figures(found)["lines"] == expected
+    assert found.left_out == stored.left_out
+    assert found.totals.before == stored.totals.before
+    assert found.totals.saved == stored.totals.saved
+
+
+def _read_nothing() -> Collector:
+    raise NotImplementedError
+
+
+def _now(end: float) -> Iterator[Point]:
+    """What only the state of now needs."""
+    for node, names in (("node-a", "a"), ("node-b", "b")):
+        for index in range(8):
+            labels = {"job": "podgpu", "instance": node, "Hostname": node, "gpu": str(index)}
+            gpu = labels | {"UUID": f"GPU-{names}{index}", "modelName": MODEL}
+            yield Point("DCGM_FI_DEV_GPU_TEMP", gpu, 40, end)
+            yield Point("DCGM_FI_DEV_FB_USED", gpu, 1024, end)
+            yield Point("DCGM_FI_DEV_FB_FREE", gpu, 79 * 1024, end)
+    kept = {"namespace": "ml", "pod": "kept", "annotation_podgpu_io_savings": "false"}
+    yield Point("kube_pod_annotations", kept, 1, end)
+    for (namespace, pod), owner in OWNERS.items():
+        labels = {"namespace": namespace, "pod": pod, "owner_is_controller": "true"}
+        owned = labels | {"owner_kind": owner.kind, "owner_name": owner.name}
+        yield Point("kube_pod_owner", owned, 1, end)
+
+
+async def _record_rules(url: str, end: float) -> list[Point]:
+    """Evaluates the shipped rules over the past."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    steps, hours = (group["rules"] for group in groups)
+    start = end - HOURS * 3600
+    found: list[Point] = []
+    most: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
+    async with aclosing(PrometheusClient(PrometheusServer(url))) as client:
+        for labels, line in await client.query_range(steps[0]["expr"], start + 300, end, 300):
+            for at, value in line:
+                found.append(Point(steps[0]["record"], labels, value, at))
+                hour = -(-at // 3600) * 3600
+                peaks = most[tuple(labels.items())]
+                peaks[hour] = max(value / 300, peaks.get(hour, -1.0))
+        for rule in hours[1:]:
+            # As at the end of each hour.
+            for labels, line in await client.query_range(rule["expr"], start, end, 3600):
+                of = labels | rule["labels"]
+                found += [Point(rule["record"], of, value, at) for at, value in line]
+    for key, peaks in most.items():
+        for at, value in peaks.items():
+            if at <= end:
+                found.append(Point(hours[0]["record"], dict(key), 1 - value, at))
+    return found

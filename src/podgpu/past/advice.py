@@ -33,6 +33,7 @@ from podgpu.past.mixes import (
     write_steps,
 )
 from podgpu.past.savings import (
+    ALL_READ,
     KINDS,
     MONTH_HOURS,
     SHORTEST,
@@ -52,6 +53,7 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPod,
     SharedPodLoad,
+    UnreadPods,
 )
 from podgpu.past.schema import COARSE, HOUR
 from podgpu.past.slowdown import MAX_BUSY
@@ -98,10 +100,12 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
     pods = fleet.pods
     shared = fleet.shared
     rooms = fleet.rooms
+    unread = fleet.unread
     if visible is not None:
         pods = [pod for pod in pods if pod.account.namespace in visible]
         shared = [one for one in shared if _is_visible(one, visible)]
         rooms = []  # their pods belong to others
+        unread = ALL_READ
 
     notes = list(fleet.notes)
     seconds = fleet.end - fleet.start
@@ -120,7 +124,8 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
     if not currency:
         notes.append("there are no prices, so savings are in GPUs only: start podgpu with --prices")
 
-    before = _add_up([_monthly(pod.gpus, pod.price) for pod in pods])
+    held = [_monthly(pod.gpus, pod.price) for pod in pods]
+    before = _add_up([*held, _monthly(unread.gpus, unread.price)])
     saved = _add_up([line.saved for line in lines])
     errors = [abs(one.predicted_wait - one.measured_wait) for one in measured]
     return SavingsAnswer(
@@ -147,7 +152,7 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
         ),
         kinds=[_sum_kind(kind, lines) for kind in KINDS],
         advice=sorted(lines, key=_order),
-        left_out=_count_left_out(left),
+        left_out=_count_left_out(left, unread),
         shared=measured,
         prediction_error_ratio=round(fmean(errors), _DIGITS) if errors else None,
     )
@@ -699,11 +704,15 @@ def _order(line: Advice) -> tuple[float, float, int, str]:
     return -(line.saved.cost or 0.0), -line.saved.gpus, KINDS.index(line.kind), name
 
 
-def _count_left_out(left: dict[str, list[PodLoad]]) -> list[LeftOut]:
+def _count_left_out(left: dict[str, list[PodLoad]], unread: UnreadPods) -> list[LeftOut]:
     rows = []
     for reason, says in REASONS.items():
-        pods = left.get(reason)
-        if pods:
-            gpus = round(math.fsum(pod.gpus for pod in pods), _DIGITS)
-            rows.append(LeftOut(reason=reason, says=says, pods=len(pods), gpus=gpus))
+        pods = left.get(reason, [])
+        number = len(pods)
+        gpus = math.fsum(pod.gpus for pod in pods)
+        if reason == "many":
+            number += unread.pods
+            gpus += unread.gpus
+        if number:
+            rows.append(LeftOut(reason=reason, says=says, pods=number, gpus=round(gpus, _DIGITS)))
     return rows

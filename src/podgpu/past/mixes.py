@@ -57,7 +57,10 @@ def read_steps(steps: bytes) -> array[int]:
 
 
 def write_steps(values: Sequence[int]) -> bytes:
-    return b"".join(value.to_bytes(STEP_BYTES, "little") for value in values)
+    steps = array("H", values)
+    if sys.byteorder == "big":
+        steps.byteswap()
+    return steps.tobytes()
 
 
 @dataclass(slots=True)

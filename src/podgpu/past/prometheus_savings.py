@@ -2,13 +2,17 @@
 
 A query returns one number per GPU and step: the busy seconds, less 1 if the GPU was certainly idle.
 Without a number, the step is unknown.
+
+With too many GPUs to read each of them, recording rules (podgpu-savings.yaml) store these numbers,
+and how much of a GPU is unused in the busiest 5 minutes of each hour. The latter find the pods that
+use least of their GPUs, and only these are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -16,13 +20,17 @@ from podgpu.charge import HeldTime, UsageAccount, charge
 from podgpu.errors import SourceError
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.prices import Prices
+from podgpu.fleet.read.pages import TargetGpu
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
+from podgpu.fleet.readings import FleetCounts
 from podgpu.fleet.state import ClusterState
+from podgpu.known import sum_all
 from podgpu.metrics.adapter import UUID_LABELS, WORKLOAD_LABELS, first_label, read_workload
+from podgpu.metrics.mig import parent_and_fraction
 from podgpu.metrics.promql import by, one_of, select
 from podgpu.model import DeviceState, PodName
 from podgpu.past.advice import make_savings
-from podgpu.past.loads import HeldPod, PodKey, collect_held, list_rooms
+from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
 from podgpu.past.mixes import FULL, UNKNOWN, step_value, write_steps
 from podgpu.past.savings import (
     MAX_DAYS,
@@ -31,17 +39,26 @@ from podgpu.past.savings import (
     SavingsQuery,
     SharedLoad,
     SharedPodLoad,
+    UnreadPods,
 )
-from podgpu.past.schema import COARSE, DAY, floor_time
+from podgpu.past.schema import COARSE, DAY, HOUR, floor_time
 
 _TIMEOUT = 60.0
+_STEP_RULE = "podgpu:savings:step5m"
+_UNUSED_RULE = "podgpu:savings:unused1h"
+_MEMORY_RULE = "podgpu:savings:memory1h"
+_MAX_PODS_OF_MANY = 600  # their nodes are read, too, so that an answer takes less than 10 s
 MAX_PODS = 1500  # 2,016 numbers each; the cheaper pods of a larger cluster are left out and counted
-_GPUS_PER_QUERY = 200  # VictoriaMetrics rejects queries of more than 16 KiB
+_GPUS_PER_QUERY = (
+    70  # VictoriaMetrics rejects queries of more than 16 KiB, and each UUID is in it 5 times
+)
 _MAX_QUERIES = 4  # at the same time
 _LEAST_HELD = 0.8  # of a step
 _CERTAINLY_IDLE = 0.999
 _IDLE = -0.5  # a value below it says that the GPU was certainly idle
 _KEYS = (*UUID_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
+_RULE_LABELS = ("namespace", "pod", "hpc_job")  # of a pod in the rules
+_GPUS_OF_A_JOB = 2.0  # a number above 1 marks it as training
 _ALLOCATED = "podgpu_container_gpu_allocated_seconds_total"
 _BUSY = "podgpu_container_gpu_busy_seconds_total"
 _MOST_BUSY = "podgpu_container_gpu_busy_seconds_max_total"
@@ -49,10 +66,18 @@ _IDLE_TIME = "podgpu_container_gpu_idle_seconds_total"
 _WAITED = "podgpu_container_gpu_wait_seconds_total"
 _MEMORY = ("podgpu_device_memory_used_bytes", "podgpu_container_gpu_memory_used_bytes")
 _ANNOTATION = 'annotation_podgpu_io_savings="false"'
+ReadGpus = Callable[[Sequence[TargetGpu]], Awaitable[ClusterState]]
+
+_Lines = dict[PodKey, list[tuple[str, Mapping[int, float]]]]
+"""UUIDs of each pod, with the numbers of the steps."""
 
 
 async def read_savings(
-    server: PrometheusServer, query: SavingsQuery, prices: Prices, state: ClusterState
+    server: PrometheusServer,
+    query: SavingsQuery,
+    prices: Prices,
+    state: ClusterState,
+    read_gpus: ReadGpus,
 ) -> SavingsAnswer:
     """Returns the answer to `/api/v1/savings`. Raises SourceError."""
     server = replace(server, timeout=_TIMEOUT)
@@ -63,16 +88,54 @@ async def read_savings(
         if state.fleet is None:
             await reader.read()
         else:
-            fleet.notes.append(
-                "there are too many GPUs to read what each pod did: choose clusters or nodes with"
-                " --match"
-            )
+            await _read_many(reader, state.fleet, prices, read_gpus)
     answer = make_savings(query, fleet, prices.currency)
     answer.prices = prices.source
     answer.simulated = state.simulated
     answer.source = "counters"
     answer.notes[:0] = dict.fromkeys(client.notes)
     return answer
+
+
+async def _read_many(
+    reader: _LoadReader, counts: FleetCounts, prices: Prices, read_gpus: ReadGpus
+) -> None:
+    """Reads the pods that use least of their GPUs. The others are only counted."""
+    fleet = reader.fleet
+    if not await reader.find_recorded_start():
+        fleet.notes.append(
+            "there are too many GPUs to read what each pod did: install the recording rules"
+            " podgpu-savings.yaml, or choose clusters or nodes with --match"
+        )
+        return
+    names, gpus = await reader.find_candidates(_MAX_PODS_OF_MANY)
+    reader.state = await read_gpus(gpus)
+    await reader.read_recorded(names)
+    fleet.unread = _count_unread(fleet, counts, prices, await reader.count_pods())
+    if fleet.unread.pods:
+        fleet.notes.append(
+            f"of {counts.gpus:,} GPUs, the {len(fleet.pods)} pods that use least of theirs are"
+            " examined; free GPUs of several nodes, and pods that share GPUs already, are not"
+        )
+
+
+def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: int) -> UnreadPods:
+    gpus = 0.0
+    costs: list[float | None] = []
+    for share in counts.held:
+        _, fraction = parent_and_fraction(share.model)
+        gpus += share.allocated * (1.0 if fraction is None else fraction)
+        hour = prices.of(share.model).gpu_hour if prices.currency else None
+        costs.append(None if hour is None else hour * share.allocated)
+    gpus -= sum(pod.gpus for pod in fleet.pods)
+    price = sum_all([*costs, *(_negate(pod.price) for pod in fleet.pods)])
+    return UnreadPods(
+        max(0, pods - len(fleet.pods)), max(0.0, gpus), None if price is None else max(0.0, price)
+    )
+
+
+def _negate(price: float | None) -> float | None:
+    return None if price is None else -price
 
 
 @dataclass
@@ -84,32 +147,79 @@ class _LoadReader:
     held: dict[PodKey, HeldPod] = field(default_factory=dict)
     gpus: dict[str, DeviceState] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)  # UUID -> node
+    is_recorded: bool = False  # by the rules
 
     async def read(self) -> None:
-        for node in self.state.nodes:
-            for gpu in node.gpus:
-                self.gpus[gpu.uuid] = gpu
-                self.nodes[gpu.uuid] = node.name
+        self._add_nodes()
         self.held = collect_held(self.state)
         self.fleet.pods = [pod.load for pod in self.held.values()]
         await self._find_start()
         await self._find_kept()
-        chosen = self._choose()
-        uuids = sorted({part.gpu.uuid for pod in chosen for part in pod.parts})
-        limit = asyncio.Semaphore(_MAX_QUERIES)
-        chunks = []
-        for first in range(0, len(uuids), _GPUS_PER_QUERY):
-            chunks.append(self._read_gpus(uuids[first : first + _GPUS_PER_QUERY], limit))
-        await asyncio.gather(*chunks, self._read_sizes())
+        await asyncio.gather(self._read_pods(self._choose()), self._read_sizes())
         self.fleet.rooms = list(list_rooms(self.state, self.fleet.pods))
         await self._read_shared()
+
+    async def find_recorded_start(self) -> bool:
+        """Shortens the range to what the rules recorded. Returns whether they recorded anything."""
+        series = select((_UNUSED_RULE,), self.server.match)
+        window = f"[{round(self.fleet.end - self.fleet.start)}s]"
+        counts = await self.client.query(f"max(count_over_time({series}{window}))", self.fleet.end)
+        hours = counts[0].value if counts else 0.0
+        self.is_recorded = True
+        self._set_start([self.fleet.end - (hours - 1) * HOUR] if hours else [], HOUR)
+        return bool(hours)
+
+    async def find_candidates(self, most: int) -> tuple[set[AccountKey], list[TargetGpu]]:
+        """Returns the pods that use least of their GPUs, and these GPUs."""
+        labels = (self.server.cluster_label, *_RULE_LABELS)
+        window = f"[{round(self.fleet.end - self.fleet.start)}s]"
+        unused = f"sum_over_time({select((_UNUSED_RULE,), self.server.match)}{window})"
+        least = f"topk({most}, sum {by(*labels)} ({unused}))"
+        held = select(("podgpu_allocation_info",), self.server.match)
+        of_gpu = by(self.server.cluster_label, "instance", "UUID", *_RULE_LABELS)
+        query = f"group {of_gpu} ({held}) and on ({', '.join(labels)}) {least}"
+        names: set[AccountKey] = set()
+        gpus = set()
+        for sample in await self.client.query(query, self.fleet.end):
+            get = sample.labels.get
+            workload = read_workload(sample.labels)
+            if workload is not None:
+                job = workload.job_or_user
+                names.add(UsageAccount(workload.namespace, workload.pod, job).key)
+                cluster = get(self.server.cluster_label, "")
+                gpus.add(TargetGpu(cluster, get("instance", ""), get("UUID", "")))
+        return names, sorted(gpus)
+
+    async def count_pods(self) -> int:
+        labels = by(self.server.cluster_label, *_RULE_LABELS)
+        series = select((_UNUSED_RULE,), self.server.match)
+        query = f"count(group {labels} (last_over_time({series}[2h])))"
+        samples = await self.client.query(query, self.fleet.end)
+        return round(samples[0].value) if samples else 0
+
+    async def read_recorded(self, names: Collection[AccountKey]) -> None:
+        for key, pod in collect_held(self.state).items():
+            if key[1] in names:
+                # Other pods of its job may be on nodes that are not read.
+                pod.load.job_gpus = max(pod.load.job_gpus, _GPUS_OF_A_JOB)
+                self.held[key] = pod
+        self.fleet.pods = [pod.load for pod in self.held.values()]
+        self._add_nodes()
+        await self._find_kept()
+        await self._read_pods(self._choose())
+
+    def _add_nodes(self) -> None:
+        for node in self.state.nodes:
+            for gpu in node.gpus:
+                self.gpus[gpu.uuid] = gpu
+                self.nodes[gpu.uuid] = node.name
 
     def _choose(self) -> list[HeldPod]:
         """Returns the pods to read. Marks the others, the cheapest, if there are too many."""
         pods = [pod for pod in self.held.values() if not pod.load.problem]
         pods.sort(key=lambda pod: (-(pod.load.price or 0.0), -pod.load.gpus, pod.load.account.key))
         for pod in self.held.values():
-            pod.load.steps = self._write([None] * self._count)
+            pod.load.steps = write_steps([UNKNOWN] * self._count)
         for pod in pods[MAX_PODS:]:
             pod.load.problem = "many"
         return pods[:MAX_PODS]
@@ -118,17 +228,17 @@ class _LoadReader:
     def _count(self) -> int:
         return round((self.fleet.end - self.fleet.start) / COARSE)
 
-    def _write(self, values: Sequence[int | None]) -> bytes:
-        return write_steps([UNKNOWN if value is None else value for value in values])
-
     async def _find_start(self) -> None:
         """Shortens the range if the server has no older counters."""
         series = select((_ALLOCATED,), self.server.match)
         points = await self.client.query_range(
             f"group({series})", self.fleet.start + COARSE, self.fleet.end, COARSE
         )
-        known = [at for _, line in points for at, _ in line]
-        first = min(known) - COARSE if known else self.fleet.end
+        self._set_start([at for _, line in points for at, _ in line], COARSE)
+
+    def _set_start(self, known: Collection[float], step: int) -> None:
+        """`known`: the ends of the steps with records."""
+        first = min(known) - step if known else self.fleet.end
         if first > self.fleet.start:
             self.fleet.start = first
             self.fleet.recorded_from = first
@@ -147,24 +257,43 @@ class _LoadReader:
 
     # Steps
 
-    async def _read_gpus(self, uuids: Sequence[str], limit: asyncio.Semaphore) -> None:
+    async def _read_pods(self, chosen: Sequence[HeldPod]) -> None:
+        """A pod may hold GPUs of several queries, so all are read before they are added up."""
+        uuids = sorted({part.gpu.uuid for pod in chosen for part in pod.parts})
+        limit = asyncio.Semaphore(_MAX_QUERIES)
+        lines: _Lines = defaultdict(list)
+        memory: dict[tuple[str, PodKey | None], float] = {}
+        chunks = []
+        for first in range(0, len(uuids), _GPUS_PER_QUERY):
+            chunk = uuids[first : first + _GPUS_PER_QUERY]
+            chunks.append(self._read_gpus(chunk, limit, lines, memory))
+        await asyncio.gather(*chunks)
+        for key, own in lines.items():
+            self._add_steps(self.held[key], own)
+        for pod in chosen:
+            pod.load.peak_bytes = _add_memory(pod, memory)
+
+    async def _read_gpus(
+        self,
+        uuids: Sequence[str],
+        limit: asyncio.Semaphore,
+        lines: _Lines,
+        memory: dict[tuple[str, PodKey | None], float],
+    ) -> None:
+        """Adds what was read to `lines` and `memory`."""
         start = self.fleet.start + COARSE
+        query = self._busy_query(uuids)
+        if self.is_recorded:
+            keys = by(self.server.cluster_label, *_KEYS)
+            query = f"max {keys} ({self._select((_STEP_RULE,), uuids)})"
         async with limit:
-            lines = await self.client.query_range(
-                self._busy_query(uuids), start, self.fleet.end, COARSE
-            )
-            memory = await self._read_memory(uuids)
-        pods: dict[PodKey, list[tuple[str, Mapping[int, float]]]] = defaultdict(list)
-        for labels, points in lines:
+            series = await self.client.query_range(query, start, self.fleet.end, COARSE)
+            memory |= await self._read_memory(uuids)
+        for labels, points in series:
             key = self._key_of(labels)
             if key is not None:
                 values = {round(at - start) // COARSE: value for at, value in points}
-                pods[key].append((first_label(labels, UUID_LABELS), values))
-        for key, own in pods.items():
-            self._add_steps(self.held[key], own)
-        for pod in self.held.values():
-            if any(part.gpu.uuid in uuids for part in pod.parts):
-                pod.load.peak_bytes = _add_memory(pod, memory)
+                lines[key].append((first_label(labels, UUID_LABELS), values))
 
     def _key_of(self, labels: Mapping[str, str]) -> PodKey | None:
         workload = read_workload(labels)
@@ -181,17 +310,28 @@ class _LoadReader:
     def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, Mapping[int, float]]]) -> None:
         load = pod.load
         shares = {part.gpu.uuid: part.share for part in pod.parts}
-        values: list[int | None] = [None] * self._count
-        for number in range(self._count):
-            known = [line[number] for _, line in own if number in line]
-            if len(known) < load.devices:
-                continue
-            is_idle = all(value < _IDLE for value in known)
-            busy = sum(max(0.0, value) for value in known) / COARSE
-            values[number] = min(load.devices * FULL, step_value(busy, is_idle))
-        load.steps = self._write(values)
+        known = [0] * self._count  # GPUs
+        idle = [0] * self._count
+        busy = [0.0] * self._count  # seconds
+        for _, line in own:
+            for number, seconds in line.items():
+                if number >= self._count:
+                    continue
+                known[number] += 1
+                if seconds < _IDLE:
+                    idle[number] += 1
+                elif seconds > 0:
+                    busy[number] += seconds
+
+        values = [UNKNOWN] * self._count
+        most = load.devices * FULL
+        for number, gpus in enumerate(known):
+            if gpus >= load.devices:
+                value = step_value(busy[number] / COARSE, is_idle=idle[number] == gpus)
+                values[number] = min(most, value)
+        load.steps = write_steps(values)
         if load.price is not None:
-            seconds = sum(value is not None for value in values) * COARSE
+            seconds = (len(values) - values.count(UNKNOWN)) * COARSE
             load.cost = round(charge(HeldTime(seconds), 1.0, load.price).cost, 2)
         for uuid, _ in own:
             gpu = self.gpus.get(uuid)
@@ -224,7 +364,12 @@ class _LoadReader:
         peaks: dict[tuple[str, PodKey | None], float] = {}
         for name in _MEMORY:
             keys = by(self.server.cluster_label, *_KEYS)
-            series = f"max_over_time({self._select((name,), uuids)}[{window}])"
+            selected = self._select((name,), uuids)
+            if self.is_recorded:
+                of = "device" if name == _MEMORY[0] else "container"
+                matcher = one_of("UUID", uuids)
+                selected = select((_MEMORY_RULE,), f'of="{of}"', matcher, self.server.match)
+            series = f"max_over_time({selected}[{window}])"
             for sample in await self.client.query(f"max {keys} ({series})", self.fleet.end):
                 uuid = first_label(sample.labels, UUID_LABELS)
                 key = self._key_of(sample.labels) if name == _MEMORY[1] else None

@@ -166,7 +166,7 @@ class PrometheusPast(Past):
         read_at, answer = self._savings.get(key, (-math.inf, None))
         if answer is None or self._clock() - read_at > _COSTS_SECONDS:
             state = self._cluster.published.state
-            answer = await read_savings(self._server, key[0], key[1], state)
+            answer = await read_savings(self._server, key[0], key[1], state, self._select.read_gpus)
             # Before the first round, no pod holds a GPU.
             if not answer.totals.before.gpus:
                 return answer

@@ -112,6 +112,17 @@ class SharedPodLoad(NamedTuple):
     waited: float
 
 
+class UnreadPods(NamedTuple):
+    """Pods of a cluster with too many GPUs to examine each of them."""
+
+    pods: int = 0
+    gpus: float = 0.0
+    price: float | None = 0.0  # of an hour of these GPUs
+
+
+ALL_READ = UnreadPods()
+
+
 @dataclass(slots=True)
 class FleetLoad:
     start: float
@@ -122,6 +133,7 @@ class FleetLoad:
     sizes: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     shared: list[SharedLoad] = field(default_factory=list)
     recorded_from: float | None = None
+    unread: UnreadPods = ALL_READ
     notes: list[str] = field(default_factory=list)
 
 

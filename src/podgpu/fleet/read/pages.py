@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace as replace_members
 
 from podgpu.errors import SourceError, UsageError, utc_text
 from podgpu.fleet.prices import ReadPrices
@@ -27,7 +28,7 @@ from podgpu.fleet.read.prometheus import (
     PrometheusCollector,
     PrometheusServer,
 )
-from podgpu.fleet.readings import ClusterReading
+from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import MODEL_LABELS, POD_LABEL_VARIANTS, UUID_LABELS
@@ -36,6 +37,8 @@ from podgpu.metrics.promql import by, escape, field_query, one_of, quote, select
 
 PAGE_SIZE = 20  # nodes; VictoriaMetrics rejects queries of more than 16 KiB
 _TIMEOUT = 30.0
+_GPUS_PER_QUERY = 30  # each UUID is in the longest query eleven times
+_MAX_READS = 4  # at the same time
 _MAX_REQUESTS = 50  # limit of different requests per round, to protect Prometheus
 _GPUS = names_of(TEMPERATURE)
 _HOLDERS = ("podgpu_allocation_info", *names_of(UTIL))
@@ -43,6 +46,14 @@ _CONDITIONS = ("podgpu_device_condition_since_timestamp_seconds",)
 _USE = ("podgpu_container_gpu_utilization_ratio",)
 _IDLE = ("podgpu_container_gpu_idle_seconds_total",)
 _OWNERS = ("podgpu:pod_owner:info",)
+
+
+class TargetGpu(NamedTuple):
+    """A GPU, with the address of its exporter."""
+
+    cluster: str
+    instance: str
+    uuid: str
 
 
 class GpuQuery(msgspec.Struct, frozen=True):
@@ -104,6 +115,28 @@ class PrometheusSelection:
             self._results.pop(query, None)
             raise
 
+    async def read_gpus(self, gpus: Sequence[TargetGpu]) -> ClusterState:
+        """Reads only these GPUs. Raises SourceError."""
+        state = self._cluster.published.state
+        limit = asyncio.Semaphore(_MAX_READS)
+
+        async def read(chunk: Sequence[TargetGpu]) -> ClusterReading:
+            matcher = one_of("UUID", [gpu.uuid for gpu in chunk])
+            targets = [(gpu.cluster, gpu.instance) for gpu in chunk]
+            async with limit:
+                return await self._read_checked(state, targets, None, matcher)
+
+        ordered = sorted(gpus)
+        chunks = []
+        for first in range(0, len(ordered), _GPUS_PER_QUERY):
+            chunks.append(read(ordered[first : first + _GPUS_PER_QUERY]))
+        reading = ClusterReading()
+        nodes: dict[tuple[str, str], NodeReading] = {}
+        for reading in await asyncio.gather(*chunks):
+            for node in reading.nodes:
+                _add_devices(nodes, node)
+        return self._build(state, replace(reading, nodes=tuple(nodes.values())), None)
+
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
         if query.at is not None:
             state = await self._collect(state, (), query.at)
@@ -129,10 +162,23 @@ class PrometheusSelection:
 
         Without targets, reads all of them, or totals if there are too many.
         """
-        reading = await self._read_targets(state, targets, at)
+        return self._build(state, await self._read_checked(state, targets, at), at)
+
+    async def _read_checked(
+        self,
+        state: ClusterState,
+        targets: Sequence[tuple[str, str]],
+        at: float | None,
+        matcher: str = "",
+    ) -> ClusterReading:
+        reading = await self._read_targets(state, targets, at, matcher)
         if reading.outcomes[0].error and not reading.nodes:
             raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
+        return reading
 
+    def _build(
+        self, state: ClusterState, reading: ClusterReading, at: float | None
+    ) -> ClusterState:
         clock = self._cluster.clock
         wall = clock.wall() if at is None else at
         built = build_cluster_state(
@@ -150,13 +196,17 @@ class PrometheusSelection:
         return replace(built, is_past=True, alerts=())
 
     async def _read_targets(
-        self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
+        self,
+        state: ClusterState,
+        targets: Sequence[tuple[str, str]],
+        at: float | None,
+        matcher: str = "",
     ) -> ClusterReading:
+        """`matcher`: selects other series than all of these targets."""
         settings = self._cluster.settings
-        matcher = ""
         if targets:
             settings = replace(settings, max_gpus=math.inf)
-            matcher = one_of("instance", [instance for _, instance in targets])
+            matcher = matcher or one_of("instance", [instance for _, instance in targets])
         collector = PrometheusCollector(
             self._server,
             settings,
@@ -179,6 +229,16 @@ class PrometheusSelection:
             if not node.cluster or (node.cluster, node.target) in targets:
                 nodes.append(node)
         return replace(reading, nodes=tuple(nodes))
+
+
+def _add_devices(nodes: dict[tuple[str, str], NodeReading], node: NodeReading) -> None:
+    """The GPUs of a node may be in several readings."""
+    key = node.cluster, node.target
+    earlier = nodes.get(key)
+    if earlier is not None:
+        devices = (*earlier.state.devices, *node.state.devices)
+        node = replace_members(earlier, state=replace_members(earlier.state, devices=devices))
+    nodes[key] = node
 
 
 async def _find_targets(
