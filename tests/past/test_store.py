@@ -231,6 +231,21 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         assert db.execute("SELECT pod FROM account").fetchall() == [("llm-0",)]
 
 
+def test_a_gpu_whose_name_was_deleted_is_stored_again(store: HistoryStore) -> None:
+    for day in range(100):
+        store.append(*make_round(START + day * DAY, Charge(LLM, amounts=USAGE)))
+    figures: Figures | None = None
+    for number in range(12):
+        if number == 10:
+            figures = Figures(0.25)
+        at, gpus = make_round(START + 100 * DAY + number * COARSE, Charge(LLM, amounts=USAGE))
+        store.append(at, [*gpus, GpuSample("GPU-2", "", "node-1", 1, figures)])
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-2", START + 100 * DAY, START + 100 * DAY + HOUR)
+    assert history is not None
+    assert 0.25 in history.series["utilization_ratio"]
+
+
 def test_at_most_the_rows_of_one_day_are_deleted_at_a_time(store: HistoryStore) -> None:
     """Nothing is deleted while the time is not settled: four days here."""
     for number in range(4 * DAY // COARSE):
