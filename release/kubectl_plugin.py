@@ -117,9 +117,21 @@ def build_plugin(
         built.append(archive)
 
     manifest = dist / "podgpu.yaml"
-    text = yaml.safe_dump(make_manifest(version, home, platforms), sort_keys=False)
+    document = make_manifest(version, home, platforms)
+    text = yaml.dump(document, Dumper=_ManifestDumper, sort_keys=False)
     manifest.write_text(text, encoding="utf-8")
     return [*built, manifest]
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """Writes texts of several lines as they are read."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_ManifestDumper.add_representer(str, _ManifestDumper.represent_str)
 
 
 def _write_command(path: Path) -> None:
