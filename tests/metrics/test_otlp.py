@@ -18,6 +18,7 @@ from tests.nodes.node import Node, node_of, read_description
 
 NODES = Path(__file__).parents[1] / "nodes"
 MIG = "MIG-aaaaaaa0-1111-2222-3333-444444444444"
+NOW = 1_800_000_000.0
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
 
 
@@ -28,8 +29,8 @@ def node(folder: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
         yield built
 
 
-def encode(*instances: PushedNode, **attributes: str) -> list[Point]:
-    return decode_metrics(b"".join(encode_metrics(instances, attributes, kubernetes=True)))
+def encode(*nodes: PushedNode, **attributes: str) -> list[Point]:
+    return decode_metrics(b"".join(encode_metrics(nodes, attributes, NOW, kubernetes=True)))
 
 
 def points_of(node: Node) -> list[Point]:
@@ -178,6 +179,9 @@ def test_xids_are_errors_since_the_start_of_the_exporter(node: Node) -> None:
     values = {name: p.value for name, p in errors.items()}
     assert values == {"xid_31": 2, "xid_79": 1, "uncorrected": 0}
     assert errors["uncorrected"].since is None
+    # XIDs may come between two readings of the GPUs.
+    assert errors["xid_79"].at == NOW
+    assert errors["uncorrected"].at == pytest.approx(node.agent.published.state.taken_at)
     started = node.agent.published.state.counted_since
     assert errors["xid_79"].since == pytest.approx(started, abs=0.01)
     assert errors["xid_79"].attributes["hw.type"] == "gpu"
@@ -185,7 +189,7 @@ def test_xids_are_errors_since_the_start_of_the_exporter(node: Node) -> None:
 
 def test_a_node_without_readings_has_no_request() -> None:
     state = NodeState(producer="podgpu", node="gpu-1")
-    assert list(encode_metrics([PushedNode(state)], {}, kubernetes=True)) == []
+    assert list(encode_metrics([PushedNode(state)], {}, NOW, kubernetes=True)) == []
 
 
 def make_gpu(*names: str, detail: str = "", healthy: tuple[str, ...] = ()) -> DeviceState:

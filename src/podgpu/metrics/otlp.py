@@ -182,15 +182,16 @@ def _name_metric(spec: FamilySpec) -> Metric:
 
 
 def encode_metrics(
-    nodes: Iterable[PushedNode], attributes: Mapping[str, str], *, kubernetes: bool
+    nodes: Iterable[PushedNode], attributes: Mapping[str, str], now: float, *, kubernetes: bool
 ) -> Iterator[bytes]:
     """Yields a `ResourceMetrics` for each node, encoded as a part of a request.
 
-    Parts can be joined to a request by concatenation. `attributes`: of the resource.
+    Parts can be joined to a request by concatenation. `attributes`: of the resource. `now`: the
+    time of XIDs and conditions, which change between two readings of the GPUs.
     """
     for node in nodes:
         metrics = _Metrics()
-        _add_node(metrics, node)
+        _add_node(metrics, node, now)
         if metrics.messages:
             request = pb.MetricsRequest()
             message = request.resource_metrics.add()
@@ -273,13 +274,19 @@ class _Metrics:
 # Values
 
 
-def _add_node(metrics: _Metrics, node: PushedNode) -> None:
+def _add_node(metrics: _Metrics, node: PushedNode, now: float) -> None:
     state = node.state
+    # Before the first reading, nothing is known.
+    if state.taken_at is None:
+        return
     for gpu in state.devices:
-        _add_status(metrics, gpu, state)
+        _add_status(metrics, gpu, state, now)
     for gpu, device in visible_devices(state):
         pairs = device_attributes(gpu, device)
         _add_device(metrics, device, pairs, state)
+        for xid in device.xids:
+            named = make_attributes([*pairs, *GPU, ("error.type", f"xid_{xid.xid}")])
+            metrics.add(ERRORS, named, xid.total, now, state.counted_since)
         if isinstance(device, DeviceState):
             _add_gpu(metrics, device, pairs, state)
         for holder in device.holders:
@@ -348,9 +355,6 @@ def _add_device(
     metrics.add(MEMORY_LIMIT, attributes, total, at)
     if used is not None and total:
         metrics.add(MEMORY_UTILIZATION, attributes, used / total, at)
-    for xid in device.xids:
-        named = make_attributes([*pairs, *GPU, ("error.type", f"xid_{xid.xid}")])
-        metrics.add(ERRORS, named, xid.total, at, state.counted_since)
 
 
 def _add_gpu(
@@ -385,7 +389,7 @@ def _as_float(number: Number) -> float | None:
     return None if number is None else float(number)
 
 
-def _add_status(metrics: _Metrics, gpu: DeviceState, state: NodeState) -> None:
+def _add_status(metrics: _Metrics, gpu: DeviceState, state: NodeState, now: float) -> None:
     # The cluster view does not keep the list of healthy conditions. podgpu always checks some.
     is_checked = state.producer == "podgpu" and gpu.fields is not None
     current = find_state(gpu) or ("ok" if is_checked else "")
@@ -394,7 +398,7 @@ def _add_status(metrics: _Metrics, gpu: DeviceState, state: NodeState) -> None:
     pairs = device_attributes(gpu, gpu)
     for name in STATES:
         attributes = make_attributes([*pairs, *GPU, ("hw.state", name)])
-        metrics.add(STATUS, attributes, int(name == current), state.taken_at)
+        metrics.add(STATUS, attributes, int(name == current), now)
 
 
 def find_state(gpu: DeviceState) -> str:

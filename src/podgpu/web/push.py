@@ -109,7 +109,8 @@ class OtlpPusher(Watch):
             self.pause = self._find_pause()
             return
         settings = self._settings
-        parts = encode_metrics(nodes, settings.attributes, kubernetes=settings.kubernetes)
+        now = self._clock.wall()
+        parts = encode_metrics(nodes, settings.attributes, now, kubernetes=settings.kubernetes)
         is_empty = True
         for request in _join_parts(parts):
             is_empty = False
