@@ -25,12 +25,14 @@ from tests.web.server import running
 
 JOBS = 100
 SECONDS = 20.0
-FEATURES = {
-    "no start times": "",
-    "zero ingestion": "created-timestamp-zero-ingestion",
-    "stored start times": "st-storage,xor2-encoding,use-start-timestamps",
+ZERO = "created-timestamp-zero-ingestion"
+VARIANTS = {
+    "no start times": ("", ""),
+    "zero ingestion": (ZERO, ""),
+    "zero ingestion, anchored": (f"{ZERO},promql-extended-range-selectors", " anchored"),
+    "stored start times": ("st-storage,xor2-encoding,use-start-timestamps", ""),
 }
-"""Name -> features of Prometheus."""
+"""Name -> features of Prometheus, and the modifier of the range."""
 LEVELS = ("container", "namespace")
 FIGURES = ("allocated_seconds", "busy_seconds", "energy_joules")
 
@@ -70,11 +72,11 @@ def run_in_real_time(node: Node, jobs: list[Job], until: float) -> None:
         run()
 
 
-def add_up(server: str, seconds: float, level: str) -> dict[str, float]:
+def add_up(server: str, span: str, level: str) -> dict[str, float]:
     sums = {}
     for figure in FIGURES:
         metric = f"podgpu_{level}_gpu_{figure}_total"
-        answers = ask(server, f"sum(increase({metric}[{seconds:.0f}s]))")
+        answers = ask(server, f"sum(increase({metric}{span}))")
         sums[figure] = sum(value for _, value in answers)  # no answer: no series had two samples
     return sums
 
@@ -98,7 +100,7 @@ def main() -> None:
         text = f"{{global: {{scrape_interval: {options.every}s}}, scrape_configs: [{job}]}}"
         with ExitStack() as stack:
             servers = {}
-            for name, features in FEATURES.items():
+            for name, (features, _) in VARIANTS.items():
                 own = folder / name
                 own.mkdir()
                 flags = [f"--enable-feature={features}"] if features else []
@@ -110,9 +112,11 @@ def main() -> None:
             worker.start()
             worker.join()
             answers = {}
-            for name, url in servers.items():
+            for name, (_, modifier) in VARIANTS.items():
+                span = f"[{until + 60:.0f}s]{modifier}"
                 for level in LEVELS:
-                    answers[f"increase() by {level}, {name}"] = add_up(url, until + 60, level)
+                    sums = add_up(servers[name], span, level)
+                    answers[f"increase() by {level}, {name}"] = sums
 
     truth = dict.fromkeys(FIGURES, 0.0)
     for (figure, _), amount in node.truth.bill.items():
