@@ -123,6 +123,23 @@ def test_a_gpu_that_fails_every_few_minutes_is_reported_once(
     assert [event for event, _ in receiver.events] == ["broken"]
 
 
+@pytest.mark.parametrize(("listed", "events"), [(True, ["broken"]), (False, [])])
+def test_a_node_that_is_gone_is_reported_unless_it_was_removed(
+    scene: Scene, receiver: Receiver, listed: bool, events: list[str]
+) -> None:
+    """An autoscaler removes nodes together with the endpoints of their exporters."""
+    scene.round(gpu(0), gpu(1))
+    read_at = scene.at
+    for _ in range(10):
+        scene.at += 15.0
+        late = node("n1", gpu(0), gpu(1), read_at=read_at, listed=listed)
+        scene.state = scene.world.round(late, at=scene.at)
+        scene.webhook.update()
+    assert [event for event, _ in receiver.events] == events
+    if events:
+        assert receiver.bodies[0]["text"].startswith("podgpu: 2 GPUs are broken\n")
+
+
 def test_a_warning_and_a_problem_of_a_workload_are_not_reported(
     scene: Scene, receiver: Receiver
 ) -> None:

@@ -21,7 +21,7 @@ from podgpu.fleet.parts import HeldPart, gpu_id
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.known import add_known, round_known
-from podgpu.metrics.conditions import conditions, is_grave
+from podgpu.metrics.conditions import NODE_GONE, conditions, is_grave
 from podgpu.model import DeviceState
 
 STEADY_SECONDS = 300.0
@@ -156,7 +156,12 @@ def _name_gpu(gpu: DeviceState, node: str) -> str:
 def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     """Returns None if the GPU is not broken. Describes its worst problem."""
     order = list(conditions())
-    grave = [each for each in gpu.conditions if is_grave(each.name)]
+    # An exporter that is not listed any more was removed, for example with its node.
+    is_removed = node.reading.listed is False
+    grave = []
+    for condition in gpu.conditions:
+        if is_grave(condition.name) and not (is_removed and condition.name == NODE_GONE):
+            grave.append(condition)
     if not grave:
         return None
     worst = min(grave, key=lambda each: order.index(each.name) if each.name in order else -1)
