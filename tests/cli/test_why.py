@@ -9,6 +9,7 @@ import pytest
 
 from podgpu.cli.main import run
 from tests.pending.situations import node, pod
+from tests.pending.test_quotas import LOCAL_QUEUE, SAYS, cluster_queue, workload
 from tests.web.test_queue import Place, full_node, serving
 
 SCHEDULER_SAYS = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu.\x1b[31m"
@@ -81,6 +82,16 @@ def test_a_pod_without_gpus_is_not_blamed_on_gpus(
 ) -> None:
     lines = printed(place, capsys, "small").splitlines()
     assert lines[1] == "1. It requests no GPU."
+
+
+def test_a_workload_of_kueue(capsys: pytest.CaptureFixture[str]) -> None:
+    objects = [LOCAL_QUEUE, cluster_queue(quota=10, used=4), workload()]
+    with serving(False, node("a"), *objects) as place:
+        place.ask_until(4)
+        lines = printed(place, capsys, "train", "-n", "ml").splitlines()
+    assert lines[0].startswith("Workload ml/job-train (Job/train) has had 4 pods held back for ")
+    assert lines[1].startswith("1. ClusterQueue research allows 10 nvidia.com/gpu")
+    assert lines[-1] == f"Kueue says: {SAYS}"
 
 
 def test_json_is_that_of_the_server(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,6 +269,10 @@ def test_the_queue_reads_pods_nodes_and_claims_only_if_it_is_on() -> None:
     needed = {("", "pods"), ("", "nodes")}
     for resource in ("resourceclaims", "deviceclasses", "resourceslices"):
         needed.add(("resource.k8s.io", resource))
+    needed |= {("", "resourcequotas"), ("apps", "replicasets"), ("apps", "statefulsets")}
+    needed |= {("batch", "jobs"), ("scheduling.run.ai", "queues")}
+    for resource in ("workloads", "clusterqueues", "localqueues"):
+        needed.add(("kueue.x-k8s.io", resource))
     own = {"cluster": {"enabled": True, "queue": True}}
     assert "--queue" in container(own, "cluster")["args"]
     assert needed <= _list_rules(own)

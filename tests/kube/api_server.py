@@ -33,10 +33,13 @@ KINDS = {
     "deviceclasses": "DeviceClass",
     "events": "Event",
     "devicetaintrules": "DeviceTaintRule",
+    "workloads": "Workload",
+    "clusterqueues": "ClusterQueue",
+    "localqueues": "LocalQueue",
 }
 _OF_DRA = ("resourceslices", "resourceclaims", "deviceclasses", "devicetaintrules")
 _PATH = re.compile(
-    r"/(?:api/v1|apis/discovery\.k8s\.io/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
+    r"/(?:api/v1|apis/discovery\.k8s\.io/v1|apis/kueue\.x-k8s\.io/v1beta1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/status)?"
 )
 _PROXY = re.compile(
@@ -248,6 +251,7 @@ class SimulatedApiServer:
             "v1",
             "v1beta1",
         )  # empty if resource.k8s.io does not exist
+        self.has_kueue = False
         self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
@@ -436,6 +440,8 @@ class SimulatedApiServer:
             return web.json_response(
                 {"kind": "APIGroup", "name": "resource.k8s.io", "versions": versions}
             )
+        if request.path == "/apis/kueue.x-k8s.io" and self.has_kueue:
+            return web.json_response({"kind": "APIGroup", "versions": [{"version": "v1beta1"}]})
         if request.path in self.missing_paths:
             return _status(404, "the server could not find the requested resource")
         try:

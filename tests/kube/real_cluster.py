@@ -29,6 +29,13 @@ _PATHS = {
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
     "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
+    "ResourceQuota": "/api/v1/namespaces/{namespace}/resourcequotas",
+    "ReplicaSet": "/apis/apps/v1/namespaces/{namespace}/replicasets",
+    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "Workload": "/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads",
+    "LocalQueue": "/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues",
+    "ClusterQueue": "/apis/kueue.x-k8s.io/v1beta1/clusterqueues",
 }
 
 
@@ -65,7 +72,8 @@ class RealCluster:
         self.request("POST", path.rpartition("/")[0], body)
         self._created.append(path)
         status = body.get("status")
-        if status and status != {"phase": "Pending"}:
+        # Custom resources of tests have no subresource.
+        if status and "kueue" not in path and status != {"phase": "Pending"}:
             self.request("PATCH", f"{path}/status", {"status": status}, _MERGE_PATCH)
         if body["kind"] == "Node":
             # The API server taints new nodes, and a controller would remove the taint.
@@ -79,11 +87,33 @@ class RealCluster:
         self.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
     def clear(self) -> None:
-        """Deletes what was created, pods first."""
-        for path in sorted(self._created, key=lambda each: "/pods/" not in each):
+        """Deletes what was created, and then all pods, also those of controllers."""
+        pods = self.request("GET", "/api/v1/pods")["items"]
+        paths = [self.path({"kind": "Pod", **body}) for body in pods]
+        for path in (*reversed(self._created), *paths):
             with suppress(AssertionError):
                 self.delete(path)
         self._created.clear()
+
+    @contextmanager
+    def running_controllers(self, *names: str) -> Iterator[None]:
+        """Runs controllers of kube-controller-manager."""
+        folder = self._server.folder
+        command = [
+            find_program("kube-controller-manager"),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--controllers={','.join(names)}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            f"--cert-dir={folder / 'controllers'}",
+        ]
+        with (folder / "controllers.log").open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+            try:
+                yield
+            finally:
+                process.kill()
+                process.wait()
 
     def pause_scheduler(self) -> None:
         self._scheduler.send_signal(signal.SIGSTOP)

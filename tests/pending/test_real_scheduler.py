@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from podgpu.clock import Clock
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.kube.config import load_config
+from podgpu.kube.reflector import ReflectorSettings
 from podgpu.pending.queue import QueueAnswer, QueueQuery, make_queue
 from podgpu.pending.queue_watch import QueueWatch
 from tests.certificates import Certificates
@@ -33,8 +35,11 @@ from tests.pending.situations import (
     node,
     pod,
 )
+from tests.pending.test_quotas import LOCAL_QUEUE, SAYS, cluster_queue, workload
 
 SECONDS = 25.0
+# Kueue's API is added while podgpu runs.
+_EAGER = ReflectorSettings(max_refused_delay=0.5)
 _NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}}
 
 
@@ -46,11 +51,11 @@ class Lab(NamedTuple):
     cluster: RealCluster
     queue: QueueWatch
 
-    def ask(self) -> QueueAnswer:
-        return make_queue(self.queue.read(), QueueQuery("ml", WAITING))
+    def ask(self, name: str = WAITING) -> QueueAnswer:
+        return make_queue(self.queue.read(), QueueQuery("ml", name))
 
-    def explain(self) -> list[str]:
-        answer = self.ask()
+    def explain(self, name: str = WAITING) -> list[str]:
+        answer = self.ask(name)
         return [reason.key for group in answer.groups for reason in group.reasons]
 
     def play(self, situation: Situation) -> Outcome:
@@ -63,8 +68,7 @@ class Lab(NamedTuple):
         while self.explain()[:1] != [situation.key] and time.monotonic() < deadline:
             time.sleep(0.2)
         answer = self.ask()
-        self.cluster.clear()
-        self._wait_until_clear()
+        self.clear()
         return Outcome(situation, answer, message)
 
     def _wait_for_message(self, waiting: Object, part: str) -> str:
@@ -83,7 +87,10 @@ class Lab(NamedTuple):
             time.sleep(0.2)
         return message
 
-    def _wait_until_clear(self) -> None:
+    def clear(self) -> None:
+        """Deletes all objects, and waits until the watches know it."""
+        self.cluster.clear()
+
         def is_clear() -> bool:
             state = self.queue.read().queue
             return not state.waiting and not state.others and not state.free
@@ -123,13 +130,21 @@ class Outcome(NamedTuple):
         )
 
 
+@pytest.fixture
+def lab(shared_lab: Lab) -> Iterator[Lab]:
+    yield shared_lab
+    shared_lab.clear()
+
+
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Lab]:
+def shared_lab(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Lab]:
     with run_cluster(tmp_path_factory.mktemp("kubernetes"), certificates) as cluster:
         cluster.request("POST", "/api/v1/namespaces", _NAMESPACE)
         state = ClusterState(ViewSettings(), None)
         config = load_config(cluster.kubeconfig)
-        queue = QueueWatch(config, lambda: state, clock=_CLOCK)
+        queue = QueueWatch(config, lambda: state, _EAGER, _CLOCK)
         yield Lab(cluster, queue)
         queue.close()
 
@@ -172,4 +187,85 @@ def test_a_pod_that_fits_now_is_scheduled_next(lab: Lab) -> None:
     waiting = objects[-1]
     wait_until(lambda: lab.cluster.read(waiting)["spec"].get("nodeName") == "a")
     wait_until(lambda: lab.explain() == ["starting"])
-    lab.cluster.clear()
+
+
+def test_a_resource_quota_rejects_pods_that_then_do_not_exist(lab: Lab) -> None:
+    quota: Object = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpus", "namespace": "ml"},
+        "spec": {"hard": {f"requests.{GPU}": "1"}},
+    }
+    spec = pod()["spec"] | {"restartPolicy": "Always"}
+    template = {"metadata": {"labels": {"app": "chat"}}, "spec": spec}
+    replicas: Object = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "chat", "namespace": "ml"},
+        "spec": {
+            "replicas": 3,
+            "selector": {"matchLabels": {"app": "chat"}},
+            "template": template,
+        },
+    }
+    with lab.cluster.running_controllers("resourcequota-controller", "replicaset-controller"):
+        for body in (node("a"), quota):
+            lab.cluster.create(body)
+        wait_until(lambda: "hard" in lab.cluster.read(quota)["status"], "the quota is counted")
+        lab.cluster.create(replicas)
+        wait_until(lambda: lab.ask("chat").pods == 2, "the quota admits one of three pods")
+        (group,) = lab.ask("chat").groups
+        assert (group.gpus, group.examples[0].kind) == (2.0, "ReplicaSet")
+        assert lab.explain("chat") == ["quota"]
+        assert group.reasons[0].names == ("ResourceQuota gpus",)
+        conditions = lab.cluster.read(replicas)["status"]["conditions"]
+        assert "exceeded quota: gpus" in conditions[0]["message"]
+
+
+def _define(kind: str, plural: str, scope: str = "Namespaced") -> Object:
+    """A custom resource of Kueue's API, without a schema."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": "v1beta1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.kueue.x-k8s.io",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
+        "spec": {
+            "group": "kueue.x-k8s.io",
+            "scope": scope,
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [version],
+        },
+    }
+
+
+def test_a_workload_of_kueue_without_quota(lab: Lab) -> None:
+    """Kueue does not run here: the objects are what it writes."""
+    for definition in (
+        _define("Workload", "workloads"),
+        _define("LocalQueue", "localqueues"),
+        _define("ClusterQueue", "clusterqueues", "Cluster"),
+    ):
+        lab.cluster.create(definition)
+    path = "/apis/kueue.x-k8s.io/v1beta1/clusterqueues"
+
+    def is_served() -> bool:
+        with suppress(AssertionError):
+            lab.cluster.request("GET", path)
+            return True
+        return False
+
+    wait_until(is_served, "the API server has Kueue's API")
+    for body in (node("a"), workload(), LOCAL_QUEUE, cluster_queue(quota=10, used=4)):
+        lab.cluster.create(body)
+    wait_until(lambda: lab.explain("job-train") == ["quota"], "the workload is in the queue")
+    (group,) = lab.ask("job-train").groups
+    assert (group.pods, group.gpus, group.message) == (4, 8.0, SAYS)

@@ -37,6 +37,9 @@ KINDS = {
     "ResourceClaim": "resourceclaims",
     "DeviceClass": "deviceclasses",
     "ResourceSlice": "resourceslices",
+    "Workload": "workloads",
+    "LocalQueue": "localqueues",
+    "ClusterQueue": "clusterqueues",
 }
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m" + 10_000 * "x"
 
@@ -92,6 +95,7 @@ def serving(checks_users: bool = False, *objects: Object) -> Iterator[Place]:
         server.grants = GRANTS
         server.tokens = frozenset({"podgpu"})
         config = ApiConfig(server.url, "test", token="podgpu")
+        server.has_kueue = True
         for body in objects:
             server.put(KINDS[body["kind"]], complete(body))
         watch = QueueWatch(config, lambda: cluster.published.state, HURRY, time.clock)
@@ -182,6 +186,7 @@ def test_claims_are_watched() -> None:
 def test_a_cluster_without_dra() -> None:
     with serving(False, node("a"), pod()) as place:
         place.server.resource_api_versions = ()
+        place.server.has_kueue = False
         answer = place.ask_until(1)
     assert answer.notes == []
     assert answer.groups[0].reasons[0].key == "fits"

@@ -93,7 +93,7 @@ def _write_group(group: QueueGroup, now: float) -> list[str]:
     return [
         str(group.pods),
         number(group.gpus),
-        f"{oldest.namespace}/{oldest.pod}",
+        _name_pod(oldest),
         format_duration(max(0.0, now - group.since)),
         _name_needs(group),
         group.reasons[0].says,
@@ -116,14 +116,24 @@ def _write_pods(answer: QueueAnswer) -> Iterator[str]:
         yield from _write_reasons(group)
         yield from _write_unblock(group.unblock, answer)
         if group.message:
-            yield f"The scheduler says: {one_line(group.message)}"
+            speaker = "Kueue" if group.examples[0].kind else "The scheduler"
+            yield f"{speaker} says: {one_line(group.message)}"
 
 
 def _write_head(pod: QueuedPod, group: QueueGroup, now: float) -> str:
     owner = f" ({pod.owner.text})" if pod.owner else ""
     since = format_duration(max(0.0, now - pod.since))
     needs = _name_needs(group) or "no resources"
-    return one_line(f"{pod.namespace}/{pod.pod}{owner} has been pending for {since}: {needs}")
+    if pod.kind:
+        held = f"has had {plural(pod.pods, 'pod')} held back for {since}; each needs {needs}"
+        return one_line(f"{_name_pod(pod)}{owner} {held}")
+    return one_line(f"{_name_pod(pod)}{owner} has been pending for {since}: {needs}")
+
+
+def _name_pod(pod: QueuedPod) -> str:
+    """Returns NAMESPACE/POD, or the kind and name of the object that stands for pods."""
+    name = f"{pod.namespace}/{pod.pod}"
+    return f"{pod.kind} {name}" if pod.kind else name
 
 
 def _write_reasons(group: QueueGroup) -> Iterator[str]:

@@ -16,12 +16,12 @@ from podgpu.pending.cluster_objects import (
     POD_SLOTS,
     Amounts,
     BoundPod,
-    ClusterObjects,
     NodeRecord,
     PendingPod,
     PodNeeds,
     PodState,
 )
+from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.queue import QueueSnapshot
 from podgpu.pending.queue_watch import make_snapshot
 from podgpu.pending.selectors import NAME_FIELD, NodeSelector, Requirement

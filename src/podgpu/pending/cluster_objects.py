@@ -6,7 +6,7 @@ Amounts are integers in thousandths, so that sums are exact: 1000 is one GPU, on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -26,7 +26,6 @@ from podgpu.kube.objects import (
     read_map,
 )
 from podgpu.model import PodName, WorkloadOwner
-from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord, SliceRecord
 from podgpu.pending.selectors import (
     NAME_FIELD,
     NodeSelector,
@@ -162,6 +161,11 @@ class PendingPod:
     node: str = ""  # set if it is bound and has not started
     waiting: tuple[str, ...] = ()  # reasons why containers of a bound pod have not started
     workload: str = ""  # name of its Kueue Workload, if a label has it
+    kai_queue: str = ""
+    # Set if it stands for pods that may not exist yet: their Workload, Job, ReplicaSet or
+    # StatefulSet.
+    kind: str = ""
+    count: int = 1  # number of these pods
 
     @property
     def key(self) -> PodName:
@@ -202,7 +206,7 @@ def parse_pod_state(body: KubeObject) -> PodState | None:
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
     node = intern(spec.get("nodeName") or "")
-    needs = _parse_needs(metadata, spec)
+    needs = parse_needs(metadata, spec)
     bound = None
     if node:
         bound = BoundPod(
@@ -226,6 +230,7 @@ def _parse_pending(
     metadata: KubeObject, spec: KubeObject, status: KubeObject, needs: PodNeeds
 ) -> PendingPod:
     owned = parse_owner({"metadata": metadata})
+    labels = read_map(metadata, "labels")
     scheduled: KubeObject = {}
     for condition in read_list(status, "conditions"):
         if condition.get("type") == "PodScheduled":
@@ -249,7 +254,8 @@ def _parse_pending(
         message=message[:_MAX_MESSAGE],
         node=intern(spec.get("nodeName") or ""),
         waiting=tuple(sorted(_list_waiting(status))),
-        workload=read_map(metadata, "labels").get("kueue.x-k8s.io/pod-group-name", ""),
+        workload=labels.get("kueue.x-k8s.io/pod-group-name", ""),
+        kai_queue=labels.get("kai.scheduler/queue") or labels.get("runai/queue", ""),
     )
 
 
@@ -280,7 +286,7 @@ def _parse_claims(spec: KubeObject, status: KubeObject) -> Iterator[PodClaim]:
 # What a pod needs
 
 
-def _parse_needs(metadata: KubeObject, spec: KubeObject) -> PodNeeds:
+def parse_needs(metadata: KubeObject, spec: KubeObject) -> PodNeeds:
     return PodNeeds(
         amounts=tuple(sorted(_sum_requests(spec).items())),
         share=_parse_share(read_map(metadata, "annotations")),
@@ -367,25 +373,3 @@ def _list_unchecked(spec: KubeObject) -> Iterator[str]:
         if any(port.get("hostPort") for port in read_list(container, "ports")):
             yield "host_ports"
             break
-
-
-# All objects
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterObjects:
-    """A snapshot of the objects that explain why pods are pending."""
-
-    pods: Sequence[PodState] = ()
-    nodes: Sequence[NodeRecord] = ()
-    claims: Sequence[ClaimRecord] = ()
-    classes: Sequence[DeviceClassRecord] = ()
-    slices: Sequence[SliceRecord] = ()
-
-    @property
-    def pending(self) -> Iterable[PendingPod]:
-        return (state.pending for state in self.pods if state.pending is not None)
-
-    @property
-    def bound(self) -> Iterable[BoundPod]:
-        return (state.bound for state in self.pods if state.bound is not None)

@@ -19,7 +19,6 @@ from podgpu.pending.cluster_objects import (
     POD_SLOTS,
     Amounts,
     BoundPod,
-    ClusterObjects,
     GpuShare,
     NodeRecord,
     PendingPod,
@@ -32,6 +31,14 @@ from podgpu.pending.dra_objects import (
     DeviceRequest,
 )
 from podgpu.pending.idle_pods import IdlePod
+from podgpu.pending.pending_objects import ClusterObjects
+from podgpu.pending.quotas import (
+    KUEUE_KIND,
+    HeldWorkload,
+    Quotas,
+    Shortage,
+    find_shortage,
+)
 from podgpu.pending.reasons import STAGES, Reason
 from podgpu.pending.selectors import (
     CORDON_TAINT,
@@ -185,9 +192,14 @@ class _Cluster:
             self.places.append(_Place(node, here, _Usage.of(node, here)))
         nominated = [pod for pod in objects.pending if pod.nominated_node and not pod.node]
         self.nominated = group_by_key((pod.nominated_node, pod) for pod in nominated)
+        self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
         self.claims_of = group_by_key(
             (user, claim) for claim in objects.claims for user in claim.users
         )
+
+    def find_workload(self, pod: PendingPod) -> HeldWorkload | None:
+        """Returns the Kueue Workload that holds the pod back."""
+        return self.quotas.find_workload(pod.namespace, pod.workload, (pod.uid, pod.owner_uid))
 
     def find_classes(self, pod: PendingPod) -> Iterator[str]:
         """Yields the device classes that the claims of a pod name."""
@@ -269,6 +281,8 @@ def explain_queue(
     for pod in sorted(objects.pending, key=lambda pod: (pod.created, pod.key)):
         kind = waiting if explainer.requests_gpu(pod) else others
         kind.append(explainer.explain(pod))
+    waiting += explainer.list_held(objects.pending)
+    waiting.sort(key=lambda explanation: (explanation.pod.created, explanation.pod.key))
     return QueueState(waiting, others, _list_free(explainer.cluster))
 
 
@@ -340,7 +354,7 @@ class Explainer:
         if pod.node:
             return Reason(key="starting", names=(pod.node, *pod.waiting[:_NAMED]))
         if pod.gates:
-            return Reason(key="gated", names=pod.gates[:_NAMED])
+            return self._explain_gates(pod)
         for named in pod.claims:
             if not named.claim:
                 return Reason(key="claim_not_created", names=(named.template,))
@@ -351,7 +365,68 @@ class Explainer:
                 return Reason(key="class_missing", names=(name,))
         if pod.nominated_node:
             return Reason(key="preempting", names=(pod.nominated_node,))
-        return None
+        return self._find_kai_limit(pod)
+
+    def _explain_gates(self, pod: PendingPod) -> Reason:
+        workload = self.cluster.find_workload(pod)
+        if workload is None:
+            return Reason(key="gated", names=pod.gates[:_NAMED])
+        return self._explain_workload(workload)
+
+    def _explain_workload(self, workload: HeldWorkload) -> Reason:
+        """Explains why Kueue has not admitted the workload."""
+        queue = self.cluster.quotas.find_cluster_queue(workload)
+        if queue is None:
+            return Reason(key="queue_missing", names=(workload.queue or "without a name",))
+        shortage = find_shortage([queue], workload.total)
+        if shortage is None:
+            return Reason(key="queued", names=(queue.text,))
+        return _make_quota_reason(shortage)
+
+    def _find_kai_limit(self, pod: PendingPod) -> Reason | None:
+        queue = self.cluster.quotas.find_kai_queue(pod.kai_queue) if pod.kai_queue else None
+        if queue is None:
+            return None
+        share = pod.needs.share
+        amounts = pod.needs.amounts
+        if share is not None and share.fraction:
+            amounts = ((GPU_RESOURCE, round(share.fraction * share.devices * MILLI)),)
+        shortage = find_shortage([queue], amounts)
+        return None if shortage is None else _make_quota_reason(shortage)
+
+    def list_held(self, pods: Iterable[PendingPod]) -> Iterator[Explanation]:
+        """Yields the workloads that a quota holds back, if their pods do not exist."""
+        existing = {id(self.cluster.find_workload(pod)) for pod in pods if pod.gates}
+        for workload in self.cluster.quotas.workloads:
+            if id(workload) in existing:
+                continue
+            if workload.kind == KUEUE_KIND:
+                yield self._hold(workload, self._explain_workload(workload))
+                continue
+            quotas = self.cluster.quotas.list_of_namespace(workload.namespace)
+            shortage = find_shortage(quotas, workload.needs.amounts)
+            # Without a shortage, its controller is about to create the pods.
+            if shortage is not None:
+                yield self._hold(workload, _make_quota_reason(shortage))
+
+    def _hold(self, workload: HeldWorkload, reason: Reason) -> Explanation:
+        pod = PendingPod(
+            namespace=workload.namespace,
+            name=workload.name,
+            uid=workload.uid,
+            created=workload.created,
+            needs=workload.needs,
+            owner=workload.owner,
+            message=workload.message,
+            kind=workload.kind,
+            count=workload.pods,
+        )
+        gpus = sum(
+            milli / MILLI
+            for name, milli in workload.total
+            if is_gpu_resource(name) and _counts_gpus(name)
+        )
+        return Explanation(pod, gpus, tuple(self._list_needs(pod)), (reason,))
 
     def _make_wish(self, pod: PendingPod) -> _Wish:
         specs = []
@@ -633,6 +708,18 @@ def _list_busy(
 
 
 # From checks to reasons
+
+
+def _make_quota_reason(shortage: Shortage) -> Reason:
+    record = shortage.record
+    return Reason(
+        key="quota",
+        resource=record.resource,
+        needed=shortage.needed / MILLI,
+        free=record.free / MILLI,
+        total=record.limit / MILLI,
+        names=(shortage.quota,),
+    )
 
 
 def _explain_free(needs: PodNeeds, checks: Iterable[_Check]) -> Reason:

@@ -29,7 +29,8 @@ class QueueQuery(NamedTuple):
     def selects(self, pod: PendingPod) -> bool:
         if self.namespace and pod.namespace != self.namespace:
             return False
-        return not self.pod or pod.name == self.pod
+        is_owner = bool(pod.kind and pod.owner and pod.owner.name == self.pod)
+        return not self.pod or pod.name == self.pod or is_owner
 
 
 def parse_queue_query(query: Mapping[str, str]) -> QueueQuery:
@@ -51,8 +52,12 @@ class NeedView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class QueuedPod(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`kind`: of an object that stands for `pods` pods, which may not exist yet. Usually empty."""
+
     namespace: str
     pod: str
+    kind: str = ""
+    pods: int = 1
     owner: WorkloadOwner | None = None
     since: float  # Unix time
 
@@ -152,9 +157,9 @@ def make_queue(
         simulated=snapshot.simulated,
         currency=snapshot.currency,
         notes=list(snapshot.notes) if visible is None else [],
-        pods=len(shown) + len(counted_hidden),
+        pods=_count_pods([*shown, *counted_hidden]),
         gpus=_sum_gpus([*shown, *counted_hidden]),
-        hidden_pods=len(counted_hidden),
+        hidden_pods=_count_pods(counted_hidden),
         hidden_gpus=_sum_gpus(counted_hidden),
         free=[FreeView(**row._asdict()) for row in snapshot.queue.free],
         groups=groups[:_MAX_GROUPS],
@@ -165,6 +170,10 @@ def make_queue(
 
 def _sum_gpus(explanations: Iterable[Explanation]) -> float:
     return round(sum(explanation.gpus for explanation in explanations), 4)
+
+
+def _count_pods(explanations: Iterable[Explanation]) -> int:
+    return sum(explanation.pod.count for explanation in explanations)
 
 
 class _Kind(NamedTuple):
@@ -201,7 +210,7 @@ def _make_group(
 ) -> QueueGroup:
     oldest = members[0].pod
     return QueueGroup(
-        pods=len(members),
+        pods=_count_pods(members),
         gpus=_sum_gpus(members),
         since=oldest.created,
         reasons=[_view_reason(reason) for reason in kind.reasons],
@@ -224,7 +233,14 @@ def _view_need(need: Need) -> NeedView:
 
 
 def _view_pod(pod: PendingPod) -> QueuedPod:
-    return QueuedPod(namespace=pod.namespace, pod=pod.name, owner=pod.owner, since=pod.created)
+    return QueuedPod(
+        namespace=pod.namespace,
+        pod=pod.name,
+        kind=pod.kind,
+        pods=pod.count,
+        owner=pod.owner,
+        since=pod.created,
+    )
 
 
 def _view_unblock(option: Unblock, visible: Collection[str] | None) -> UnblockView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
@@ -13,13 +13,23 @@ from podgpu.fleet.state import ClusterState
 from podgpu.kube.api_groups import DRA_GROUP, find_version
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NODES_PATH, PODS_PATH
+from podgpu.kube.objects import NODES_PATH, PODS_PATH, KubeObject
 from podgpu.kube.reflector import Informer, ReflectorSettings
-from podgpu.pending.cluster_objects import ClusterObjects, parse_node, parse_pod_state
+from podgpu.pending.cluster_objects import parse_node, parse_pod_state
 from podgpu.pending.dra_objects import parse_claim, parse_device_class, parse_slice_record
 from podgpu.pending.explain import explain_queue
 from podgpu.pending.idle_pods import list_idle_pods
+from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.queue import QueueSnapshot
+from podgpu.pending.quotas import (
+    parse_cluster_queue,
+    parse_job,
+    parse_kai_queue,
+    parse_kueue_workload,
+    parse_local_queue,
+    parse_replicas,
+    parse_resource_quota,
+)
 
 _PAGE_SIZE = 500
 _KEEP_SECONDS = 5.0  # an answer is computed at most this often
@@ -27,11 +37,35 @@ _REST = 4.0  # and is kept for at least this multiple of the time that it took
 _SYNC_SECONDS = 10.0  # so long, the first question waits
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-_DRA = {
-    "resourceclaims": parse_claim,
-    "deviceclasses": parse_device_class,
-    "resourceslices": parse_slice_record,
-}
+KUEUE_GROUP = "kueue.x-k8s.io"
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")
+_parse_replica_set = partial(parse_replicas, "ReplicaSet")
+_parse_stateful_set = partial(parse_replicas, "StatefulSet")
+
+
+class _Collection(NamedTuple):
+    """Objects that are read if the API server has them, and if podgpu may."""
+
+    name: str
+    parse: Callable[[KubeObject], object]
+    group: str = ""  # empty: the path is fixed
+    versions: Sequence[str] = ()
+    path: str = ""
+
+
+_OPTIONAL = (
+    _Collection("resourceclaims", parse_claim, DRA_GROUP, _DRA_VERSIONS),
+    _Collection("deviceclasses", parse_device_class, DRA_GROUP, _DRA_VERSIONS),
+    _Collection("resourceslices", parse_slice_record, DRA_GROUP, _DRA_VERSIONS),
+    _Collection("workloads", parse_kueue_workload, KUEUE_GROUP, _KUEUE_VERSIONS),
+    _Collection("clusterqueues", parse_cluster_queue, KUEUE_GROUP, _KUEUE_VERSIONS),
+    _Collection("localqueues", parse_local_queue, KUEUE_GROUP, _KUEUE_VERSIONS),
+    _Collection("queues", parse_kai_queue, "scheduling.run.ai", ("v2",)),
+    _Collection("resourcequotas", parse_resource_quota, path="/api/v1/resourcequotas"),
+    _Collection("replicasets", _parse_replica_set, path="/apis/apps/v1/replicasets"),
+    _Collection("statefulsets", _parse_stateful_set, path="/apis/apps/v1/statefulsets"),
+    _Collection("jobs", parse_job, path="/apis/batch/v1/jobs"),
+)
 
 
 class QueueWatch:
@@ -56,12 +90,12 @@ class QueueWatch:
             "nodes": watch(NODES_PATH, {}, parse_node, page_size=_PAGE_SIZE),
         }
         self._optional: dict[str, Informer[Any]] = {}
-        for name, parse in _DRA.items():
-            self._optional[name] = watch(
-                f"/apis/{DRA_GROUP}/v1/{name}",
+        for each in _OPTIONAL:
+            self._optional[each.name] = watch(
+                each.path or f"/apis/{each.group}/{each.versions[0]}/{each.name}",
                 {},
-                parse,
-                find_path=partial(_find_dra_path, name),
+                each.parse,
+                find_path=partial(_find_path, each) if each.group else None,
                 page_size=_PAGE_SIZE,
                 is_optional=True,
             )
@@ -97,10 +131,16 @@ class QueueWatch:
         return ClusterObjects(
             pods=self._required["pods"].items(),
             nodes=self._required["nodes"].items(),
-            claims=self._optional["resourceclaims"].items(),
-            classes=self._optional["deviceclasses"].items(),
-            slices=self._optional["resourceslices"].items(),
+            claims=self._list("resourceclaims"),
+            classes=self._list("deviceclasses"),
+            slices=self._list("resourceslices"),
+            quotas=self._list("clusterqueues", "queues", "resourcequotas"),
+            local_queues=self._list("localqueues"),
+            workloads=self._list("workloads", "replicasets", "statefulsets", "jobs"),
         )
+
+    def _list(self, *names: str) -> list[Any]:
+        return [item for name in names for item in self._optional[name].items()]
 
     def _list_notes(self) -> Sequence[str]:
         notes = []
@@ -124,7 +164,7 @@ def make_snapshot(objects: ClusterObjects, state: ClusterState, now: float) -> Q
     )
 
 
-async def _find_dra_path(name: str, client: ApiClient) -> str:
-    advice = "no pod can have claims"
-    version = await find_version(client, DRA_GROUP, _DRA_VERSIONS, advice)
-    return f"/apis/{DRA_GROUP}/{version}/{name}"
+async def _find_path(collection: _Collection, client: ApiClient) -> str:
+    advice = f"without {collection.name}, these do not explain pending pods"
+    version = await find_version(client, collection.group, collection.versions, advice)
+    return f"/apis/{collection.group}/{version}/{collection.name}"

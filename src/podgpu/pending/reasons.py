@@ -147,6 +147,14 @@ def _say_unchecked(reason: Reason) -> str:
     )
 
 
+def _say_quota(reason: Reason) -> str:
+    needed = amount(reason.needed, reason.resource)
+    return (
+        f"{few_of(reason.names)} allows {amount(reason.total, reason.resource)}, of which"
+        f" {number(reason.free)} are left. It needs {needed}."
+    )
+
+
 def _say_preempting(reason: Reason) -> str:
     return (
         f"It will run on {few_of(reason.names)}: pods with a lower priority are ended there to"
@@ -160,6 +168,13 @@ _TEXTS: Mapping[str, Callable[[Reason], str]] = {
     "unseen": lambda reason: f"No scheduler named {few_of(reason.names)} has looked at it.",
     "starting": _say_starting,
     "gated": lambda reason: f"It is held back by the scheduling gate {few_of(reason.names)}.",
+    "quota": _say_quota,
+    "queued": lambda reason: (
+        f"{few_of(reason.names)} has quota left, and Kueue has not admitted it yet."
+    ),
+    "queue_missing": lambda reason: (
+        f"Its queue {few_of(reason.names)}, or the ClusterQueue of this queue, does not exist."
+    ),
     "claim_missing": lambda reason: f"Its ResourceClaim {few_of(reason.names)} does not exist.",
     "claim_not_created": lambda reason: (
         f"No ResourceClaim has been created from its ResourceClaimTemplate {few_of(reason.names)}."
@@ -208,6 +223,9 @@ _ADVICE: Mapping[str, str] = {
     "fits": "The scheduler tries again after a change, or within 5 minutes.",
     "unseen": "Check schedulerName, and that this scheduler runs.",
     "gated": "The controller that set the gate removes it.",
+    "quota": "Request less, raise the quota, or wait until others have ended.",
+    "queued": "See what Kueue says.",
+    "queue_missing": "Correct the label kueue.x-k8s.io/queue-name, or create the queue.",
     "claim_missing": "Create the claim.",
     "claim_not_created": "Check that the template exists, and see the events of the pod.",
     "class_missing": "Create the DeviceClass, or correct the claim.",

@@ -25,6 +25,9 @@ const TITLES = {
   class_missing: "No class",
   claim_node: "Claim",
   gated: "Held back",
+  quota: "Quota",
+  queued: "Queued",
+  queue_missing: "No queue",
   preempting: "Preempting",
   nominated: "Reserved",
   unseen: "No scheduler",
@@ -131,7 +134,8 @@ function lineOf(group, data, opened) {
   const [cause, ...others] = group.reasons;
   const key = JSON.stringify([cause.key, group.examples[0], group.needs]);
   const title = TITLES[cause.key] ?? plain(cause.key);
-  const names = group.pods > 1 ? `${nameOf(group.examples[0])} and ${plural(group.pods - 1, "pod")} more` : nameOf(group.examples[0]);
+  const more = group.pods - (group.examples[0].pods ?? 1);
+  const names = more > 0 ? `${nameOf(group.examples[0])} and ${plural(more, "pod")} more` : nameOf(group.examples[0]);
   const gain = `${parts(group.gpus)} ${group.gpus === 1 ? "GPU" : "GPUs"}, ${duration(data.taken_at - group.since)}`;
   const head = h(
     "summary",
@@ -171,7 +175,7 @@ function idlePod(pod, data) {
 
 function factsOf(group) {
   const facts = [fact("Each needs", group.needs.map((need) => plain(need.says)).join(", "))];
-  if (group.message) facts.push(fact("The scheduler says", plain(group.message)));
+  if (group.message) facts.push(fact(group.examples[0].kind ? "Kueue says" : "The scheduler says", plain(group.message)));
   return h("dl", { class: "saving-texts" }, ...facts);
 }
 
@@ -183,14 +187,17 @@ function podsOf(group, data) {
   const columns = [
     { name: "pod", title: "Pod", value: nameOf },
     { name: "owner", title: "Owner", value: ownerOf },
+    { name: "pods", title: "Pods", value: (pod) => pod.pods ?? 1, write: count },
     { name: "since", title: "Waits for", value: (pod) => data.taken_at - pod.since, write: duration },
   ];
   table.show(group.examples, columns, "since", nameOf);
   return table.element;
 }
 
-function nameOf({ namespace, pod }) {
-  return plain([namespace, pod].filter(Boolean).join("/"));
+// The name of a pod, or kind and name of the object that stands for pods.
+function nameOf({ namespace, pod, kind }) {
+  const name = [namespace, pod].filter(Boolean).join("/");
+  return plain(kind ? `${kind} ${name}` : name);
 }
 
 function ownerOf({ owner }) {
