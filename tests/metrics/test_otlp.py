@@ -210,6 +210,14 @@ def make_gpu(*names: str, detail: str = "", healthy: tuple[str, ...] = ()) -> De
         (make_gpu("xid", detail="43"), "degraded"),
         (make_gpu("xid", detail="43,79"), "failed"),
         (make_gpu("recovery_action", detail="reset"), "failed"),
+        (make_gpu("unreadable"), "failed"),
+        (make_gpu("ecc"), "failed"),
+        (make_gpu("row_remap_failure"), "failed"),
+        (make_gpu("power_brake"), "degraded"),
+        (make_gpu("nvlink"), "degraded"),
+        (make_gpu("recurring"), "predicted_failure"),
+        (make_gpu("kubernetes_unhealthy"), "degraded"),
+        (make_gpu("of_a_newer_version"), "failed"),
     ],
 )
 def test_state_of_a_gpu(gpu: DeviceState, state: str) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from podgpu import __version__
 from podgpu.metrics import otlp_pb2 as pb
-from podgpu.metrics.conditions import breaks_gpu, xid_spec
+from podgpu.metrics.conditions import breaks_gpu, conditions, xid_spec
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.labels import visible_devices
 from podgpu.metrics.mig import billed_name
@@ -39,17 +39,12 @@ GPU = (("hw.type", "gpu"),)
 STATES = ("ok", "degraded", "failed", "predicted_failure")
 """Values of `hw.state`."""
 _STATE_OF_CONDITION = {
-    "lost": "failed",
-    "unreadable": "failed",
-    "row_remap_failure": "failed",
-    "ecc": "failed",
     "row_remap_pending": "predicted_failure",
     "recurring": "predicted_failure",
-    "thermal": "degraded",
-    "power_brake": "degraded",
     "nvlink": "degraded",
 }
-"""Condition -> `hw.state`. Other conditions of a GPU are `failed`, see `find_state`."""
+"""Condition -> `hw.state`, if it does not follow from the severity."""
+_STATE_OF_SEVERITY = {"broken": "failed", "warning": "degraded"}
 _WORST_FIRST = ("failed", "predicted_failure", "degraded")
 _ECC_ERRORS = {
     "corrected": "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
@@ -414,7 +409,9 @@ def find_state(gpu: DeviceState) -> str:
             needs_action = not numbers or any(xid_spec(number).needs_action for number in numbers)
             states.add("failed" if needs_action else "degraded")
         else:
-            states.add(_STATE_OF_CONDITION.get(condition.name, "failed"))
+            spec = conditions().get(condition.name)
+            by_severity = _STATE_OF_SEVERITY[spec.severity if spec else "broken"]
+            states.add(_STATE_OF_CONDITION.get(condition.name, by_severity))
     return next((name for name in _WORST_FIRST if name in states), "ok")
 
 
