@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from podgpu.kube.service_proxy import ServiceName
 from podgpu.writers.write_option import PERMISSIONS, Permission
 from tests.deploy.chart import VARIANTS, Object, container, env, notes, objects, of_kind, pod
 
@@ -226,3 +227,31 @@ def test_nvsentinel_needs_its_socket_and_no_token() -> None:
     assert pod(values)["automountServiceAccountToken"] is False
     assert of_kind("ClusterRole", values) == []
     assert of_kind("Job", values) == []
+
+
+def test_readers_may_use_the_proxy_of_the_view_only() -> None:
+    values = VARIANTS["readers of the cluster view"]
+    [role] = [one for one in of_kind("Role", values) if one["metadata"]["name"].endswith("-reader")]
+    [service] = [
+        one for one in of_kind("Service", values) if one["metadata"]["name"].endswith("-cluster")
+    ]
+    name = service["metadata"]["name"]
+    port = service["spec"]["ports"][0]["port"]
+    expected = ServiceName(role["metadata"]["namespace"], name, str(port))
+    assert role["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["services/proxy"],
+            "resourceNames": [expected.segment],
+            "verbs": ["get"],
+        }
+    ]
+    [binding] = [
+        one
+        for one in of_kind("RoleBinding", values)
+        if one["roleRef"]["name"] == role["metadata"]["name"]
+    ]
+    assert [subject["name"] for subject in binding["subjects"]] == ["ann", "default"]
+    # podgpu finds the Service by these labels.
+    assert service["metadata"]["labels"]["app.kubernetes.io/part-of"] == "podgpu"
+    assert service["metadata"]["labels"]["app.kubernetes.io/component"] == "cluster"
