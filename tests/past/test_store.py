@@ -228,6 +228,8 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         samples = dict(db.execute("SELECT resolution, min(time) FROM sample GROUP BY resolution"))
         # Rows are deleted every quarter of an hour.
         assert samples == {COARSE: end - 8 * DAY - 3 * COARSE, 15: end - 482 * COARSE}
+        [oldest_load] = db.execute("SELECT min(time) FROM load").fetchone()
+        assert oldest_load == end - 8 * DAY
         assert db.execute("SELECT pod FROM account").fetchall() == [("llm-0",)]
 
 
