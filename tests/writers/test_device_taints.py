@@ -234,3 +234,15 @@ def test_withdraw_deletes_the_rules_of_all_nodes(
 
     server.resource_api_versions = ()
     assert run(["withdraw", "--kubeconfig", str(path)]) == 0
+
+
+def test_withdraw_fails_if_a_rule_cannot_be_deleted(
+    exporter: Exporter, server: SimulatedApiServer, tmp_path: Path
+) -> None:
+    exporter.see(a=XID)
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(server.url), encoding="utf-8")
+    server.write_failures = [403]
+    assert run(["withdraw", "--kubeconfig", str(path)]) == 1
+    server.forbidden_paths = frozenset({"/apis/resource.k8s.io/v1/devicetaintrules"})
+    assert run(["withdraw", "--kubeconfig", str(path)]) == 1

@@ -167,6 +167,7 @@ def test_xid_of_a_process_outside_pods_concerns_the_node(watch: Watch) -> None:
     culprit = XidCulprit(total=1, last_seen=9.0, pid=77, program="dcgmi")
     [change] = watch.see(gpu(xids=(XidCount(13, 1, 9.0, culprits=(culprit,)),)))
     assert summarize([change]) == [("GpuXid", [], True)]
+    assert "caused by dcgmi (pid 77) of a process outside pods" in change.message
 
 
 def idle(since: float | None, measured: bool = True) -> DeviceState:
@@ -238,3 +239,46 @@ def test_a_forgotten_gpu_has_no_problem(watch: Watch) -> None:
     watch.see(gpu(LOST))
     assert watch.see() == []
     assert watch.records == {}
+
+
+def test_details_of_a_problem_are_kept_with_it(watch: Watch) -> None:
+    failed = DeviceState(uuid=GPU, conditions=(Condition(XID, 1.0, "79"),))
+    watch.see(failed)
+    assert watch.records[GPU].details == {XID: "79"}
+    watch.see(gpu(LOST, unknown=[XID]))
+    assert watch.records[GPU].details == {LOST: "", XID: "79"}
+    watch.see(gpu())
+    assert watch.records[GPU].details == {}
+
+
+def test_only_pods_have_events(watch: Watch) -> None:
+    job = Holder(job="4711", user="ann", source="hpc")
+    [change] = watch.see(gpu(LOST, holders=(RED, job)))
+    assert [pod.pod for pod in change.pods] == ["red"]
+
+
+def test_xid_of_a_gpu_concerns_the_pods_of_its_instances(watch: Watch) -> None:
+    part = MigInstance(id=1, holders=(GREEN,))
+    [change] = watch.see(gpu(holders=(), instances=(part,), xids=(XidCount(48, 1, 9.0),)))
+    assert [pod.pod for pod in change.pods] == ["green"]
+
+
+def test_xid_of_unknown_cause_of_an_instance(watch: Watch) -> None:
+    part = MigInstance(id=1, holders=(GREEN,), xids=(XidCount(31, 1, 9.0),))
+    devices = gpu(holders=(RED,), instances=(part,))
+    watch.see(devices)
+    [change] = watch.see(devices, after=11.0)
+    assert [pod.pod for pod in change.pods] == ["green"]
+    # There is only one candidate, but a process that has ended may be the cause.
+    assert change.message.endswith("an application caused it")
+
+
+def test_culprit_without_a_pid(watch: Watch) -> None:
+    culprit = XidCulprit("team", "red", "main", total=1, last_seen=9.0, program="train.py")
+    [change] = watch.see(gpu(xids=(XidCount(13, 1, 9.0, culprits=(culprit,)),)))
+    assert "caused by train.py (a process) of team/red/main" in change.message
+
+
+def test_a_gpu_without_an_index(watch: Watch) -> None:
+    [change] = watch.see(DeviceState(uuid="GPU-9", conditions=(Condition(LOST, 1.0),)))
+    assert change.message.startswith("a GPU (GPU-9): ")

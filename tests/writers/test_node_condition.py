@@ -107,6 +107,15 @@ def test_healthy_broken_and_healthy_again(exporter: Exporter) -> None:
     assert exporter.see(GPU_a=HEALTHY, GPU_b=HEALTHY)["status"] == "False"
 
 
+def test_the_message_names_few_problems(exporter: Exporter) -> None:
+    found = exporter.see(GPU_a=LOST, GPU_b=LOST, GPU_c=FAILED)
+    assert found["message"].count("; ") == 3
+    assert found["message"].endswith("; and 1 more")
+    assert "more" not in exporter.see(GPU_b=LOST, GPU_c=FAILED)["message"]
+    healthy = exporter.see(GPU_a=HEALTHY, GPU_b=HEALTHY)
+    assert healthy["message"] == "podgpu knows no problem of the node's 2 GPUs"
+
+
 def test_is_written_on_changes_and_every_five_minutes(
     exporter: Exporter, server: SimulatedApiServer
 ) -> None:
@@ -160,14 +169,16 @@ def test_a_refused_write_is_repeated(
 
 
 def test_a_node_that_is_created_again(exporter: Exporter, server: SimulatedApiServer) -> None:
-    exporter.see(GPU_b=LOST)
+    before = exporter.see(GPU_b=LOST)
     server.remove("nodes", "node-7")
     server.put("nodes", {"metadata": {"name": "node-8"}, "status": {"conditions": [dict(READY)]}})
     exporter.see(GPU_b=LOST, after=400.0)
     assert "not found" in exporter.queue.problems["condition"]
     server.remove("nodes", "node-8")
     server.put("nodes", {"metadata": {"name": "node-7"}, "status": {"conditions": [dict(READY)]}})
-    assert exporter.see(GPU_b=LOST, after=400.0)["status"] == "True"
+    after = exporter.see(GPU_b=LOST, after=400.0)
+    assert after["status"] == "True"
+    assert after["lastTransitionTime"] > before["lastTransitionTime"]
 
 
 def withdraw(server: SimulatedApiServer, folder: Path) -> int:
@@ -191,7 +202,8 @@ def test_withdraw_leaves_nothing(
             {"metadata": {"name": "other", "namespace": namespace}},
         )
     assert withdraw(server, tmp_path) == 0
-    assert "GpuUnhealthy of 1 Node" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "GpuUnhealthy of 1 Node, 0 DeviceTaintRules and 2 Events" in shown
     assert condition(server) == {}
     assert [one["metadata"]["name"] for one in server.objects("events")] == ["other", "other"]
     # Nothing is left to do.

@@ -135,6 +135,10 @@ def test_a_forgotten_gpu_is_healthy(path: Path, connector: Connector) -> None:
     exporter.see()
     exporter.see()
     assert [event.is_healthy for event in connector.received] == [False, True]
+    assert connector.received[1].message == "a removed GPU (a): podgpu knows no problem"
+    exporter.see(b=HEALTHY)
+    exporter.see()
+    assert len(connector.received) == 3
 
 
 def test_without_a_socket_nothing_is_kept(path: Path) -> None:

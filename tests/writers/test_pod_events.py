@@ -150,7 +150,7 @@ async def test_an_expired_event_is_created_again(
 
 async def test_a_restart_repeats_nothing(server: SimulatedApiServer, clock: FakeClock) -> None:
     async with Exporter(server, clock) as exporter:
-        await exporter.tell(change(Reason.LOST, pods=()))
+        await exporter.tell(change(Reason.LOST, pods=(), times=3))
     before = events(server)
     clock.advance(60.0)
     async with Exporter(server, clock) as restarted:
@@ -162,9 +162,26 @@ async def test_a_restart_repeats_nothing(server: SimulatedApiServer, clock: Fake
         clock.advance(541.0)
         await restarted.tell()
     [event] = events(server)
-    assert event["count"] == 2
+    assert event["count"] == 4
     assert event["firstTimestamp"] == before[0]["firstTimestamp"]
     assert event["lastTimestamp"] == "2023-11-14T22:31:00Z"
+
+
+async def test_a_change_after_a_restart_is_counted_at_once(
+    server: SimulatedApiServer, clock: FakeClock
+) -> None:
+    """The last write is more than ten minutes old."""
+    async with Exporter(server, clock) as exporter:
+        await exporter.tell(change(pods=(), times=3))
+    clock.advance(700.0)
+    async with Exporter(server, clock) as restarted:
+        await restarted.tell(change(pods=(), times=2))
+        [event] = events(server)
+        assert event["count"] == 5
+        assert event["firstTimestamp"] == "2023-11-14T22:30:00Z"
+        assert event["lastTimestamp"] == "2023-11-14T22:41:40Z"
+        await restarted.tell(change(pods=()))
+        assert events(server)[0]["count"] == 5
 
 
 async def test_a_present_problem_without_an_event_is_written(

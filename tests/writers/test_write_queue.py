@@ -106,6 +106,34 @@ async def test_without_an_answer_the_other_objects_wait(queue: WriteQueue) -> No
     assert len(queue) == 5
 
 
+async def test_without_an_answer_other_writers_do_not_wait(queue: WriteQueue) -> None:
+    down = Target()
+    down.error = SourceError("unreachable", "no NVSentinel")
+    up = Target()
+    queue.put(down.write("a", "a", "nvsentinel"))
+    queue.put(up.write("b", "b", "events"))
+    await queue.flush()
+    assert up.attempts == ["b"]
+
+
+async def test_a_problem_is_solved_when_no_object_of_the_writer_fails(
+    queue: WriteQueue, clock: FakeClock
+) -> None:
+    first, second = Target(), Target()
+    first.error = second.error = SourceError("forbidden", "no")
+    queue.put(first.write("a", "a"))
+    queue.put(second.write("b", "b"))
+    await queue.flush()
+    first.error = None
+    clock.advance(10.0)
+    await queue.flush()
+    assert queue.problems == {"events": "no"}
+    second.error = None
+    clock.advance(10.0)
+    await queue.flush()
+    assert queue.problems == {}
+
+
 async def test_is_bounded(queue: WriteQueue, caplog: pytest.LogCaptureFixture) -> None:
     target = Target()
     for number in range(2000):

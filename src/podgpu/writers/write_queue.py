@@ -46,7 +46,6 @@ class WriteQueue:
     _delay: Callable[[float], float] = lambda limit: random.uniform(limit / 2, limit)
     _waiting: dict[tuple[str, str], _Waiting] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)  # by writer
-    sent: int = 0
 
     def __post_init__(self) -> None:
         self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_SECONDS)
@@ -96,7 +95,6 @@ class WriteQueue:
             return error
         except TimeoutError:
             return SourceError("timeout", f"no answer within {_DEADLINE:g} s")
-        self.sent += 1
         return None
 
     def _postpone(self, writer: str, due: float) -> None:
