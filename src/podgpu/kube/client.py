@@ -408,22 +408,48 @@ async def run_plugin(
     cluster: KubeObject | None = None,
 ) -> Credential:
     """`is_attended`: the plugin may use the terminal, and as much time as the person needs."""
-
-    def error(problem: str) -> SourceError:
-        return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
-
-    has_terminal = is_attended and sys.stdin is not None and sys.stdin.isatty()
-    is_interactive = has_terminal and plugin.interactive_mode != "Never"
-    if plugin.interactive_mode == "Always" and not is_interactive:
-        raise error("needs a terminal (interactiveMode: Always)")
+    is_interactive = _uses_terminal(plugin, is_attended)
     spec: KubeObject = {"interactive": is_interactive}
     if cluster is not None:
         spec["cluster"] = cluster
+    process = await _start_plugin(plugin, spec, is_attended)
+    try:
+        timeout = None if is_attended else seconds
+        output, errors = await asyncio.wait_for(process.communicate(), timeout)
+    except TimeoutError:
+        raise _plugin_error(plugin, f"did not end within {seconds:g} s and was killed") from None
+    finally:
+        if process.returncode is None:
+            await _kill_plugin(process, is_interactive)
+    if process.returncode != 0:
+        # If the plugin wrote to the terminal, its message is there.
+        last_line = (errors or b"").decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+        reason = f": {one_line(last_line)}" if last_line else ""
+        raise _plugin_error(plugin, f"failed with exit code {process.returncode}{reason}")
+    return parse_credential(output, plugin)
+
+
+def _plugin_error(plugin: ExecPlugin, problem: str) -> SourceError:
+    return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
+
+
+def _uses_terminal(plugin: ExecPlugin, is_attended: bool) -> bool:
+    has_terminal = is_attended and sys.stdin is not None and sys.stdin.isatty()
+    is_interactive = has_terminal and plugin.interactive_mode != "Never"
+    if plugin.interactive_mode == "Always" and not is_interactive:
+        raise _plugin_error(plugin, "needs a terminal (interactiveMode: Always)")
+    return is_interactive
+
+
+async def _start_plugin(
+    plugin: ExecPlugin, spec: KubeObject, is_attended: bool
+) -> asyncio.subprocess.Process:
     request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
     info = msgspec.json.encode(request).decode()
     variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
+    is_interactive = spec["interactive"]
     try:
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             plugin.command,
             *(plugin.args or ()),
             stdin=None if is_interactive else DEVNULL,
@@ -438,26 +464,17 @@ async def run_plugin(
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         hint = plugin.install_hint or "install it, or put its full path into the kubeconfig"
-        raise error(f"cannot be run ({reason}): {' '.join(hint.split())}") from problem
-    try:
-        timeout = None if is_attended else seconds
-        output, errors = await asyncio.wait_for(process.communicate(), timeout)
-    except TimeoutError:
-        raise error(f"did not end within {seconds:g} s and was killed") from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError, TimeoutError):
-                if is_interactive:
-                    process.kill()
-                else:
-                    os.killpg(process.pid, signal.SIGKILL)
-                await asyncio.wait_for(process.communicate(), 1.0)
-    if process.returncode != 0:
-        # If the plugin wrote to the terminal, its message is there.
-        last_line = (errors or b"").decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
-        reason = f": {one_line(last_line)}" if last_line else ""
-        raise error(f"failed with exit code {process.returncode}{reason}")
-    return parse_credential(output, plugin)
+        text = f"cannot be run ({reason}): {' '.join(hint.split())}"
+        raise _plugin_error(plugin, text) from problem
+
+
+async def _kill_plugin(process: asyncio.subprocess.Process, is_interactive: bool) -> None:
+    with suppress(ProcessLookupError, PermissionError, TimeoutError):
+        if is_interactive:
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.wait_for(process.communicate(), 1.0)
 
 
 class _ExecCredential(msgspec.Struct, rename="camel"):
