@@ -182,6 +182,9 @@ def test_every_tool_over_both_transports(demo: Demo, tmp_path: Path) -> None:
     }
     with serving_mcp(view, token_file) as url:
         assert over_http(url, use_all_tools) == results
+        # A TLS proxy may send the name by which it is reached.
+        proxied = post(url, Authorization=f"Bearer {TOKEN}", Host="assistant.example.com")
+        assert proxied.status != 421
     for name, result in results.items():
         assert len(json.dumps(result)) < 20_000, name
 

@@ -18,7 +18,6 @@ from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from podgpu import __version__
 from podgpu.errors import PodgpuError, SourceError
 from podgpu.files import read_bounded
-from podgpu.kube.config import is_loopback
 from podgpu.tools.assistant.questions import Questions
 from podgpu.tools.assistant.untrusted import MOST_ROWS, WARNING
 from podgpu.view_address import ViewClient
@@ -104,18 +103,14 @@ def serve_stdio(client: ViewClient) -> None:
 
 def serve_http(client: ViewClient, address: Address, token_file: str) -> None:
     """Serves until a signal. Every request needs the token, which is read again each time."""
-    is_local = is_loopback(address.host)
-    # The token protects other addresses. They may have any name.
-    security = (
-        None if is_local else TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    )
+    # A page of another site does not know the token, and a proxy may send any host name.
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = make_server(client).streamable_http_app(
         streamable_http_path=PATH,
         stateless_http=True,
         json_response=True,
         max_request_body_size=_MAX_REQUEST_BYTES,
         transport_security=security,
-        host="127.0.0.1" if is_local else address.host,
     )
     uvicorn.run(
         require_token(app, token_file),
