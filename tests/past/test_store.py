@@ -642,6 +642,17 @@ def test_a_holder_ends_with_the_round_that_misses_it_after_the_clock_was_correct
     assert [(span.from_, span.to) for span in gpu.holders] == [(later, later + 15)]
 
 
+def test_only_figures_of_a_time_that_was_not_settled_move_with_the_clock(
+    store: HistoryStore,
+) -> None:
+    store.write(*make_round(START, utilization=0.25))
+    store.write(*make_round(START + 15, utilization=0.75), is_settled=False)
+    store.settle(HOUR, START + HOUR + 15)
+    with store.reader() as db:
+        times = db.execute("SELECT time, utilization FROM sample ORDER BY time").fetchall()
+    assert [time for time, _ in times] == [START, START + HOUR + 15]
+
+
 def test_accounts_that_are_known_are_not_new_in_the_next_hour(store: HistoryStore) -> None:
     charges = [
         Charge(UsageAccount("ml", f"pod-{number}"), amounts=USAGE)
