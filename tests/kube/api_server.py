@@ -259,6 +259,7 @@ class SimulatedApiServer:
         # Services that the proxy reaches: "NAMESPACE/SEGMENT" -> URL of the server behind it
         self.proxied: Mapping[str, str] = {}
         self.may_proxy = True
+        self.unproxied_namespaces: frozenset[str] = frozenset()  # where the user may not
         self.raw_answer: bytes | None = None  # sent with status 200 instead of any list
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False  # repeats `raw_answer` until the client closes the connection
@@ -507,7 +508,7 @@ class SimulatedApiServer:
         """Passes a request on as the service proxy does, without credentials."""
         namespace, segment = place["namespace"], place["segment"]
         name = segment.split(":")[-2] if ":" in segment else segment
-        if not self.may_proxy:
+        if not self.may_proxy or namespace in self.unproxied_namespaces:
             user = 'User "ann" cannot get resource "services/proxy" in API group ""'
             text = f'services "{segment}" is forbidden: {user} in the namespace "{namespace}"'
             return _status(403, text)

@@ -143,7 +143,15 @@ def test_a_user_who_may_only_use_the_proxy(lab: Lab) -> None:
     assert "cannot list resource" in listing.stderr
     pods = lab.show(config, "pods")
     assert "research/llm-train-0" in pods
-    for arguments in (["top"], ["waste"], ["cost"], ["savings", "--range", "24h"], ["report"], []):
+    for arguments in (
+        ["top"],
+        ["why"],
+        ["waste"],
+        ["cost"],
+        ["savings", "--range", "24h"],
+        ["report"],
+        [],
+    ):
         text = lab.show(config, *arguments)
         assert "research" in text or text.startswith("Savings, "), arguments
 

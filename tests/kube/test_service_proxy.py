@@ -145,6 +145,26 @@ def test_usual_names_are_tried_if_services_may_not_be_listed(
     assert json.loads(read(config)) == PODS
 
 
+def test_a_view_that_answers_404_itself_is_found(
+    server: SimulatedApiServer, config: ApiConfig
+) -> None:
+    server.forbidden_paths = frozenset({"/api/v1/services", "/api/v1/namespaces/own/services"})
+    with podgpu_server({"/api/v1/pods": PODS}) as running:
+        server.proxied = {f"own/{SEGMENT}": f"http://{running.address}"}
+        assert json.loads(read(config)) == PODS
+
+
+def test_the_role_is_for_the_first_namespace_that_may_have_the_service(
+    server: SimulatedApiServer, config: ApiConfig
+) -> None:
+    server.forbidden_paths = frozenset({"/api/v1/services", "/api/v1/namespaces/own/services"})
+    server.unproxied_namespaces = frozenset({"monitoring"})
+    error = fail(config)
+    assert error.reason == "forbidden"
+    role, _ = yaml.safe_load_all(error.remedy.partition("\n\n")[2])
+    assert role["metadata"]["namespace"] == "monitoring"
+
+
 def test_no_usual_name_exists(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.forbidden_paths = frozenset({"/api/v1/services", "/api/v1/namespaces/own/services"})
     text = (
@@ -296,6 +316,30 @@ def test_errors_of_the_view_are_told_apart(
         error = fail(config, "gpus/podgpu-cluster")
     assert error.reason == reason
     assert str(error).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({"message": "etcd is\naway"}, "etcd is away"),
+        ({"reason": "Timeout"}, "Timeout"),
+        ({}, "no message"),
+        ({"message": "x" * 700}, "x" * 600),
+    ],
+)
+def test_other_errors_of_the_api_server(
+    status: dict[str, str], shown: str, server: SimulatedApiServer, config: ApiConfig
+) -> None:
+    reply = answer(
+        json.dumps({"kind": "Status"} | status).encode(),
+        b"HTTP/1.1 504 Gateway Timeout\r\nConnection: close\r\n",
+    )
+    with serving(reply) as running:
+        server.proxied = {f"gpus/{SEGMENT}": f"http://{running.address}"}
+        error = fail(config, "gpus/podgpu-cluster")
+    assert error.reason == "http_504"
+    start = "the API server answers 504 for the Service gpus/podgpu-cluster: "
+    assert str(error) == start + shown
 
 
 def test_an_answer_that_is_no_list(server: SimulatedApiServer, config: ApiConfig) -> None:
