@@ -44,7 +44,7 @@ from tests.simulated import stop_after_test  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
 _read: list[str] = []
-_KEPT = ("EXPLORE", "BOOKS_RUNS", "KUBE_BIN", "ETCD", "RECEIVERS")
+_KEPT = ("EXPLORE", "BOOKS_RUNS", "KUBE_BIN", "RECEIVERS")
 clear_environment(keep=tuple(f"PODGPU_{name}" for name in _KEPT))
 set_node_paths(str(_notes.parent))
 os.environ[NOTES] = str(_notes)

@@ -42,7 +42,7 @@ _PATHS = {
 class RealCluster:
     def __init__(self, server: RealApiServer, scheduler: subprocess.Popen[bytes]) -> None:
         self.kubeconfig = server.kubeconfig("admin")
-        self._server = server
+        self.server = server
         self._scheduler = scheduler
         self._created: list[str] = []
 
@@ -51,8 +51,8 @@ class RealCluster:
     ) -> Object:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token_of('admin')}", "Content-Type": kind}
-        request = urllib.request.Request(self._server.url + path, data, headers, method=method)
-        context = self._server.certificates.client()
+        request = urllib.request.Request(self.server.url + path, data, headers, method=method)
+        context = self.server.certificates.client()
         try:
             with urllib.request.urlopen(request, context=context) as response:
                 answer: Object = json.load(response)
@@ -98,7 +98,7 @@ class RealCluster:
     @contextmanager
     def running_controllers(self, *names: str) -> Iterator[None]:
         """Runs controllers of kube-controller-manager."""
-        folder = self._server.folder
+        folder = self.server.folder
         command = [
             find_program("kube-controller-manager"),
             f"--kubeconfig={self.kubeconfig}",

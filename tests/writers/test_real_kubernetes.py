@@ -1,17 +1,22 @@
 """Everything that --write writes, in a real API server with a real scheduler.
 
-The exporters have the roles of the chart. The GPUs are simulated, and there is no kubelet.
+Needs PODGPU_KUBE_BIN, see tests/kube/real_api_server.py. The exporters have the roles of the chart.
+The GPUs are simulated, and there is no kubelet.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from deploy.render import CHART, run_helm
 from podgpu.cli.main import run
 from podgpu.kube.config import load_config
 from podgpu.model import Assignment, Workload
@@ -21,35 +26,62 @@ from podgpu.writers.node_lock import NodeLock
 from podgpu.writers.open_writers import make_session_opener
 from podgpu.writers.write_option import parse_write
 from tests.agent.simulated_node import SimulatedNode
+from tests.certificates import Certificates
+from tests.kube.real_cluster import RealCluster, run_cluster
 from tests.nodes.clock import wait_until
 from tests.simulated import stop_after_test
-from tests.writers.real_kubernetes import MISSING, Cluster, running_cluster
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=MISSING),
-    pytest.mark.reads_host,
-]
+pytestmark = pytest.mark.reads_host
 WRITE = "events,condition,taints:NoSchedule"
-CHART_WRITE = "{events,condition,taints:NoSchedule}"
 SELECTOR = "app.kubernetes.io/managed-by=podgpu"
 
 
+@dataclass(frozen=True)
+class Cluster:
+    real: RealCluster
+
+    def run(self, *arguments: str) -> str:
+        """Runs kubectl."""
+        return self.real.server.kubectl(*arguments)
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.run("get", *arguments, "-o", "json"))
+
+    def apply_chart(self, *templates: str) -> None:
+        """Applies some templates of the chart's exporter, in the namespace gpu. Omits jobs."""
+        shown = [part for one in templates for part in ("-s", f"templates/exporter/{one}.yaml")]
+        values = ("--set", f"exporter.write={{{WRITE}}}")
+        text = run_helm("template", "podgpu", str(CHART), "-n", "gpu", *values, *shown).stdout
+        objects = [one for one in yaml.safe_load_all(text) if one and one["kind"] != "Job"]
+        self.real.server.apply(*objects)
+
+    def write_kubeconfig(self, account: str, name: str) -> str:
+        """Returns a kubeconfig with a token of a service account."""
+        token = self.run("create", "token", account, "-n", "gpu").strip()
+        return self.real.server.kubeconfig(name, token=token)
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Cluster]:
+    with (
+        run_cluster(tmp_path_factory.mktemp("cluster"), certificates) as real,
+        real.running_controllers("garbage-collector-controller"),
+    ):
+        running = Cluster(real)
         for name in ("gpu", "team"):
-            running.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        running.apply(
+            real.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        expression = "device.driver == 'gpu.nvidia.com'"
+        real.create(
             {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "DeviceClass",
                 "metadata": {"name": "gpu.nvidia.com"},
-                "spec": {
-                    "selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]
-                },
+                "spec": {"selectors": [{"cel": {"expression": expression}}]},
             }
         )
-        running.apply_chart(CHART_WRITE, "serviceaccount", "rbac")
+        running.apply_chart("serviceaccount", "rbac")
         yield running
 
 
@@ -62,7 +94,13 @@ class RealNode:
         self.folder = folder
         self.gpus = SimulatedNode("2xH100", Settings(node_name=name, interval=1.0))
         self.gpus.leapt = time.time() - self.gpus.wall()
-        cluster.add_node(name)
+        amounts = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+        metadata = {"name": name}
+        cluster.real.create(
+            {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
+        )
         devices = [
             {"name": f"gpu-{number}", "attributes": {"uuid": {"string": self.gpus.uuid(number)}}}
             for number in range(2)
@@ -70,33 +108,24 @@ class RealNode:
         pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": "gpu.nvidia.com", "nodeName": name, "pool": pool, "devices": devices}
         slices = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        cluster.apply({**slices, "metadata": {"name": name}, "spec": spec})
-        self._wait_for_account()
+        cluster.real.create({**slices, "metadata": metadata, "spec": spec})
         self.pod = self.add_pod(f"train-{name}", nodeName=name)
         self.gpus.holders.now = [Assignment(self.gpus.uuid(0), self.pod, "kubelet")]
         self.gpus.turn()
         self.gpus.turn()
-
-    def _wait_for_account(self) -> None:
-        def exists() -> bool:
-            found = self.cluster.run("get", "serviceaccounts", "-n", "team", "-o", "name")
-            return "serviceaccount/default" in found
-
-        wait_until(exists, "the controller manager creates the account of pods")
 
     def add_pod(self, name: str, **spec: Any) -> Workload:
         containers = [{"name": "main", "image": "train"}]
         metadata = {"name": name, "namespace": "team"}
         spec = {"containers": containers, "restartPolicy": "Never"} | spec
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        self.cluster.apply(pod)
+        self.cluster.real.create(pod)
         uid = self.cluster.get("pod", name, "-n", "team")["metadata"]["uid"]
         return Workload("team", name, "main", uid)
 
     def start_exporter(self) -> HealthWriter:
         """Starts the writers with the permissions of the chart, as an exporter does."""
-        token = self.cluster.make_token("podgpu-exporter")
-        config = load_config(self.cluster.write_kubeconfig(self.name, token))
+        config = load_config(self.cluster.write_kubeconfig("podgpu-exporter", self.name))
         agent = self.gpus.agent
 
         def read() -> tuple[Any, bool]:
@@ -138,7 +167,7 @@ class RealNode:
         selectors = [{"cel": {"expression": expression}}]
         exactly = {"deviceClassName": "gpu.nvidia.com", "selectors": selectors}
         claim = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
-        self.cluster.apply(
+        self.cluster.real.create(
             {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceClaim",
@@ -241,9 +270,9 @@ def test_uninstall_leaves_nothing(
     node.wait_for(lambda: len(node.events()) == 2 and node.rules, "all is written")
     node.wait_for(lambda: node.condition.get("status") == "True", "the condition is True")
     writer.stop()
-    cluster.apply_chart(CHART_WRITE, "withdraw")
-    token = cluster.make_token("podgpu-exporter-withdraw")
-    assert run(["withdraw", "--kubeconfig", cluster.write_kubeconfig("withdraw", token)]) == 0
+    cluster.apply_chart("withdraw")
+    path = cluster.write_kubeconfig("podgpu-exporter-withdraw", "withdraw")
+    assert run(["withdraw", "--kubeconfig", path]) == 0
     print(capsys.readouterr().out)
 
     assert cluster.get("events", "-A", "-l", SELECTOR)["items"] == []
