@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from podgpu.model import PodName, WorkloadOwner
+from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.cluster_objects import parse_node, parse_pod_state
 from podgpu.pending.dra_objects import parse_claim, parse_device_class, parse_slice_record
-from podgpu.pending.explain import Explainer, Explanation, FreeGpus, explain_queue
+from podgpu.pending.explain import Explainer, Explanation, explain_queue
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.reasons import STAGES, Reason, advise, describe

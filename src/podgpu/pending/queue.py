@@ -11,9 +11,10 @@ from msgspec.structs import asdict, replace
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner, group_by_key
 from podgpu.pending.cluster_objects import PendingPod
-from podgpu.pending.explain import Explanation, Need, QueueState, Unblock
+from podgpu.pending.explain import Explanation, Need, QueueState
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.reasons import Reason, advise, amount, describe
+from podgpu.pending.unblocking import Unblock
 
 _MAX_GROUPS = 200
 _MAX_PODS = 20  # that a group names

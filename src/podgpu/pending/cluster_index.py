@@ -1,0 +1,151 @@
+"""Indexes of the API server's objects: nodes with their pods, devices, and what is free."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from podgpu.kube.objects import is_gpu_resource
+from podgpu.model import group_by_key
+from podgpu.pending.cluster_objects import MILLI, POD_SLOTS, BoundPod, NodeRecord, PendingPod
+from podgpu.pending.device_supply import Devices
+from podgpu.pending.dra_objects import DeviceClassRecord
+from podgpu.pending.pending_objects import ClusterObjects
+from podgpu.pending.quotas import HeldWorkload, Quotas
+
+
+@dataclass
+class Usage:
+    """What pods have of one node."""
+
+    amounts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    groups: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @classmethod
+    def of(cls, node: NodeRecord, pods: Iterable[BoundPod]) -> Usage:
+        usage = cls()
+        for pod in pods:
+            usage.add(node, pod)
+        return usage
+
+    def add(self, node: NodeRecord, pod: BoundPod) -> None:
+        self.add_amounts(pod.amounts)
+        if pod.share is not None:
+            for group in pod.groups:
+                self.groups[group] += pod.share.on(node)
+
+    def add_amounts(self, amounts: Iterable[tuple[str, int]]) -> None:
+        self.amounts[POD_SLOTS] += MILLI
+        for name, milli in amounts:
+            self.amounts[name] += milli
+
+    def copy(self) -> Usage:
+        other = Usage()
+        other.amounts.update(self.amounts)
+        other.groups.update(self.groups)
+        return other
+
+
+class Place(NamedTuple):
+    """A node with its pods."""
+
+    node: NodeRecord
+    pods: Sequence[BoundPod]
+    usage: Usage
+
+
+class ClusterIndex:
+    """The objects with their indexes."""
+
+    def __init__(self, objects: ClusterObjects) -> None:
+        self.classes = {each.name: each for each in objects.classes}
+        self.claims = {claim.key: claim for claim in objects.claims}
+        self.devices = Devices(objects.slices, self.classes, objects.claims)
+        self.extended = _find_extended(objects.classes)
+        pods = group_by_key((pod.node, pod) for pod in objects.bound)
+        self.places = []
+        for node in sorted(objects.nodes, key=lambda each: each.name):
+            here = pods.get(node.name, [])
+            self.places.append(Place(node, here, Usage.of(node, here)))
+        nominated = [pod for pod in objects.pending if pod.nominated_node and not pod.node]
+        self.nominated = group_by_key((pod.nominated_node, pod) for pod in nominated)
+        self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
+        self.claims_of = group_by_key(
+            (user, claim) for claim in objects.claims for user in claim.users
+        )
+
+    def find_workload(self, pod: PendingPod) -> HeldWorkload | None:
+        """Returns the Kueue Workload that holds the pod back."""
+        return self.quotas.find_workload(pod.namespace, pod.workload, (pod.uid, pod.owner_uid))
+
+    def find_classes(self, pod: PendingPod) -> Iterator[str]:
+        """Yields the device classes that the claims of a pod name."""
+        for named in pod.claims:
+            claim = self.claims.get((pod.namespace, named.claim))
+            if claim is not None:
+                for alternatives in claim.spec.requests:
+                    yield from (request.device_class for request in alternatives)
+
+
+def _find_extended(classes: Iterable[DeviceClassRecord]) -> dict[str, str]:
+    """Returns the classes whose devices satisfy requests for an extended resource."""
+    extended = {}
+    for each in classes:
+        extended[f"deviceclass.resource.kubernetes.io/{each.name}"] = each.name
+        if each.extended_resource:
+            extended[each.extended_resource] = each.name
+    return extended
+
+
+# Free GPUs
+
+
+class FreeGpus(NamedTuple):
+    """The GPUs of one resource and model on nodes that accept new pods."""
+
+    resource: str
+    model: str
+    total: float
+    free: float
+    largest: float  # free on one node
+    nodes: int
+    closed: float = 0.0  # free on nodes that are cordoned or not ready
+
+
+def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
+    """Returns what nodes offer, by resource and model."""
+    rows: dict[tuple[str, str], list[tuple[float, float, bool]]] = defaultdict(list)
+    for place in cluster.places:
+        node = place.node
+        is_open = not node.is_cordoned and not any(taint.is_not_ready for taint in node.taints)
+        for name, total in node.allocatable.items():
+            if total and is_gpu_resource(name):
+                free = max(0, total - place.usage.amounts[name])
+                rows[name, node.model].append((total / MILLI, free / MILLI, is_open))
+        for driver, counts in count_devices(cluster, node).items():
+            rows[driver, node.model].append((*counts, is_open))
+    return [_make_free(*key, entries) for key, entries in sorted(rows.items())]
+
+
+def _make_free(resource: str, model: str, entries: Sequence[tuple[float, float, bool]]) -> FreeGpus:
+    opened = [(total, free) for total, free, is_open in entries if is_open]
+    return FreeGpus(
+        resource=resource,
+        model=model,
+        total=sum(total for total, _ in opened),
+        free=sum(free for _, free in opened),
+        largest=max((free for _, free in opened), default=0.0),
+        nodes=len(opened),
+        closed=sum(free for _, free, is_open in entries if not is_open),
+    )
+
+
+def count_devices(cluster: ClusterIndex, node: NodeRecord) -> dict[str, tuple[float, float]]:
+    """Returns all and free devices of each driver. Without drivers that are not for GPUs."""
+    drivers = {candidate.id[0] for candidate in cluster.devices.list_on(node.name, node.labels)}
+    counts = {}
+    for driver in filter(is_gpu_resource, drivers):
+        counts[driver] = cluster.devices.count(driver, node.name, node.labels)
+    return counts

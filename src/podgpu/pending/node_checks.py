@@ -1,0 +1,213 @@
+"""Repeats the filters of the scheduler for one pod and one node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from podgpu.pending.cluster_index import ClusterIndex, Place, Usage
+from podgpu.pending.cluster_objects import (
+    MILLI,
+    POD_SLOTS,
+    Amounts,
+    GpuShare,
+    NodeRecord,
+    PendingPod,
+    PodNeeds,
+)
+from podgpu.pending.device_supply import Supply, Taken
+from podgpu.pending.dra_objects import ClaimSpec, DeviceRequest
+from podgpu.pending.reasons import STAGES
+from podgpu.pending.selectors import CORDON_TAINT, NodeSelector, Taint, list_untolerated
+
+SHARE_RESOURCE = "gpu-fraction"
+GPU_RESOURCE = "nvidia.com/gpu"
+_CORDON = Taint(CORDON_TAINT, "", "NoSchedule")
+
+
+class Wish(NamedTuple):
+    """What has to fit: the same for all pods of a job."""
+
+    needs: PodNeeds
+    gpus: Amounts  # its requests of GPUs
+    others: Amounts  # its other requests
+    specs: tuple[ClaimSpec, ...] = ()  # of claims that have no devices yet
+    # Where claims that have devices can be used, with the names of the claims.
+    places: tuple[tuple[str, NodeSelector], ...] = ()
+
+
+class Failure(NamedTuple):
+    key: str
+    resource: str = ""
+
+
+class Check(NamedTuple):
+    """What excludes a node. Without failures, the pod fits."""
+
+    place: Place
+    failures: tuple[Failure, ...]
+    supplies: Mapping[str, Supply]  # by resource
+    is_unknown: bool = False
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(failure.key for failure in self.failures)
+
+    @property
+    def resource(self) -> str:
+        """The GPU resource that counts in reasons without one."""
+        return next(iter(self.supplies))
+
+
+def check_node(
+    cluster: ClusterIndex,
+    wish: Wish,
+    pod: PendingPod,
+    place: Place,
+    usage: Usage,
+    taken: Taken,
+) -> Check:
+    node = place.node
+    supplies = _list_supplies(cluster, wish, node, usage, taken)
+    if not all(supply.total for supply in supplies.values()):
+        unknown = any(supply.is_unknown for supply in supplies.values())
+        return Check(place, (), supplies, unknown)
+    failures = [
+        *_list_fixed(wish, node, supplies),
+        *_list_busy(wish, node, usage, supplies),
+    ]
+    is_busy = any(failure.key in ("in_use", "other_in_use") for failure in failures)
+    if not is_busy and _is_kept(cluster, wish, pod, place, usage, taken):
+        failures.append(Failure("nominated", next(iter(supplies))))
+    failures.sort(key=lambda failure: STAGES.index(failure.key))
+    is_unknown = any(supply.is_unknown for supply in supplies.values())
+    return Check(place, tuple(failures), supplies, is_unknown)
+
+
+def _list_supplies(
+    cluster: ClusterIndex,
+    wish: Wish,
+    node: NodeRecord,
+    usage: Usage,
+    taken: Taken,
+) -> dict[str, Supply]:
+    supplies = {}
+    specs = list(wish.specs)
+    for name, milli in wish.gpus:
+        total = node.allocatable.get(name, 0)
+        if not total and name in cluster.extended:
+            request = DeviceRequest(name, cluster.extended[name], number=milli // MILLI)
+            specs.append(ClaimSpec(((request,),)))
+            continue
+        free = total - usage.amounts[name]
+        supplies[name] = Supply(
+            needed=milli / MILLI,
+            total=total / MILLI,
+            free=max(0, free) / MILLI,
+            fits_empty=milli <= total,
+            fits=milli <= free,
+        )
+    if wish.needs.share is not None:
+        supplies[SHARE_RESOURCE] = _find_share(wish.needs.share, node, usage)
+    if specs:
+        name = _name_specs(specs)
+        supplies[name] = cluster.devices.supply(specs, node.name, node.labels, taken)
+    if not supplies:
+        # All its claims have devices already.
+        supplies[_name_places(wish)] = Supply(1, 1, 1, fits_empty=True, fits=True)
+    return supplies
+
+
+def _is_kept(
+    cluster: ClusterIndex,
+    wish: Wish,
+    pod: PendingPod,
+    place: Place,
+    usage: Usage,
+    taken: Taken,
+) -> bool:
+    """Returns True if preempting pods need the rest of the node."""
+    preempting = []
+    for other in cluster.nominated.get(place.node.name, ()):
+        if other.uid != pod.uid and other.needs.priority >= wish.needs.priority:
+            preempting.append(other)
+    if not preempting:
+        return False
+    later = usage.copy()
+    for other in preempting:
+        later.add_amounts(other.needs.amounts)
+    supplies = _list_supplies(cluster, wish, place.node, later, taken)
+    return bool(list(_list_busy(wish, place.node, later, supplies)))
+
+
+def _name_specs(specs: Iterable[ClaimSpec]) -> str:
+    for spec in specs:
+        for alternatives in spec.requests:
+            return alternatives[0].device_class
+    return "devices"
+
+
+def _name_places(wish: Wish) -> str:
+    return next((name for name, _ in wish.places), "devices")
+
+
+def _find_share(share: GpuShare, node: NodeRecord, usage: Usage) -> Supply:
+    """Each group of KAI is one GPU. Its reservation pod requests the whole GPU."""
+    total = node.allocatable.get(GPU_RESOURCE, 0) // MILLI
+    whole = max(0, total - usage.amounts[GPU_RESOURCE] // MILLI)
+    each = share.on(node)
+    rooms = [1.0 - used for used in usage.groups.values()] + [1.0] * whole
+    fitting = [room for room in rooms if room >= each - 1e-9]
+    return Supply(
+        needed=each * share.devices,
+        total=total,
+        free=round(sum(rooms), 4),
+        fits_empty=each <= 1 and share.devices <= total,
+        fits=len(fitting) >= share.devices,
+    )
+
+
+def _list_fixed(wish: Wish, node: NodeRecord, supplies: Mapping[str, Supply]) -> Iterator[Failure]:
+    """Yields what excludes a node even if it were empty."""
+    needs = wish.needs
+    if not all(selector.accepts(node.labels) for selector in needs.selectors):
+        yield Failure("selector")
+    if not all(selector.accepts(node.labels) for _, selector in wish.places):
+        yield Failure("claim_node")
+    for name, supply in supplies.items():
+        if not supply.fits_empty:
+            yield Failure("too_large", name)
+    for name, milli in wish.others:
+        if milli > node.allocatable.get(name, 0):
+            yield Failure("other_too_large", name)
+    yield from _list_closed(needs, node)
+
+
+def _list_closed(needs: PodNeeds, node: NodeRecord) -> Iterator[Failure]:
+    """Yields what keeps new pods away from the node."""
+    untolerated = list_untolerated(node.taints, needs.tolerations)
+    if any(taint.is_not_ready for taint in untolerated):
+        yield Failure("not_ready")
+    is_cordoned = node.is_cordoned or any(taint.key == CORDON_TAINT for taint in node.taints)
+    if is_cordoned and list_untolerated([_CORDON], needs.tolerations):
+        yield Failure("cordoned")
+    if select_own_taints(untolerated):
+        yield Failure("taint")
+
+
+def select_own_taints(taints: Iterable[Taint]) -> list[Taint]:
+    """Returns the taints that a person or a controller set, not those of a node's state."""
+    return [taint for taint in taints if not taint.is_not_ready and taint.key != CORDON_TAINT]
+
+
+def _list_busy(
+    wish: Wish, node: NodeRecord, usage: Usage, supplies: Mapping[str, Supply]
+) -> Iterator[Failure]:
+    """Yields what other pods have of the node, so that not enough is left."""
+    for name, supply in supplies.items():
+        if supply.fits_empty and not supply.fits:
+            yield Failure("in_use", name)
+    for name, milli in (*wish.others, (POD_SLOTS, MILLI)):
+        total = node.allocatable.get(name, 0)
+        if milli <= total < milli + usage.amounts[name]:
+            yield Failure("other_in_use", name)
