@@ -434,6 +434,20 @@ def test_a_fraction_of_a_gpu() -> None:
     assert fits.reasons[0].names == ("scheduler",)
 
 
+def test_what_only_another_scheduler_knows_is_not_checked() -> None:
+    """HAMi: nodes do not offer nvidia.com/gpumem, its scheduler counts it."""
+    body = pod(schedulerName="hami-scheduler")
+    body["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpumem"] = "8000"
+    body["status"]["conditions"] = [{"type": "PodScheduled", "status": "False"}]
+    found = explain_one(node("a", gpus=10), body)
+    assert keys(found) == ["unchecked"]
+    assert found.gpus == 1.0
+    held = [node("a", gpus=1), pod("old", on="a")]
+    assert keys(explain_one(*held, body)) == ["in_use"]
+    plain = pod(resource="nvidia.com/gpumem")
+    assert keys(explain_one(node("a"), plain)) == ["not_offered"]
+
+
 # All pods
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from podgpu.kube.objects import is_gpu_resource
@@ -66,11 +67,16 @@ class ClusterIndex:
         self.extended = _find_extended(objects.classes)
         pods = group_by_key((pod.node, pod) for pod in objects.bound)
         self.places = []
-        for node in sorted(objects.nodes, key=lambda each: each.name):
+        for node in sorted(objects.nodes, key=attrgetter("name")):
             here = pods.get(node.name, [])
             self.places.append(Place(node, here, Usage.of(node, here)))
-        nominated = [pod for pod in objects.pending if pod.nominated_node and not pod.node]
-        self.nominated = group_by_key((pod.nominated_node, pod) for pod in nominated)
+
+        self.offered: set[str] = set()  # resources
+        for node in objects.nodes:
+            self.offered.update(node.allocatable)
+
+        preempting = [pod for pod in objects.pending if pod.is_preempting]
+        self.nominated = group_by_key((pod.nominated_node, pod) for pod in preempting)
         self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
         self.claims_of = group_by_key(
             (user, claim) for claim in objects.claims for user in claim.users
@@ -114,37 +120,55 @@ class FreeGpus(NamedTuple):
     closed: float = 0.0  # free on nodes that are cordoned or not ready
 
 
+class _Offer(NamedTuple):
+    """What one node has of a resource."""
+
+    total: float
+    free: float
+    is_open: bool  # the node accepts new pods
+
+
 def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
     """Returns what nodes offer, by resource and model."""
-    rows: dict[tuple[str, str], list[tuple[float, float, bool]]] = defaultdict(list)
+    offers: dict[tuple[str, str], list[_Offer]] = defaultdict(list)
     for place in cluster.places:
-        node = place.node
-        is_open = not node.is_cordoned and not any(taint.is_not_ready for taint in node.taints)
-        for name, total in node.allocatable.items():
-            if total and is_gpu_resource(name):
-                free = max(0, total - place.usage.amounts[name])
-                rows[name, node.model].append((total / MILLI, free / MILLI, is_open))
-        for driver, counts in count_devices(cluster, node).items():
-            rows[driver, node.model].append((*counts, is_open))
-    return [_make_free(*key, entries) for key, entries in sorted(rows.items())]
+        for resource, offer in _list_offers(cluster, place):
+            offers[resource, place.node.model].append(offer)
+    rows = []
+    for (resource, model), of_nodes in sorted(offers.items()):
+        rows.append(_make_free(resource, model, of_nodes))
+    return rows
 
 
-def _make_free(resource: str, model: str, entries: Sequence[tuple[float, float, bool]]) -> FreeGpus:
-    opened = [(total, free) for total, free, is_open in entries if is_open]
+def _list_offers(cluster: ClusterIndex, place: Place) -> Iterator[tuple[str, _Offer]]:
+    node = place.node
+    is_ready = not any(taint.is_not_ready for taint in node.taints)
+    is_open = is_ready and not node.is_cordoned
+    for name, total in node.allocatable.items():
+        if total and is_gpu_resource(name):
+            free = max(0, total - place.usage.amounts[name])
+            yield name, _Offer(total / MILLI, free / MILLI, is_open)
+    for driver, (total_devices, free_devices) in count_devices(cluster, node).items():
+        yield driver, _Offer(total_devices, free_devices, is_open)
+
+
+def _make_free(resource: str, model: str, offers: Sequence[_Offer]) -> FreeGpus:
+    opened = [offer for offer in offers if offer.is_open]
+    closed = [offer for offer in offers if not offer.is_open]
     return FreeGpus(
         resource=resource,
         model=model,
-        total=sum(total for total, _ in opened),
-        free=sum(free for _, free in opened),
-        largest=max((free for _, free in opened), default=0.0),
+        total=sum(offer.total for offer in opened),
+        free=sum(offer.free for offer in opened),
+        largest=max((offer.free for offer in opened), default=0.0),
         nodes=len(opened),
-        closed=sum(free for _, free, is_open in entries if not is_open),
+        closed=sum(offer.free for offer in closed),
     )
 
 
 def count_devices(cluster: ClusterIndex, node: NodeRecord) -> dict[str, tuple[float, float]]:
     """Returns all and free devices of each driver. Without drivers that are not for GPUs."""
-    drivers = {candidate.id[0] for candidate in cluster.devices.list_on(node.name, node.labels)}
+    drivers = {candidate.driver for candidate in cluster.devices.list_on(node.name, node.labels)}
     counts = {}
     for driver in filter(is_gpu_resource, drivers):
         counts[driver] = cluster.devices.count(driver, node.name, node.labels)

@@ -171,6 +171,11 @@ class PendingPod:
     def key(self) -> PodName:
         return self.namespace, self.name
 
+    @property
+    def is_preempting(self) -> bool:
+        """Returns True if pods are being ended on a node to make room for it."""
+        return bool(self.nominated_node) and not self.node
+
 
 @dataclass(frozen=True, slots=True)
 class BoundPod:

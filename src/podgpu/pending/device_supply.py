@@ -58,6 +58,10 @@ class _Candidate(NamedTuple):
     id: DeviceId
     device: DraDevice
 
+    @property
+    def driver(self) -> str:
+        return self.id[0]
+
 
 class Devices:
     """All devices of ResourceSlices, and what claims have of them."""
@@ -133,11 +137,17 @@ class Devices:
 
     def count(self, driver: str, node: str, labels: Mapping[str, str]) -> tuple[float, float]:
         """Returns how many devices of a driver a node has, and how many are free."""
-        devices = [each for each in self.list_on(node, labels) if each.id[0] == driver]
-        taken = _select_taken(self.taken, devices)
         anything = DeviceRequest("", "")
-        matching = [(anything, candidate) for candidate in devices]
-        return self._count(matching, ()), self._count(matching, taken)
+        devices = []
+        matching = []
+        for candidate in self.list_on(node, labels):
+            if candidate.driver == driver:
+                devices.append(candidate)
+                matching.append((anything, candidate))
+
+        total = self._count(matching, ())
+        free = self._count(matching, _select_taken(self.taken, devices))
+        return total, free
 
     def _count(
         self,

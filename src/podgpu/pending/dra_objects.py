@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from sys import intern
 from typing import Any, NamedTuple
 
@@ -253,9 +254,14 @@ def _qualify(name: str, domain: str) -> str:
 
 def newest_slices(slices: Iterable[SliceRecord]) -> list[SliceRecord]:
     """Returns the slices of the newest generation of each pool."""
-    every = sorted(slices, key=lambda each: each.name)
+    every = sorted(slices, key=attrgetter("name"))
     newest: dict[tuple[str, str], int] = {}
     for each in every:
         pool = each.driver, each.pool
         newest[pool] = max(each.generation, newest.get(pool, 0))
-    return [each for each in every if each.generation == newest[each.driver, each.pool]]
+
+    selected = []
+    for each in every:
+        if each.generation == newest[each.driver, each.pool]:
+            selected.append(each)
+    return selected

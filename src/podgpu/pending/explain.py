@@ -16,6 +16,7 @@ from podgpu.pending.cluster_objects import (
     DEFAULT_SCHEDULER,
     MILLI,
     POD_SLOTS,
+    Amounts,
     PendingPod,
     PodNeeds,
 )
@@ -238,8 +239,16 @@ class Explainer:
                 places.append((claim.name, claim.node_selector))
             elif claim is not None:
                 specs.append(claim.spec)
-        needs = pod.needs
-        return Wish(needs, needs.gpu_amounts, needs.other_amounts, tuple(specs), tuple(places))
+        gpus = self._select_checked(pod.needs)
+        return Wish(pod.needs, gpus, pod.needs.other_amounts, tuple(specs), tuple(places))
+
+    def _select_checked(self, needs: PodNeeds) -> Amounts:
+        """Leaves out what only the pod's own scheduler knows, such as HAMi's memory of GPUs."""
+        gpus = needs.gpu_amounts
+        if needs.scheduler == DEFAULT_SCHEDULER:
+            return gpus
+        offered = tuple(pair for pair in gpus if pair[0] in self.cluster.offered)
+        return offered or gpus
 
     def _explain_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
         # Nominated pods keep places only from others.

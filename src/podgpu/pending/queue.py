@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu.errors import UsageError
+from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by_key
 from podgpu.pending.cluster_objects import PendingPod
 from podgpu.pending.explain import Explanation, Need, QueueState
@@ -246,9 +247,8 @@ def _view_pod(pod: PendingPod) -> QueuedPod:
 
 def _view_unblock(option: Unblock, visible: Collection[str] | None) -> UnblockView:
     pods = [_hide_pod(pod, visible) for pod in option.pods]
-    costs = [pod.cost_per_hour for pod in option.pods]
-    known = [cost for cost in costs if cost is not None]
-    total = round(sum(known), 4) if known else None
+    costs = select_known(pod.cost_per_hour for pod in pods)
+    total = round(sum(costs), 4) if costs else None
     return UnblockView(node=option.node, pods=pods, cost_per_hour=total)
 
 

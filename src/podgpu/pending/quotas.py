@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from podgpu.kube.objects import KubeObject, parse_owner, read_list, read_map
+from podgpu.kube.objects import KubeObject, is_gpu_resource, parse_owner, read_list, read_map
 from podgpu.model import PodName, WorkloadOwner
 from podgpu.pending.cluster_objects import (
     MILLI,
@@ -146,17 +146,18 @@ def _make_workload(
 def parse_cluster_queue(body: KubeObject) -> QuotaHolder:
     limits: dict[str, int] = {}
     for group in read_list(read_map(body, "spec"), "resourceGroups"):
-        for flavor in read_list(group, "flavors"):
-            for each in read_list(flavor, "resources"):
-                amount = parse_milli(str(each.get("nominalQuota") or "0"))
-                limits[each["name"]] = limits.get(each["name"], 0) + amount
+        _add_amounts(limits, read_list(group, "flavors"), "nominalQuota")
     used: dict[str, int] = {}
-    for flavor in read_list(read_map(body, "status"), "flavorsReservation"):
-        for each in read_list(flavor, "resources"):
-            amount = parse_milli(str(each.get("total") or "0"))
-            used[each["name"]] = used.get(each["name"], 0) + amount
+    _add_amounts(used, read_list(read_map(body, "status"), "flavorsReservation"), "total")
     quotas = [QuotaRecord(name, limit, used.get(name, 0)) for name, limit in limits.items()]
     return QuotaHolder("ClusterQueue", body["metadata"]["name"], quotas=tuple(quotas))
+
+
+def _add_amounts(sums: dict[str, int], flavors: Iterable[KubeObject], field: str) -> None:
+    for flavor in flavors:
+        for each in read_list(flavor, "resources"):
+            amount = parse_milli(str(each.get(field) or "0"))
+            sums[each["name"]] = sums.get(each["name"], 0) + amount
 
 
 def parse_local_queue(body: KubeObject) -> LocalQueue:
@@ -170,10 +171,12 @@ def parse_local_queue(body: KubeObject) -> LocalQueue:
 
 def parse_kai_queue(body: KubeObject) -> QuotaHolder:
     """Only the hard limit counts: above its quota, a queue may use GPUs that others leave."""
-    gpu = read_map(read_map(read_map(body, "spec"), "resources"), "gpu")
-    limit = gpu.get("limit", _UNLIMITED)
-    allocated = read_map(read_map(body, "status"), "allocated")
-    used = sum(parse_milli(str(text)) for name, text in allocated.items() if "gpu" in name.lower())
+    resources = read_map(read_map(body, "spec"), "resources")
+    limit = read_map(resources, "gpu").get("limit", _UNLIMITED)
+    used = 0
+    for name, text in read_map(read_map(body, "status"), "allocated").items():
+        if is_gpu_resource(name):
+            used += parse_milli(str(text))
     quotas: tuple[QuotaRecord, ...] = ()
     if limit >= 0:
         quotas = (QuotaRecord("nvidia.com/gpu", round(limit * MILLI), used),)

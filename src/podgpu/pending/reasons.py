@@ -86,15 +86,17 @@ def _say_in_use(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
     free = f"{number(reason.free)} of {number(reason.total)}"
     verb = "is" if reason.free == 1 else "are"
-    where = "the node" if reason.nodes == 1 else f"the {_nodes(reason)}"
-    return f"It needs {needed}; {free} {verb} free on {where} that it may use."
+    where = "node" if reason.nodes == 1 else _nodes(reason)
+    return f"It needs {needed}; {free} {verb} free on the {where} that it may use."
 
 
 def _say_fragmented(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
+    free = number(reason.free)
+    largest = number(reason.largest)
     return (
-        f"It needs {needed} on one node. {number(reason.free)} are free, but spread over nodes:"
-        f" at most {number(reason.largest)} on one of {_nodes(reason)}."
+        f"It needs {needed} on one node. {free} are free, but spread over nodes:"
+        f" at most {largest} on one of {_nodes(reason)}."
     )
 
 
