@@ -653,6 +653,20 @@ def test_only_figures_of_a_time_that_was_not_settled_move_with_the_clock(
     assert [time for time, _ in times] == [START, START + HOUR + 15]
 
 
+def test_5_minutes_are_kept_again_after_a_clock_that_was_ahead(store: HistoryStore) -> None:
+    for number in range(2 * DAY // COARSE):
+        store.append(*make_round(START + number * COARSE, Charge(LLM, amounts=USAGE)))
+
+    def read_kept() -> dict[int, int]:
+        with store.reader() as db:
+            return dict(db.execute("SELECT resolution, since FROM kept").fetchall())
+
+    assert read_kept()[COARSE] > START
+    store.write(*make_round(START + 2 * DAY), is_settled=False)
+    store.settle(-2 * DAY, START + 15)
+    assert read_kept()[COARSE] == START
+
+
 def test_accounts_that_are_known_are_not_new_in_the_next_hour(store: HistoryStore) -> None:
     charges = [
         Charge(UsageAccount("ml", f"pod-{number}"), amounts=USAGE)
