@@ -11,6 +11,8 @@ use least of their GPUs, and only these are read.
 from __future__ import annotations
 
 import asyncio
+import math
+from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -68,7 +70,7 @@ _MEMORY = ("podgpu_device_memory_used_bytes", "podgpu_container_gpu_memory_used_
 _ANNOTATION = 'annotation_podgpu_io_savings="false"'
 ReadGpus = Callable[[Sequence[TargetGpu]], Awaitable[ClusterState]]
 
-_Lines = dict[PodKey, list[tuple[str, Mapping[int, float]]]]
+_Lines = dict[PodKey, list[tuple[str, "array[float]"]]]
 """UUIDs of each pod, with the numbers of the steps."""
 
 
@@ -292,8 +294,17 @@ class _LoadReader:
         for labels, points in series:
             key = self._key_of(labels)
             if key is not None:
-                values = {round(at - start) // COARSE: value for at, value in points}
-                lines[key].append((first_label(labels, UUID_LABELS), values))
+                line = self._make_line(points, start)
+                lines[key].append((first_label(labels, UUID_LABELS), line))
+
+    def _make_line(self, points: Sequence[tuple[float, float]], start: float) -> array[float]:
+        """Returns a number for each step. NaN: unknown."""
+        line = array("d", [math.nan]) * self._count
+        for at, seconds in points:
+            number = round(at - start) // COARSE
+            if number < self._count:
+                line[number] = seconds
+        return line
 
     def _key_of(self, labels: Mapping[str, str]) -> PodKey | None:
         workload = read_workload(labels)
@@ -307,15 +318,15 @@ class _LoadReader:
                 return name, account
         return None
 
-    def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, Mapping[int, float]]]) -> None:
+    def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, array[float]]]) -> None:
         load = pod.load
         shares = {part.gpu.uuid: part.share for part in pod.parts}
         known = [0] * self._count  # GPUs
         idle = [0] * self._count
         busy = [0.0] * self._count  # seconds
         for _, line in own:
-            for number, seconds in line.items():
-                if number >= self._count:
+            for number, seconds in enumerate(line):
+                if math.isnan(seconds):
                     continue
                 known[number] += 1
                 if seconds < _IDLE:
