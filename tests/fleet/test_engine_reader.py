@@ -167,12 +167,19 @@ def test_the_time_to_the_first_token_is_that_of_the_last_minutes() -> None:
         assert (await reading.round(session)).first_token_seconds is None
         pod.text = text(1010, 1010)
         assert (await reading.round(session)).first_token_seconds == pytest.approx(0.095)
-        for _ in range(21):
+        for _ in range(25):
             await reading.round(session)
         pod.text = text(1010, 1011)
-        assert (await reading.round(session)).first_token_seconds == 0.1
+        slower = await reading.round(session)
+        assert slower.first_token_seconds == 0.1
+        assert slower.first_token_before_seconds == pytest.approx(0.095), "rose in these minutes"
+        for _ in range(150):
+            await reading.round(session)
+        assert (await reading.round(session)).first_token_before_seconds is None
         pod.text = text(1, 1)
-        assert (await reading.round(session)).first_token_seconds is None
+        restarted = await reading.round(session)
+        assert restarted.first_token_seconds is None
+        assert restarted.first_token_before_seconds is None
 
     run(pod, rounds)
 

@@ -78,6 +78,7 @@ class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting: float | None = None
     cache_ratio: float | None = None
     first_token_seconds: float | None = None  # 95th percentile of the last 5 minutes
+    first_token_before_seconds: float | None = None  # of the half hour before
     reason: str = ""  # short code, if the engine could not be read
     message: str = ""
 

@@ -101,6 +101,7 @@ class EngineView(_JsonStruct, kw_only=True):
     requests_waiting: float | None = None
     cache_ratio: float | None = None
     first_token_seconds: float | None = None  # 95th percentile of the last 5 minutes
+    first_token_before_seconds: float | None = None  # of the half hour before
     reason: str = ""  # why the engine could not be read
     message: str = ""
 
@@ -571,6 +572,7 @@ def _make_engine(state: EngineState) -> EngineView:
         requests_waiting=state.waiting,
         cache_ratio=round_known(state.cache_ratio),
         first_token_seconds=round_known(state.first_token_seconds),
+        first_token_before_seconds=round_known(state.first_token_before_seconds),
         reason=state.reason,
         message=state.message,
     )

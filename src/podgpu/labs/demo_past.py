@@ -282,6 +282,9 @@ class _PastDevice(NamedTuple):
             tensor += work * self.node.load_of(tenant).tensor
         return LoadActivity(use, tensor, DRAM * use)
 
+    def _has_engine(self, pod: str) -> bool:
+        return any(tenant.pod == pod and find_model(tenant) for tenant in self.node.tenants)
+
     def _measure(
         self, tenant: Tenant, loads: Mapping[Tenant, float], activity: LoadActivity, is_blind: bool
     ) -> HeldTime:
@@ -295,7 +298,7 @@ class _PastDevice(NamedTuple):
             return HeldTime(seconds, share, joules=joules)
         busy = load * seconds
         tokens = count_tokens(tenant, busy)
-        if tokens is None and tenant.pod.startswith("chat-"):
+        if tokens is None and self._has_engine(tenant.pod):
             tokens = Tokens()  # its reranker belongs to the cost of its tokens
         return HeldTime(
             held=seconds,

@@ -36,6 +36,8 @@ _PROBES = 32  # at the same time
 _MAX_RATE = 1e7  # tokens per second; no engine reads them faster, even from its cache
 _QUANTILE = 0.95
 _QUANTILE_SECONDS = 300.0
+_BEFORE_SECONDS = 1800.0  # the time before, with which it is compared
+_KEPT_EVERY = 60.0  # seconds; 36 readings of an engine are 50 KB
 _METRICS_PORTS = ("metrics", "http-metrics", "system", "prom", "http")  # names, the likeliest first
 _SILENT = frozenset({"timeout", "unreachable"})  # another path of this port is as silent
 _HINT = "SGLang needs --enable-metrics, trtllm-serve needs return_perf_metrics: true"
@@ -207,6 +209,9 @@ class EngineReader:
                 per_second = Tokens(increase.prompt / seconds, increase.generated / seconds)
         watched.last = reading
         watched.read_at = now
+        first_token, first_token_before = _find_first_tokens(
+            watched.buckets, now, reading.first_token
+        )
         watched.state = EngineState(
             engine=reading.engine,
             models=tuple(sorted(filter(None, reading.counters))),
@@ -215,7 +220,8 @@ class EngineReader:
             running=reading.running,
             waiting=reading.waiting,
             cache_ratio=reading.cache_ratio,
-            first_token_seconds=_find_first_token(watched.buckets, now, reading.first_token),
+            first_token_seconds=first_token,
+            first_token_before_seconds=first_token_before,
             reason=reason,
             message=message,
         )
@@ -275,19 +281,35 @@ def _make_failed(state: EngineState, reason: str, message: str) -> EngineState:
     )
 
 
-def _find_first_token(
+def _find_first_tokens(
     history: deque[tuple[float, Mapping[float, float]]], now: float, buckets: Mapping[float, float]
-) -> float | None:
-    """Returns the 95th percentile of the time to the first token in the last 5 minutes."""
+) -> tuple[float | None, float | None]:
+    """Returns the 95th percentile of the time to the first token in the last 5 minutes, and in the
+    half hour before.
+    """
     has_restarted = bool(history) and not _is_later(history[-1][1], buckets)
     if has_restarted:
         history.clear()
+    if len(history) > 1 and history[-1][0] - history[-2][0] < _KEPT_EVERY:
+        history.pop()
     history.append((now, buckets))
-    while len(history) > 2 and history[1][0] <= now - _QUANTILE_SECONDS:
+    start = now - _QUANTILE_SECONDS
+    while len(history) > 2 and history[1][0] <= start - _BEFORE_SECONDS:
         history.popleft()
-    earlier = history[0][1]
-    recent = {bound: count - earlier.get(bound, 0.0) for bound, count in buckets.items()}
-    return find_quantile(recent, _QUANTILE)
+
+    middle = history[0][1]
+    for at, counted in history:
+        if at <= start:
+            middle = counted
+    recent = _find_quantile_between(middle, buckets)
+    return recent, _find_quantile_between(history[0][1], middle)
+
+
+def _find_quantile_between(
+    before: Mapping[float, float], after: Mapping[float, float]
+) -> float | None:
+    counts = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
+    return find_quantile(counts, _QUANTILE)
 
 
 def _is_later(before: Mapping[float, float], now: Mapping[float, float]) -> bool:

@@ -4,6 +4,7 @@ import { fact, h, place, plain, setText } from "./dom.js";
 import { amount, count, duration, money, percent } from "./format.js";
 
 const MILLION = 1e6;
+const RISE = 1.2; // of the time to the first token, to be worth a sentence
 const HINTS = {
   prompt_tokens: "Tokens of prompts that the LLM engines read",
   generated_tokens: "Tokens that the LLM engines generated",
@@ -78,14 +79,21 @@ export class Engines {
 
 // Says whether a slow engine waits for the GPU, or for its own queue.
 function sayWhy({ engine, waited }) {
-  const slow = engine.first_token_seconds === undefined ? "" : `; the slowest 5 % of requests got their first token after ${firstToken(engine)} or more`;
+  const slow = slowText(engine);
   if (waited >= 0.01) return `${percent(waited)} of the time another container had the GPU${slow}.`;
   if (engine.requests_waiting > 0) return `Requests wait, and no other container has the GPU: the engine itself is at its limit${slow}.`;
   return "";
 }
 
-function firstToken(engine) {
-  const seconds = engine.first_token_seconds;
+function slowText({ first_token_seconds: seconds, first_token_before_seconds: before }) {
+  if (seconds === undefined) return "";
+  if (before !== undefined && seconds >= RISE * before) {
+    return `; the slowest 5 % of requests got their first token after ${firstToken(seconds)} or more, and after ${firstToken(before)} in the half hour before`;
+  }
+  return `; the slowest 5 % of requests got their first token after ${firstToken(seconds)} or more`;
+}
+
+function firstToken(seconds) {
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : duration(seconds);
 }
 
@@ -97,7 +105,7 @@ function engineFacts(engine) {
     engine.generated_tokens_per_second !== undefined && fact("Tokens generated", rate(engine.generated_tokens_per_second)),
     engine.requests_running !== undefined && fact("Requests running", count(engine.requests_running)),
     engine.requests_waiting !== undefined && fact("Requests waiting", count(engine.requests_waiting)),
-    engine.first_token_seconds !== undefined && fact("First token (p95)", firstToken(engine)),
+    engine.first_token_seconds !== undefined && fact("First token (p95)", firstToken(engine.first_token_seconds)),
     engine.cache_ratio !== undefined && fact("Cache used", percent(engine.cache_ratio)),
     engine.reason && fact("Not read", plain(engine.message || engine.reason)),
   ].filter(Boolean);
