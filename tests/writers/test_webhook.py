@@ -16,8 +16,9 @@ import podgpu as podgpu_package
 from podgpu.clock import Clock
 from podgpu.errors import UsageError
 from podgpu.fleet.budgets import BudgetUse
+from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.state import ClusterState
-from podgpu.model import Condition, DeviceState
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.writers.webhook import MemoryStore, NoticeStore, Webhook, WebhookSettings, parse_events
 from podgpu.writers.webhook_notices import NoticeEvent
@@ -140,6 +141,34 @@ def test_a_node_that_is_gone_is_reported_unless_it_was_removed(
         assert receiver.bodies[0]["text"].startswith("podgpu: 2 GPUs are broken\n")
 
 
+def test_a_gpu_of_a_node_that_is_not_read_has_not_recovered(
+    scene: Scene, receiver: Receiver
+) -> None:
+    scene.round(broken())
+    scene.round(gpu(3))
+    read_at = scene.at
+    for _ in range(30):
+        scene.at += 15.0
+        late = node("n1", gpu(3), read_at=read_at, listed=False)
+        scene.state = scene.world.round(late, at=scene.at)
+        scene.webhook.update()
+    assert [event for event, _ in receiver.events] == ["broken"]
+
+
+def test_the_worst_problem_is_described_also_on_a_removed_node(
+    scene: Scene, receiver: Receiver
+) -> None:
+    several = tuple(Condition(name, WALL) for name in ("recurring", "ecc", "lost"))
+    late = node("n1", gpu(0, conditions=several), read_at=scene.at, listed=False)
+    scene.state = scene.world.round(late, at=scene.at)
+    scene.webhook.update()
+    unknown = gpu(1, conditions=(Condition("fault_of_a_newer_version", WALL),))
+    scene.round(gpu(0, conditions=several), unknown)
+    items = [message["items"][0] for message in receiver.accepted]
+    assert [item["condition"] for item in items] == ["lost", "fault_of_a_newer_version"]
+    assert items[1]["says"] == "fault_of_a_newer_version"
+
+
 def test_a_warning_and_a_problem_of_a_workload_are_not_reported(
     scene: Scene, receiver: Receiver
 ) -> None:
@@ -188,9 +217,13 @@ def test_without_a_history_file_only_what_began_later_is_reported(
     scene.round(broken(3), old)
     assert receiver.bodies == []
     later = Condition("lost", WALL + scene.at)
-    scene.round(broken(3), old, gpu(4, conditions=(later,)))
-    scene.round(broken(3), old, gpu(4, conditions=(later,)))
-    assert receiver.events == [("broken", ["gpu  GPU-4"])]
+    undated = gpu(5, conditions=(Condition("ecc"),))
+    for _ in range(2):
+        scene.round(broken(3), old, gpu(4, conditions=(later,)), undated)
+    assert receiver.events == [("broken", ["gpu  GPU-4", "gpu  GPU-5"])]
+    scene.round(broken(3), old)
+    scene.round(broken(3), old)
+    assert len(receiver.bodies) == 1
 
 
 @pytest.mark.fault(
@@ -289,13 +322,17 @@ def test_an_idle_pod_is_reported_once_also_after_a_restart(
         own = holder("nb-0", "research", utilization_ratio=0.0, idle_since=WALL + since)
         return gpu(0, own, busy=0.0)
 
+    price = Prices("EUR", {"*": Price(gpu_hour=2.5)})
     scene.round(idle(50.0), seconds=3 * HOUR)
     assert receiver.bodies == []
-    scene.round(idle(50.0), seconds=HOUR + 60)
+    job = Holder(job="4711", usage=HolderUsage(utilization_ratio=0.0, idle_since=WALL))
+    scene.round(idle(50.0), gpu(1, job, busy=0.0), seconds=HOUR + 60, prices=price)
     [message] = receiver.accepted
     assert message["event"] == "idle"
     assert "research/nb-0 has not used 1 GPU on n1 since" in message["text"]
-    assert message["items"][0]["gpus"] == 1.0
+    assert message["text"].endswith(", which cost 2.50 EUR per hour")
+    [item] = message["items"]
+    assert (item["gpus"], item["cost_per_hour"], item["currency"]) == (1.0, 2.5, "EUR")
     scene.start()
     scene.round(idle(50.0))
     scene.round(idle(50.0), seconds=HOUR)
@@ -309,7 +346,7 @@ def test_an_idle_pod_is_reported_once_also_after_a_restart(
 
 def test_a_budget_is_reported_once_a_month(scene: Scene, receiver: Receiver) -> None:
     use = BudgetUse(namespace="research", currency="EUR", per_month=100.0, cost=120.0, ratio=1.2)
-    within = BudgetUse(namespace="web", currency="EUR", per_month=100.0, cost=99.0, ratio=0.99)
+    within = BudgetUse(namespace="web", currency="EUR", per_month=100.0, cost=100.0, ratio=1.0)
     for _ in range(3):
         scene.round(gpu(0), budgets=(use, within))
     scene.start()
