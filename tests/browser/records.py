@@ -498,6 +498,7 @@ def troubled(turn: int = 0) -> View:
     gpus[5].repair = make_repair(
         "reset", first.name, "5", has_pods=True, pods=[("research", "llm"), ("serving", "asr")]
     )
+    gpus[5].kubernetes_health = "Healthy"
     absent: dict[str, Any] = {"memory": None, "total": None, "absent": True}
     gpus[3] = gpu(3, first.name, holders=gpus[3].holders, conditions=[lost], **absent)
     others = [

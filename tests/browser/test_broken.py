@@ -142,6 +142,7 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     ]
     places = tab.texts(".command-where")
     assert places == [*["your terminal"] * 4, "on gpu-a-01", "your terminal"]
+    assert "For Kubernetes Healthy" in " ".join(tab.text(".groups").split())
     assert "evicts these pods with GPUs: research/llm, serving/asr." in tab.text(".commands + p")
     tab.click(".commands li:nth-child(2) button")
     tab.wait_for(

@@ -62,6 +62,7 @@ def test_the_repair_follows_the_condition(condition: str, detail: str, action: s
     found = repair(broken(condition, detail))
     assert (found.action if found else "") == action
     assert ("systemctl reboot" in commands(found)) == (action == "reboot")
+    assert ("systemctl poweroff" in commands(found)) == (action == "replace")
     assert any("podgpu release" in each for each in commands(found)) == (action == "reset")
 
 

@@ -61,8 +61,11 @@ def test_devices_of_claims_are_found_by_their_name() -> None:
     health = [
         ResourceHealth("claim:two/gpus", CDI.format(1), "Unhealthy", "XID 79"),
         ResourceHealth("claim:two/gpus", "gpu.nvidia.com/n1/gpu-10", "Healthy"),
+        ResourceHealth("claim:two/gpus", CDI.format(2), "Unknown"),
+        ResourceHealth("example.com/nic", "nic-of-gpu-3", "Unhealthy"),
     ]
-    found = find_kubernetes_health([pod(*health)], [], [claimed(1), claimed(10)], GPUS)
+    held = [claimed(number) for number in (1, 2, 3, 10)]
+    found = find_kubernetes_health([pod(*health)], [], held, GPUS)
     assert found == {
         KEYS[1]: KubernetesHealth("Unhealthy", "XID 79"),
         KEYS[10]: KubernetesHealth("Healthy"),

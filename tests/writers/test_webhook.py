@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.state import ClusterState
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage
+from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.writers.webhook import MemoryStore, NoticeStore, Webhook, WebhookSettings, parse_events
 from podgpu.writers.webhook_notices import NoticeEvent
@@ -254,6 +255,57 @@ def test_failures_are_retried_with_growing_delays(
     assert scene.webhook.warnings() == []
 
 
+class BrokenStore(MemoryStore):
+    """A history file on a full disk."""
+
+    is_in_memory = False
+    is_broken = True
+
+    def read_notices(self) -> dict[str, bytes]:
+        self._check()
+        return super().read_notices()
+
+    def write_notices(self, changes: Mapping[str, bytes | None]) -> None:
+        self._check()
+        super().write_notices(changes)
+
+    def _check(self) -> None:
+        if self.is_broken:
+            raise HistoryError("the disk is full")
+
+
+@pytest.mark.fault(
+    "The history file cannot be read or written while the webhook reports",
+    "Nothing is sent twice while podgpu runs; the page shows the problem",
+)
+def test_a_history_that_fails_repeats_nothing_before_a_restart(
+    scene: Scene, receiver: Receiver
+) -> None:
+    store = BrokenStore()
+    scene.start(store)
+    for _ in range(3):
+        scene.round(broken())
+    assert len(receiver.bodies) == 1
+    [warning] = scene.webhook.warnings()
+    assert "the disk is full" in warning
+    store.is_broken = False
+    scene.round(broken())
+    assert scene.webhook.warnings() == []
+    store.is_broken = True
+    scene.round(broken())
+    assert "cannot be read" in scene.webhook.warnings()[0]
+    store.is_broken = False
+    scene.round(broken())
+    assert scene.webhook.warnings() == []
+    scene.start(store)
+    scene.round(broken())
+    assert len(receiver.bodies) == 1, "it is stored later"
+    for _ in range(25):
+        scene.round(gpu(3))
+    assert len(receiver.bodies) == 2
+    assert store.read_notices() == {}
+
+
 def test_what_is_over_before_the_receiver_answers_is_not_sent(
     scene: Scene, receiver: Receiver
 ) -> None:
@@ -264,12 +316,12 @@ def test_what_is_over_before_the_receiver_answers_is_not_sent(
     assert receiver.accepted == []
 
 
-@pytest.mark.parametrize("kind", ["not found", "nothing listens", "too slow"])
+@pytest.mark.parametrize("kind", ["not found", "forbidden", "nothing listens", "too slow"])
 def test_a_receiver_that_cannot_be_used_is_named_without_its_path(
     kind: str, scene: Scene, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if kind == "not found":
-        receiver.replies.extend([Reply(404)] * 9)
+    if kind in ("not found", "forbidden"):
+        receiver.replies.append(Reply(404 if kind == "not found" else 403))
     elif kind == "nothing listens":
         scene.url_file.write_text(f"http://127.0.0.1:9/services/{SECRET}?key={SECRET}")
     else:
@@ -279,6 +331,7 @@ def test_a_receiver_that_cannot_be_used_is_named_without_its_path(
     [warning] = scene.webhook.warnings()
     expected = {
         "not found": "answers 404: check the URL in the file",
+        "forbidden": "answers 403: it rejects the URL or the token",
         "nothing listens": "nothing listens there",
         "too slow": "no complete response in time, within 0.2 s",
     }

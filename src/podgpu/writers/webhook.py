@@ -206,6 +206,8 @@ class Webhook(Watch):
             # What this process has reported is still known.
             self._report("history", f"what was reported cannot be read: {error}")
             return
+        if not self._unsaved:
+            self._recover("history")
         for key, content in self._unsaved.items():
             if content is None:
                 self._told.pop(key, None)
