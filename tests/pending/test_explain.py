@@ -210,6 +210,61 @@ def test_gpus_are_kept_for_pods_that_preempt() -> None:
     assert keys(above) == ["fits"]
 
 
+def test_a_pod_of_the_same_priority_does_not_take_what_is_kept() -> None:
+    first = pod("first", gpus=2, priority=1000)
+    same = explain_one(node("a", gpus=2), nominate(first, "a"), pod(priority=1000))
+    assert keys(same) == ["nominated"]
+    # A full node is in use, whoever waits for it.
+    full = [node("a", gpus=2), pod("old", gpus=2, on="a"), nominate(first, "a")]
+    (reason,) = explain_one(*full, pod()).reasons
+    assert (reason.key, reason.alone) == ("in_use", True)
+
+
+def test_a_pod_that_ends_does_not_wait() -> None:
+    body = pod()
+    body["metadata"]["deletionTimestamp"] = CREATED
+    assert list(snapshot([node("a"), body]).pending) == []
+
+
+def test_the_taint_of_a_controller_cordons_a_node() -> None:
+    taint = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+    assert keys(explain_one(node("a", taints=taint), pod())) == ["cordoned"]
+    tolerations = [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]
+    assert keys(explain_one(node("a", taints=taint), pod(tolerations=tolerations))) == ["fits"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "fits"),
+    [
+        ("In", ["80", "141"], True),
+        ("NotIn", ["80"], False),
+        ("Exists", [], True),
+        ("DoesNotExist", [], False),
+        ("Gt", ["79"], True),
+        ("Gt", ["80"], False),
+        ("Lt", ["81"], True),
+        ("Lt", ["much"], False),
+    ],
+)
+def test_node_affinity(operator: str, values: list[str], fits: bool) -> None:
+    expression = {"key": "memory", "operator": operator, "values": values}
+    terms = [{"matchExpressions": [expression]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    found = explain_one(
+        node("a", labels={"memory": "80"}), pod(affinity={"nodeAffinity": required})
+    )
+    assert keys(found) == ["fits" if fits else "selector"]
+
+
+def test_a_node_by_its_name() -> None:
+    fields = [{"key": "metadata.name", "operator": "In", "values": ["b"]}]
+    terms = [{"matchFields": fields}, {"matchExpressions": []}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    wanted = pod(affinity={"nodeAffinity": required})
+    assert explain_one(node("a"), node("b"), wanted).reasons[0].nodes == 1
+    assert explain_one(node("a"), wanted).reasons[0].names == ("metadata.name=b",)
+
+
 def test_a_pod_with_a_place_is_starting() -> None:
     body = pod(on="a")
     waiting = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
@@ -311,6 +366,12 @@ def select(expression: str) -> Object:
         (f"device.attributes['{DRIVER}'].type == 'mig' || device.driver == '{DRIVER}'", "fits"),
         (f"!(device.attributes['{DRIVER}'].type == 'gpu')", "no_device"),
         (f"'{DRIVER}' in device.attributes && true", "fits"),
+        (f"device.attributes['{DRIVER}'].productName.matches('HBM3$')", "fits"),
+        (f"device.attributes['{DRIVER}'].productName.matches('NVIDIA$')", "no_device"),
+        (f"device.attributes['{DRIVER}'].productName.matches('^H100')", "no_device"),
+        (f"device.capacity['{DRIVER}'].memory.isGreaterThan(quantity('79Gi'))", "fits"),
+        (f"device.capacity['{DRIVER}'].memory.isLessThan(quantity('80Gi'))", "no_device"),
+        (f"device.capacity['{DRIVER}'].memory.isLessThan(other('80Gi'))", "unchecked"),
         (f"device.attributes['{DRIVER}'].absent == 'x'", "no_device"),
         (f"device.attributes['{DRIVER}'].productName.matches('^(a+)+$')", "unchecked"),
         (f"device.attributes['{DRIVER}'].productName.size() > 3", "unchecked"),
@@ -334,6 +395,40 @@ def test_a_claim_of_more_devices_than_are_free() -> None:
     assert (reason.key, reason.needed, reason.free, reason.total) == ("in_use", 2.0, 1.0, 2.0)
     assert found.gpus == 2.0
     assert keys(explain_one(*dra(*objects, gpus=3))) == ["fits"]
+
+
+def test_two_requests_of_a_claim_get_two_devices() -> None:
+    """The scheduler does not give one device to both."""
+    both = claim("both")
+    (request,) = both["spec"]["devices"]["requests"]
+    both["spec"]["devices"]["requests"] = [request, request | {"name": "second"}]
+    waiting = pod(gpus=0, claims=uses("both"))
+    assert keys(explain_one(*dra(both, waiting, gpus=1))) == ["too_large"]
+    assert keys(explain_one(*dra(both, waiting, gpus=2))) == ["fits"]
+
+
+def test_all_devices_and_alternatives_of_a_claim() -> None:
+    everything = claim("all", allocationMode="All")
+    waiting = pod(gpus=0, claims=uses("all"))
+    assert keys(explain_one(*dra(everything, waiting))) == ["fits"]
+    held = claim("held", on="a", devices=(0,))
+    assert keys(explain_one(*dra(everything, held, waiting))) == ["in_use"]
+    choice = claim("choice")
+    (request,) = choice["spec"]["devices"]["requests"]
+    first = request["exactly"] | {"name": "many", "count": 9}
+    second = request["exactly"] | {"name": "one", "count": 1}
+    choice["spec"]["devices"]["requests"] = [{"name": "g", "firstAvailable": [first, second]}]
+    assert keys(explain_one(*dra(choice, pod(gpus=0, claims=uses("choice"))))) == ["fits"]
+
+
+def test_a_device_with_a_taint() -> None:
+    body = resource_slice("a", 1)
+    taint = {"key": "gpu.nvidia.com/xid", "effect": "NoSchedule"}
+    body["spec"]["devices"][0]["taints"] = [taint]
+    objects = [node("a", gpus=0), device_class(), body, pod(gpus=0, claims=uses("one"))]
+    assert keys(explain_one(*objects, claim("one"))) == ["not_offered"]
+    tolerant = claim("one", tolerations=[{"operator": "Exists"}])
+    assert keys(explain_one(*objects, tolerant)) == ["fits"]
 
 
 def test_a_claim_with_devices_elsewhere() -> None:
@@ -428,10 +523,22 @@ def test_a_fraction_of_a_gpu() -> None:
     assert keys(found) == ["in_use"]
     assert (found.reasons[0].needed, found.reasons[0].free) == (0.6, 0.5)
     assert found.gpus == 0.6
+    assert keys(explain_one(*objects, fraction(WAITING, "1.5"))) == ["too_large"]
     fits = explain_one(*objects, fraction(WAITING, "0.5"))
     # Its scheduler has rules of its own, such as queues.
     assert keys(fits) == ["unchecked"]
     assert fits.reasons[0].names == ("scheduler",)
+
+
+def test_memory_of_a_gpu() -> None:
+    body = fraction(WAITING, "0")
+    body["metadata"]["annotations"] = {"gpu-memory": "41000"}
+    labels = {"nvidia.com/gpu.memory": "81559"}
+    objects = [node("a", gpus=1, labels=labels), fraction("half", "0.5", on="a", group="g")]
+    reserved = pod("gpu-reservation-1", on="a", namespace="kai-resource-reservation")
+    found = explain_one(*objects, reserved, body)
+    assert (found.reasons[0].key, found.reasons[0].needed) == ("in_use", 0.51)
+    assert [need.resource for need in found.needs][:1] == ["gpu-memory"]
 
 
 def test_what_only_another_scheduler_knows_is_not_checked() -> None:
