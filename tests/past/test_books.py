@@ -378,7 +378,6 @@ def test_a_clock_that_is_wrong_for_some_minutes_changes_no_time(tmp_path: Path) 
     for index, jump in enumerate(JUMPS):
         simulation = Simulation(7, tmp_path / str(index))
         simulation.interval = 15.0
-        simulation.trouble = 0
         simulation.settings = ViewSettings()
         simulation.trouble = 0.0
         pod = Pod("pod", 0.5, until=10**9)
