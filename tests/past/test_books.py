@@ -379,7 +379,7 @@ def test_a_clock_that_is_wrong_for_some_minutes_changes_no_time(tmp_path: Path) 
         simulation = Simulation(7, tmp_path / str(index))
         simulation.interval = 15.0
         simulation.settings = ViewSettings()
-        simulation.trouble = 0.0
+        simulation.trouble = 0
         pod = Pod("pod", 0.5, until=10**9)
         simulation.pods = {0: [pod]}
         simulation.churn = lambda number: None  # type: ignore[method-assign]
