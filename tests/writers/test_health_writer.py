@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,35 @@ def test_without_the_directory_of_the_lock_nothing_is_written(
         "No such file or directory",
     )
     assert server.writes == []
+
+
+def test_the_condition_is_unknown_while_the_driver_does_not_answer(
+    server: SimulatedApiServer, tmp_path: Path
+) -> None:
+    server.put("nodes", {"metadata": {"name": "node-7"}, "status": {}})
+    node = SimulatedNode("2xH100", Settings(node_name="node-7", interval=1.0))
+    config = ApiConfig(server.url, "the test")
+    opener = make_session_opener(parse_write("condition"), config, "node-7", node.agent.clock)
+
+    def read() -> tuple[Any, bool]:
+        published = node.agent.published
+        return published.state, node.agent.is_fresh(published)
+
+    lock = NodeLock(str(tmp_path))
+    writer = HealthWriter(read, opener, lock, 1800.0, node.agent.clock, interval=0.02)
+    stop_after_test.append(writer.stop)
+    writer.start(lambda: None)
+
+    def status() -> str:
+        [item] = server.objects("nodes")
+        conditions = item["status"].get("conditions") or [{"status": ""}]
+        return str(conditions[0]["status"])
+
+    time.sleep(0.3)
+    # The first reading may still be under way.
+    assert status() == ""
+    node.time += 61.0
+    wait_until(lambda: status() == "Unknown", "the state is unknown")
+    wait_until(lambda: node.turn(1.0) and status() == "False", "the GPUs are healthy")
+    node.time += 61.0
+    wait_until(lambda: status() == "Unknown", "the readings are too old")

@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 INTERVAL = 2.0
 """Seconds between two documents that are compared."""
 _STOP_SECONDS = 2.0
+_START_SECONDS = 60.0  # for the first readings of the GPUs and their pods
 
 
 class View(NamedTuple):
@@ -68,7 +69,8 @@ class HealthWriter:
         self._interval = interval
         self._records: Records = {}
         self._last: NodeState | None = None
-        self._is_writing = False
+        self._has_compared = False  # since this exporter writes
+        self._began = self._clock.monotonic()
         self._warning = ""
         self.queue = WriteQueue(self._clock.monotonic)
         self._stopping = threading.Event()
@@ -85,30 +87,33 @@ class HealthWriter:
         if answer is None:
             return
         state, is_fresh = answer
-        is_first = not self._is_writing
-        self._is_writing = self._acquire()
+        is_ours = self._acquire()
         changes: list[GpuChange] = []
         # Before the first answer of the kubelet, the pods are not known.
         if is_fresh and state.holders_at is not None and state is not self._last:
-            self._last = state
-            self._records, changes = find_changes(
-                self._records,
-                state,
-                self._clock.wall(),
-                self._idle_after,
-                is_first=is_first and self._is_writing,
-            )
-        elif is_first:
-            # The first comparison is still to come.
-            self._is_writing = False
+            changes = self._compare(state, is_first=is_ours and not self._has_compared)
+            self._has_compared = is_ours
+        if not is_ours or not (self._has_compared or self._is_overdue):
             return
-        if not self._is_writing:
-            return
-        view = View(state, self._records, changes, is_stale=not is_fresh)
+        is_stale = not (is_fresh and self._has_compared)
+        view = View(state, self._records, changes, is_stale)
         for writer in writers:
             for write in writer.update(view):
                 self.queue.put(write)
         await self.queue.flush()
+
+    def _compare(self, state: NodeState, is_first: bool) -> list[GpuChange]:
+        self._last = state
+        now = self._clock.wall()
+        self._records, changes = find_changes(
+            self._records, state, now, self._idle_after, is_first=is_first
+        )
+        return changes
+
+    @property
+    def _is_overdue(self) -> bool:
+        """True if the GPUs should have been read by now, so that their state is unknown."""
+        return self._clock.monotonic() - self._began >= _START_SECONDS
 
     def _acquire(self) -> bool:
         is_ours = self._lock.acquire()
