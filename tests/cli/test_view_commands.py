@@ -14,6 +14,7 @@ import pytest
 from podgpu.cli.main import run
 from tests.cli.view_server import served_cluster
 from tests.net import free_port
+from tests.top.servers import podgpu_server
 
 Table = dict[str, dict[str, str]]
 
@@ -65,6 +66,19 @@ def test_pods(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert idle["Owner"] == r"Deployment/\x1b[31mred"
     assert (table["web/b"]["GPUs"], table["web/b"]["Waiting"]) == ("0.5", "25%")
     assert (table["web/small"]["GPUs"], table["web/small"]["Use of the GPU"]) == ("0.14", "50%")
+
+
+def test_pods_of_which_little_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"cluster": "east", "namespace": "ml", "pod": "a", "nodes": ["n1"]}
+    gpus = {"allocated_gpus": 1.0, "used_gpus": 0.0, "idle_gpus": 0.0, "unknown_gpus": 1.0}
+    document = {"api": "podgpu/v1", "simulated": True, "pods": [row | gpus]}
+    with podgpu_server({"/api/v1/pods": document}) as server:
+        text = printed(capsys, "pods", "--url", server.address)
+    assert text.startswith("SIMULATED GPUs\n")
+    cells = read_table(text)["east: ml/a"]
+    unknown = {title: cell for title, cell in cells.items() if cell == "–"}
+    assert (cells["Node"], cells["GPUs"], cells["Idle GPUs"]) == ("n1", "1", "–")
+    assert {"Use of the GPU", "Memory, GiB", "Idle for", "Cost/h", "Wasted/h"} <= unknown.keys()
 
 
 def test_pods_of_a_namespace_in_an_order(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from podgpu.fleet.pod_list import make_pods
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.view import make_view
-from podgpu.model import Holder, WorkloadOwner
+from podgpu.model import Holder, HolderUsage, WorkloadOwner
 from podgpu.web.redaction import hide_in_view
 from tests.fleet.states import H100, WALL, World, gpu, holder, mig, node, state_of
 
@@ -43,6 +43,27 @@ def test_a_pod_is_the_sum_of_its_containers_and_gpus() -> None:
     assert row["memory_used_bytes"] == 5
     assert (row["cost_per_hour"], row["wasted_per_hour"]) == (10.0, 0.0)
     assert "idle_since" not in row
+
+
+def test_containers_of_a_pod_are_one_row() -> None:
+    containers = []
+    for name, utilization in (("a", 0.2), ("b", 0.4)):
+        usage = HolderUsage(utilization_ratio=utilization)
+        held = Holder(
+            "ml", "train", name, f"uid-{name}", f"id-{name}", source="kubelet", usage=usage
+        )
+        containers.append(held)
+    job = [Holder(job="7", container_id=f"id-{number}", source="slurm") for number in (1, 2)]
+    first = gpu(0, containers[0], busy=0.9, memory_used_bytes=5)
+    state = state_of(node("n1", first, gpu(1, containers[1]), gpu(2, job[0]), gpu(3, job[1])))
+    rows = rows_of(state)
+    assert set(rows) == {"ml/train", "job 7"}
+    row = rows["ml/train"]
+    assert row["nodes"] == ["n1"]
+    # Its own utilisation counts, not that of the device.
+    assert row["utilization_ratio"] == 0.3
+    assert row["memory_used_bytes"] == 5
+    assert rows["job 7"]["allocated_gpus"] == 2.0
 
 
 def test_a_sole_holder_has_the_figures_of_its_device() -> None:

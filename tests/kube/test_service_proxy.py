@@ -584,6 +584,7 @@ def test_a_url_overrides_the_default_of_the_plugin(
     [
         (["pods", "--kube", "--url", "x:1"], "--kube and --url cannot be combined: give one of"),
         (["pods", "--context", "x"], "--context needs --kube"),
+        (["pods", "--context", "x", "--url", "x:1"], "--context needs --kube"),
         (["pods", "--service", "a/b"], "--service needs --kube"),
         (["top", "--kube", "--cluster", "x:1"], "--kube and --cluster cannot be combined"),
         (["top", "--kube", "-d", "g"], "--devices is for the local driver and cannot be combined"),
