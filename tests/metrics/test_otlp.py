@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from podgpu.metrics.conditions import conditions
 from podgpu.metrics.encode import families_in
@@ -209,6 +210,7 @@ def make_gpu(*names: str, detail: str = "", healthy: tuple[str, ...] = ()) -> De
         (make_gpu("xid", detail="79"), "failed"),
         (make_gpu("xid", detail="43"), "degraded"),
         (make_gpu("xid", detail="43,79"), "failed"),
+        (make_gpu("xid"), "failed"),
         (make_gpu("recovery_action", detail="reset"), "failed"),
         (make_gpu("unreadable"), "failed"),
         (make_gpu("ecc"), "failed"),
@@ -227,3 +229,37 @@ def test_state_of_a_gpu(gpu: DeviceState, state: str) -> None:
 def test_every_condition_has_a_state() -> None:
     for name, spec in conditions().items():
         assert (find_state(make_gpu(name)) == "ok") == (spec.of == "workload")
+
+
+def test_a_state_is_known_if_podgpu_has_read_the_gpu() -> None:
+    """The cluster view does not keep which conditions are absent."""
+    read = DeviceState(uuid="GPU-1", index=0, fields={"DCGM_FI_DEV_ENC_UTIL": 40})
+    hung = DeviceState(uuid="GPU-2", index=1)
+    state = NodeState(producer="podgpu", node="gpu-1", taken_at=NOW, devices=(read, hung))
+    points = encode(PushedNode(state))
+    states = {p.attributes["hw.id"]: p.attributes["hw.state"] for p in points if p.value == 1}
+    assert states == {"GPU-1": "ok"}
+    assert {p.attributes["hw.id"] for p in select(points, "hw.status")} == {"GPU-1"}
+    [encoder] = select(points, "hw.gpu.utilization", hw_gpu_task="encoder")
+    assert encoder.value == 0.4
+    other = NodeState(producer="dcgm-exporter", node="gpu-1", taken_at=NOW, devices=(read,))
+    assert select(encode(PushedNode(other)), "hw.status") == []
+
+
+def test_the_cluster_of_the_user_stays_if_no_other_is_known(node: Node) -> None:
+    nodes = PushedNode(node.agent.published.state)
+    points = encode(nodes, **{"k8s.cluster.name": "west"})
+    assert {point.resource["k8s.cluster.name"] for point in points} == {"west"}
+
+
+@pytest.mark.parametrize("node", ["usage-time-sliced", "usage-mig", "faulty"], indirect=True)
+def test_no_attribute_is_empty(node: Node) -> None:
+    for point in points_of(node):
+        assert all([*point.attributes.values(), *point.resource.values()])
+
+
+def test_usage_without_a_time_is_left_out(node: Node) -> None:
+    state = replace(node.agent.published.state, usage_at=None)
+    metrics = {point.metric for point in encode(PushedNode(state))}
+    assert "hw.power" in metrics
+    assert not any(name.startswith("podgpu.") for name in metrics)
