@@ -184,3 +184,53 @@ def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
     assert whole.energy_mj is not None
     assert not bench.driver.calls[PROCESSES]
     assert not bench.driver.calls[SAMPLES]
+
+
+class Answer:
+    """A structure of the driver."""
+
+    def __init__(self, **members: int) -> None:
+        self.__dict__.update(members)
+
+
+def test_more_memory_in_use_than_there_is_is_dropped(bench: NvmlBench) -> None:
+    bench.start()
+    memory = "nvmlDeviceGetMemoryInfo"
+    for used, expected in ((80 * GIB, 80 * GIB), (81 * GIB, None), (-1, None)):
+        bench.faults.answer(memory, Answer(used=used, total=80 * GIB, free=0, reserved=0), 0)
+        assert bench.after(1).memory_used == expected
+        assert ("nvmlDeviceGetMemoryInfo" in bench.problems.dropped) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"), [(0, None), (1, 1), (5_000_000, 5_000_000), (5_000_001, None)]
+)
+def test_impossible_power_is_ignored(bench: NvmlBench, power: int, expected: int | None) -> None:
+    bench.start()
+    bench.faults.answer("nvmlDeviceGetPowerUsage", power, 0)
+    assert bench.after(1).power_mw == expected
+
+
+def test_an_impossible_increase_of_the_energy_counter_is_dropped(bench: NvmlBench) -> None:
+    bench.faults.answer(ENERGY, 1_000_000, 0)
+    bench.start()
+    bench.faults.answer(ENERGY, 1_000_000 + 5_000_000 * 6, 0)
+    assert bench.after(5).energy_mj == 30_000_000, "5 kW for 5 s, and a late second"
+    bench.faults.answer(ENERGY, 31_000_000 + 30_000_001, 0)
+    assert bench.after(5).energy_mj is None
+    assert ENERGY in bench.problems.dropped
+    bench.faults.answer(ENERGY, 61_000_101, 0)
+    assert bench.after(5).energy_mj == 100, "since the impossible reading"
+
+
+def test_entries_without_a_process_have_no_busy_time(bench: NvmlBench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    entries = [Answer(pid=pid, timeStamp=1 << 62, smUtil=10) for pid in (0, 1, 1 << 31)]
+    bench.faults.answer(PROCESSES, entries, 0)
+    usage = bench.after(1)
+    assert usage.process_busy_ns is not None
+    assert usage.process_busy_ns.keys() == {1}
+    old = [Answer(pid=7, timeStamp=1, smUtil=10)]
+    bench.faults.answer(PROCESSES, old, 0)
+    assert bench.after(1).process_busy_ns == {}
