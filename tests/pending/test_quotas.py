@@ -199,8 +199,13 @@ def test_a_resource_quota_rejects_pods_of_a_deployment() -> None:
     # Quota is left: the controller is about to create the pods.
     assert explain(replica_set(wanted=3, pods=1), resource_quota(hard=5, used=4)) == []
     assert explain(replica_set(wanted=3, pods=3), resource_quota(hard=4, used=4)) == []
-    scoped = resource_quota(hard=4, used=4, scopes=["BestEffort"])
-    assert explain(replica_set(wanted=3, pods=1), scoped) == []
+    by_priority = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "Exists"}]}
+    for scope in ({"scopes": ["BestEffort"]}, {"scopeSelector": by_priority}):
+        scoped = resource_quota(hard=4, used=4, **scope)
+        assert explain(replica_set(wanted=3, pods=1), scoped) == []
+    elsewhere = resource_quota(hard=4, used=4)
+    elsewhere["metadata"]["namespace"] = "web"
+    assert explain(replica_set(wanted=3, pods=1), elsewhere) == []
 
 
 def test_a_resource_quota_rejects_pods_of_a_job() -> None:
@@ -210,8 +215,9 @@ def test_a_resource_quota_rejects_pods_of_a_job() -> None:
     (found,) = explain(job(active=0, succeeded=4), full)
     assert found.pod.count == 1
     assert explain(job(active=3), full) == []
-    failed = [{"type": "Failed", "status": "True"}]
-    assert explain(job(active=0, conditions=failed), full) == []
+    for status, count in (("True", 0), ("False", 1)):
+        conditions = [{"type": "Failed", "status": status}]
+        assert len(explain(job(active=0, conditions=conditions), full)) == count
     suspended = job(active=0)
     suspended["spec"]["suspend"] = True
     assert explain(suspended, full) == []
