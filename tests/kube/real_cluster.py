@@ -25,6 +25,8 @@ _PATHS = {
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
     "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
@@ -42,6 +44,7 @@ _PATHS = {
 class RealCluster:
     def __init__(self, server: RealApiServer, scheduler: subprocess.Popen[bytes]) -> None:
         self.kubeconfig = server.kubeconfig("admin")
+        self.kubeconfig_of_user = server.kubeconfig("allowed")
         self.server = server
         self._scheduler = scheduler
         self._created: list[str] = []

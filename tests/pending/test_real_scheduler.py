@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from podgpu.clock import Clock
+from podgpu.errors import SourceError
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.kube.config import load_config
@@ -23,6 +24,7 @@ from podgpu.kube.reflector import ReflectorSettings
 from podgpu.pending.queue import QueueAnswer, QueueQuery, make_queue
 from podgpu.pending.queue_watch import QueueWatch
 from tests.certificates import Certificates
+from tests.deploy.chart import of_kind
 from tests.kube.real_cluster import RealCluster, run_cluster
 from tests.nodes.clock import wait_until
 from tests.pending.situations import (
@@ -269,3 +271,35 @@ def test_a_workload_of_kueue_without_quota(lab: Lab) -> None:
     wait_until(lambda: lab.explain("job-train") == ["quota"], "the workload is in the queue")
     (group,) = lab.ask("job-train").groups
     assert (group.pods, group.gpus, group.message) == (4, 8.0, SAYS)
+
+
+def test_the_permissions_of_the_chart_suffice(lab: Lab) -> None:
+    """A user with nothing but the ClusterRole of the chart reads the whole queue."""
+    (role,) = of_kind("ClusterRole", {"cluster": {"enabled": True, "queue": True}})
+    user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "allowed"}
+    reference = {"kind": "ClusterRole", "name": role["metadata"]["name"]}
+    binding: Object = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "queue"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", **reference},
+        "subjects": [user],
+    }
+    state = ClusterState(ViewSettings(), None)
+    config = load_config(lab.cluster.kubeconfig_of_user)
+    watch = QueueWatch(config, lambda: state, _EAGER, _CLOCK)
+    try:
+        with pytest.raises(SourceError, match="forbidden"):
+            watch.read()
+        for body in (role, binding, node("a"), pod()):
+            lab.cluster.create(body)
+
+        def is_read() -> bool:
+            with suppress(SourceError):
+                snapshot = watch.read()
+                return bool(snapshot.queue.free) and not snapshot.notes
+            return False
+
+        wait_until(is_read, "all collections are read")
+    finally:
+        watch.close()
