@@ -208,6 +208,32 @@ def test_in_a_full_file_the_accounts_that_one_exporter_invented_go_first(path: P
     assert len(charges) < 12_000
 
 
+def test_in_a_full_file_a_node_keeps_ten_times_the_accounts_of_the_others(path: Path) -> None:
+    def count_accounts() -> dict[str, int]:
+        with store.reader() as db:
+            return dict(db.execute("SELECT node, count(*) FROM account GROUP BY node").fetchall())
+
+    def name_pods(namespace: str, number: int) -> list[Charge]:
+        accounts = [UsageAccount(namespace, f"p{pod}") for pod in range(number)]
+        return [Charge(account, amounts=Amounts(1.0)) for account in accounts]
+
+    store = HistoryStore(path)
+    for hour in range(3):
+        record(store, START + hour * HOUR, *name_pods(f"evil-{hour}", 1000), node="evil")
+    record(store, START + 3 * HOUR, *name_pods("ml", 200), node="n1")
+    record(store, START + 3 * HOUR, *name_pods("web", 200), node="n2")
+    record(store, START + 4 * HOUR)
+    before = count_accounts()
+    store.close()
+    assert (before["evil"], before["n1"], before["n2"]) == (3000, 200, 200)
+
+    store = HistoryStore(path, max_bytes=path.stat().st_size - 50_000)
+    record(store, START + 5 * HOUR)
+    after = count_accounts()
+    store.close()
+    assert (after["evil"], after["n1"], after["n2"]) == (2000, 200, 200)
+
+
 def test_a_file_that_is_deleted_while_podgpu_runs_is_written_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
