@@ -77,7 +77,7 @@ def test_tokens_by_model(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out.partition("## Tokens")[2].partition("##")[0]
     assert "| Model | Prompt tokens | Generated tokens | J per token |" in table
     assert "| Cost EUR, per million tokens | Cost EUR, used |" in table
-    cells = "384,000,000 | 96,000,000 | – | 0.08 | 0.04 | 0.00 | 0.04 | 0.04 |"
+    cells = "384,000,000 | 96,000,000 | – | 0.08 | 0.04 | 0.00 | 0.04 | 0.04 | – | – |"
     assert f"| ml/llama\\|\\<b\\> | {cells}" in table
 
 

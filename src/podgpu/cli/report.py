@@ -186,6 +186,7 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
 
 def _make_token_table(models: RangeAnswer) -> _Table:
     costs = ["per million tokens", "used", "waiting", "idle", "per million of the time used"]
+    costs += ["of these, prompt", "generated"]
     columns = ["Model", "Prompt tokens", "Generated tokens", "J per token"]
     columns += [f"Cost {models.currency}".rstrip() + f", {cost}" for cost in costs]
     rows = []
@@ -201,12 +202,15 @@ def _make_token_cells(row: RangeFigures, tokens: TokenFigures) -> list[str]:
     if parts is not None:
         costs = [parts.total, parts.used, parts.waiting, parts.idle]
     joules = tokens.joules_per_token
+    split = tokens.per_million
     return [
         f"{row.prompt_tokens or 0:,}",
         f"{row.generated_tokens or 0:,}",
         UNKNOWN if joules is None else f"{joules:.3g}",
         *(write_number(cost) for cost in costs),
         write_number(tokens.cost_per_million_at_use),
+        write_number(None if split is None else split.prompt_cost),
+        write_number(None if split is None else split.generated_cost),
     ]
 
 

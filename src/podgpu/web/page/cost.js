@@ -329,7 +329,7 @@ function columnsOf(by, title, rows, { currency, source }, here) {
   const price = (name, title, isWarm) => number(name, title, (value, row) => costText(value, row, currency), isWarm);
   const waste = (name, title, read, isWarm) => ({ ...price(name, title, isWarm), value: (row) => read(row.waste?.cost) });
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
-  const tokens = tokenColumns((value) => money(value, currency));
+  const tokens = tokenColumns((value) => money(value, currency), rows);
   const columns = [
     { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) ?? toPods(row) },
     price("cost", "Cost"),

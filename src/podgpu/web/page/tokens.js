@@ -10,18 +10,25 @@ const HINTS = {
   generated_tokens: "Tokens that the LLM engines generated",
   per_million: "Cost of the pods with LLM engines, for a million tokens of prompts and answers. Idle time and waiting are included.",
   at_use: "The same, as if the pods had paid for the GPU time that they used, and for nothing else. Compares models and engines, also on shared GPUs.",
+  prompt_cost: "A million prompt tokens, for the GPU time used: by a regression over 5 minutes",
+  generated_cost: "A million generated tokens, for the GPU time used: by a regression over 5 minutes",
   joules_per_token: "Energy of the pods with LLM engines, divided by their tokens",
 };
 
 // Columns of a table of rows of `/api/v1/range`. `price(value)` writes money.
-export function tokenColumns(price) {
+export function tokenColumns(price, rows) {
   const column = (name, title, write, value) => ({ name, title, hint: HINTS[name], value, write });
+  const split = [
+    column("prompt_cost", "\u2026 prompt", price, (row) => row.tokens?.per_million?.prompt_cost),
+    column("generated_cost", "\u2026 generated", price, (row) => row.tokens?.per_million?.generated_cost),
+  ];
   return [
     { name: "model", title: "Model", value: (row) => (row.pod ? row.model : undefined) },
     column("prompt_tokens", "Prompt tokens", tokenText, (row) => row.prompt_tokens),
     column("generated_tokens", "Generated tokens", tokenText, (row) => row.generated_tokens),
     column("per_million", "Per million tokens", price, (row) => row.tokens?.cost_per_million?.total),
     column("at_use", "\u2026 of the time used", price, (row) => row.tokens?.cost_per_million_at_use),
+    ...(rows.some((row) => row.tokens?.per_million) ? split : []),
     column("joules_per_token", "J per token", jouleText, (row) => row.tokens?.joules_per_token),
   ];
 }
