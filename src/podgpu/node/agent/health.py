@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -214,11 +214,17 @@ class HealthWatch:
                 links = usual_links.get(device.model, 0)
                 before = set(gpu.since)
                 gpu.details = _check_gpu(gpu, device, result, values, links, now)
-                for condition, detail in gpu.details.items():
-                    if detail is None:
-                        self._continued.discard((device.uuid, condition))
-                    elif condition not in before:
-                        self._count_failure(device.uuid, condition, self._to_unix(now))
+                self._count_failures(device.uuid, gpu.details, before, now)
+
+    def _count_failures(
+        self, uuid: str, details: Mapping[str, str | None], before: Collection[str], now: float
+    ) -> None:
+        """`before`: the conditions that the GPU already had."""
+        for condition, detail in details.items():
+            if detail is None:
+                self._continued.discard((uuid, condition))
+            elif condition not in before:
+                self._count_failure(uuid, condition, self._to_unix(now))
 
     def restore_failures(self, failures: Iterable[PastFailure]) -> None:
         """Adds the failures before the exporter's start."""

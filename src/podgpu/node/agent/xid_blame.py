@@ -127,8 +127,7 @@ class XidBlame:
         same = []
         others = []
         for line in self._lines():
-            is_same_instance = gi_id is None or line.gi_id in (None, gi_id)
-            if line.slot != slot or not is_same_instance:
+            if line.slot != slot or not _is_of_instance(line, gi_id):
                 continue
             later = line.at - event.at
             if line.xid == event.code and -_LINE_BEFORE <= later <= _LINE_AFTER:
@@ -226,3 +225,8 @@ def _unite_working(readings: Sequence[_DeviceReading]) -> set[int] | None:
     if not readings or HIDDEN_PID in working:
         return None
     return working
+
+
+def _is_of_instance(line: KernelXid, gi_id: int | None) -> bool:
+    """Returns True if the line can be about the instance. None: the GPU itself."""
+    return gi_id is None or line.gi_id in (None, gi_id)
