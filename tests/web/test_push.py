@@ -86,30 +86,30 @@ class Node:
 
     clock: FakeClock
     pusher: OtlpPusher
-    instances: list[PushedNode]
+    nodes: list[PushedNode]
 
     def turn(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)
         self.pusher.update()
 
     def change(self, **members: Any) -> None:
-        [instance] = self.instances
+        [instance] = self.nodes
         [gpu] = instance.state.devices
         devices = (replace(gpu, **members),)
         state = replace(instance.state, devices=devices, taken_at=self.clock.wall())
-        self.instances[:] = [instance._replace(state=state)]
+        self.nodes[:] = [instance._replace(state=state)]
 
 
 def make_node(collector: Collector, **more: Any) -> Node:
     clock = FakeClock()
     gpu = DeviceState(uuid="GPU-1", index=0, model="H100", power_mw=300_000, healthy=("ecc",))
     state = NodeState(producer="podgpu", node="gpu-1", taken_at=clock.wall(), devices=(gpu,))
-    instances = [PushedNode(state)]
+    nodes = [PushedNode(state)]
     access = Access(headers=(("X-Api-Key", SECRET),))
     client = HttpClient(collector.url, access, timeout=10.0)
     settings = PushSettings(Receiver(client, "v1/metrics"), Receiver(client, "v1/logs"), **more)
-    pusher = OtlpPusher(settings, lambda: instances, Clock(clock.monotonic, clock.wall))
-    return Node(clock, pusher, instances)
+    pusher = OtlpPusher(settings, lambda: nodes, Clock(clock.monotonic, clock.wall))
+    return Node(clock, pusher, nodes)
 
 
 # Metrics
@@ -134,12 +134,12 @@ def test_metrics_arrive_at_the_interval(collector: Collector) -> None:
 
 def test_nothing_is_sent_without_readings(collector: Collector) -> None:
     node = make_node(collector)
-    [instance] = node.instances
-    node.instances.clear()
+    [instance] = node.nodes
+    node.nodes.clear()
     node.turn()
     assert collector.metrics == []
     # Then the first readings are sent soon.
-    node.instances.append(instance)
+    node.nodes.append(instance)
     node.turn(2.5)
     assert len(collector.metrics) == 1
 
@@ -152,12 +152,10 @@ def test_compression_can_be_turned_off(collector: Collector) -> None:
 
 def test_many_nodes_are_sent_in_several_requests(collector: Collector) -> None:
     node = make_node(collector)
-    [instance] = node.instances
+    [instance] = node.nodes
     gpus = tuple(replace(instance.state.devices[0], uuid=f"GPU-{i}") for i in range(1000))
     names = [f"gpu-{i}" for i in range(6)]
-    node.instances[:] = [
-        PushedNode(replace(instance.state, node=name, devices=gpus)) for name in names
-    ]
+    node.nodes[:] = [PushedNode(replace(instance.state, node=name, devices=gpus)) for name in names]
     node.turn()
     assert 1 < len(collector.metrics) < 6
     arrived = [point.resource["host.name"] for points in collector.metrics for point in points]
@@ -168,7 +166,10 @@ def test_many_nodes_are_sent_in_several_requests(collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_busy_receiver_gets_newer_values_later(collector: Collector, status: int) -> None:
+def test_a_busy_receiver_gets_newer_values_later(
+    collector: Collector, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     node = make_node(collector)
     collector.status = status
     node.turn()
@@ -181,6 +182,7 @@ def test_a_busy_receiver_gets_newer_values_later(collector: Collector, status: i
     assert len(collector.metrics) == 2
     assert [p.value for p in collector.metrics[1] if p.metric == "hw.power"] == [100.0]
     assert node.pusher.warnings() == []
+    assert "accepts them again" in caplog.text
 
 
 def test_pauses_become_longer_but_not_endless(collector: Collector) -> None:
@@ -309,6 +311,26 @@ def test_xids_and_lost_gpus_are_sent_once_and_soon(collector: Collector) -> None
     [record] = collector.logs[2]
     assert record.attributes["podgpu.xid.total"] == 3
     assert "k8s.pod.name" not in record.attributes
+
+
+def test_an_xid_that_needs_action_is_an_error_with_advice(collector: Collector) -> None:
+    node = make_node(collector)
+    node.change(xids=(XidCount(xid=79, total=1, last_seen=node.clock.wall()),))
+    node.turn()
+    [[record]] = collector.logs
+    assert record.severity == "ERROR"
+    assert "drain the node" in record.body
+
+
+def test_events_are_not_sent_without_a_receiver_of_logs(collector: Collector) -> None:
+    client = HttpClient(collector.url, timeout=10.0)
+    node = make_node(collector)
+    settings = PushSettings(Receiver(client, "v1/metrics"), None)
+    node.change(xids=(XidCount(xid=79, total=1, last_seen=node.clock.wall()),))
+    clock = Clock(node.clock.monotonic, node.clock.wall)
+    OtlpPusher(settings, lambda: node.nodes, clock).update()
+    assert len(collector.metrics) == 1
+    assert collector.logs == []
 
 
 def test_events_before_the_start_are_not_sent(collector: Collector) -> None:
