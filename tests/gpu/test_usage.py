@@ -189,7 +189,7 @@ def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
 class Answer:
     """A structure of the driver."""
 
-    def __init__(self, **members: int) -> None:
+    def __init__(self, **members: object) -> None:
         self.__dict__.update(members)
 
 
@@ -234,3 +234,29 @@ def test_entries_without_a_process_have_no_busy_time(bench: NvmlBench) -> None:
     old = [Answer(pid=7, timeStamp=1, smUtil=10)]
     bench.faults.answer(PROCESSES, old, 0)
     assert bench.after(1).process_busy_ns == {}
+
+
+def test_a_problem_of_one_reading_is_not_one_of_the_next(bench: NvmlBench) -> None:
+    bench.start()
+    memory = "nvmlDeviceGetMemoryInfo"
+    bench.faults.answer(memory, Answer(used=2, total=1, free=0, reserved=0), 0)
+    bench.after(1)
+    assert bench.problems.dropped
+    bench.faults.clear(memory, 0)
+    bench.after(1)
+    assert not bench.problems.dropped
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["no sample", "an old sample"])
+def test_without_new_samples_the_use_is_unknown_after_ten_seconds(
+    bench: NvmlBench, is_old: bool
+) -> None:
+    bench.start()
+    bench.faults.fail(SAMPLES, pynvml.NVML_ERROR_NOT_FOUND, 0)
+    if is_old:
+        old = Answer(timeStamp=1, sampleValue=Answer(uiVal=100))
+        bench.faults.answer(SAMPLES, (1, [old]), 0)
+    usage = bench.after(5)
+    assert (usage.window_ns, usage.busy_ns) == (0, 0)
+    assert not bench.problems.errors
+    assert bench.after(6).busy_ns is None
