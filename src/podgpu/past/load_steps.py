@@ -43,6 +43,27 @@ class _Sums:
     idle: float = 0.0
     busy: float = 0.0  # its upper bound
     memory: float | None = None  # bytes; the largest of the rounds
+    # Sums over its GPUs in the round that is being added. Here, because 8,000 objects per round
+    # would keep the garbage collector busy.
+    round_gpus: int = 0
+    round_seconds: float = 0.0
+    round_memory: float | None = 0.0  # None if that of a GPU is unknown
+
+    def add_gpu(self, seconds: float, memory: float | None) -> None:
+        self.round_gpus += 1
+        self.round_seconds += seconds
+        if memory is None or self.round_memory is None:
+            self.round_memory = None
+        else:
+            self.round_memory += memory
+
+    def end_round(self) -> None:
+        self.covered += self.round_seconds / self.round_gpus
+        if self.round_memory is not None:
+            self.memory = max(self.round_memory, self.memory or 0.0)
+        self.round_gpus = 0
+        self.round_seconds = 0.0
+        self.round_memory = 0.0
 
     def add(self, charge: Charge, is_alone: bool) -> None:
         amounts = charge.amounts
@@ -74,21 +95,6 @@ class _Sums:
         return step_value(self.busy / self.covered, is_idle)
 
 
-@dataclass(slots=True)
-class _Round:
-    """The GPUs of one pod in a round."""
-
-    gpus: int = 0
-    seconds: float = 0.0  # sum over its GPUs
-    memory: float | None = 0.0  # None if that of a GPU is unknown
-
-    def add(self, seconds: float, memory: float | None) -> None:
-        self.gpus += 1
-        self.seconds += seconds
-        is_unknown = memory is None or self.memory is None
-        self.memory = None if is_unknown else (self.memory or 0.0) + (memory or 0.0)
-
-
 def _is_measured(account: UsageAccount) -> bool:
     return account.methods in _MEASURED
 
@@ -114,7 +120,7 @@ class LoadSteps:
     def add(self, start: int, gpus: Iterable[RecordedGpu]) -> None:
         """Adds a round to the step that begins at this time."""
         sums = self._steps.setdefault(start, {})
-        rounds: dict[_Key, _Round] = {}
+        added: list[_Sums] = []
         for gpu in gpus:
             # All charges of a GPU add up to the time since the last round. The size of a MIG
             # instance is not known here; its steps only tell whether it was idle.
@@ -122,19 +128,21 @@ class LoadSteps:
             if gpu.is_instance:
                 seconds = COARSE
             held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
-            is_alone = len({charge.account for charge in held}) == 1
+            is_alone = len(held) == 1 or len({charge.account for charge in held}) == 1
             for charge in held:
                 key = charge.account, gpu.node
-                sums.setdefault(key, _Sums()).add(charge, is_alone)
+                own = sums.get(key)
+                if own is None:
+                    own = sums[key] = _Sums()
+                if not own.round_gpus:
+                    added.append(own)
                 used = gpu.memory
                 if charge.figures is not None:
                     used = charge.figures.memory_used_bytes
-                rounds.setdefault(key, _Round()).add(seconds, used)
-        for key, last in rounds.items():
-            own = sums[key]
-            own.covered += last.seconds / last.gpus
-            if last.memory is not None:
-                own.memory = max(last.memory, own.memory or 0.0)
+                own.add_gpu(seconds, used)
+                own.add(charge, is_alone)
+        for own in added:
+            own.end_round()
         if sum(map(len, self._steps.values())) > _MAX_STEPS:
             self._steps = {start: sums}
 

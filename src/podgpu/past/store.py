@@ -219,7 +219,7 @@ class HistoryStore(HistoryFile):
                     _add_up(self._unwritten, key, charge.amounts)
             # A time that may still move is unknown in savings.
             if is_settled:
-                self._loads.add(start, [_read_load(gpu) for gpu in gpus])
+                self._loads.add(start, map(_read_load, gpus))
 
     def append_loads(self, loads: Sequence[PastLoad]) -> None:
         with self._transaction():
