@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 
 from bench.figures import Figure, cpu_seconds_of_each
-from bench.history import make_round
-from podgpu.charge import Charge
+from bench.history import INTERVAL, make_round
+from podgpu.charge import HeldTime, charge
 from podgpu.fleet.prices import Price, Prices
 from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR
@@ -67,15 +67,28 @@ def _write_day(path: Path, gpus: int, rounds: int) -> None:
 
 
 def _own(gpu: GpuSample) -> GpuSample:
-    """Gives the pods owners and prices."""
+    """Gives the pods owners, prices and all amounts of a GPU that they share."""
     charges = []
-    for charge in gpu.charges:
-        number = int(charge.account.pod.partition("-")[2])
+    for one in gpu.charges:
+        number = int(one.account.pod.partition("-")[2])
         owner = f"owner-{number // _PODS_PER_OWNER}"
-        account = charge.account._replace(owner_kind="Deployment", owner_name=owner)
-        cost = charge.amounts.allocated_seconds / HOUR * 2
-        amounts = charge.amounts._replace(cost=cost)
-        charges.append(Charge(account, charge.container, amounts, charge.figures, "EUR"))
+        account = one.account._replace(owner_kind="Deployment", owner_name=owner)
+        share = 1 / len(gpu.charges)
+        busy = one.amounts.idle_seconds * share
+        time = HeldTime(
+            held=INTERVAL,
+            share=share,
+            busy=busy,
+            busy_min=busy * 0.9,
+            busy_max=min(INTERVAL, busy * 1.1),
+            idle=(INTERVAL - busy) / 2,
+            waited=busy / 10,
+            joules=300.0 * INTERVAL * share,
+            underused=(INTERVAL - busy) / 4 * share,
+        )
+        charges.append(
+            one._replace(account=account, amounts=charge(time, 1.0, 2.0), currency="EUR")
+        )
     return gpu._replace(charges=charges)
 
 

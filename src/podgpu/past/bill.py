@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,15 @@ from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.model import WorkloadOwner, group_by
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
-from podgpu.past.sqlite_charges import read_charges, read_token_steps, read_usage_start
+from podgpu.past.sqlite_charges import (
+    SINGLE,
+    Grouping,
+    read_accounts,
+    read_charges,
+    read_engines,
+    read_token_steps,
+    read_usage_start,
+)
 from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
 from podgpu.past.token_fit import TokenFit, TokenStep, fit_tokens
 
@@ -485,13 +493,37 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
 # The history in SQLite
 
 
+# The row of an account depends only on these fields, so that accounts are added up by the database.
+_NAMED_BY = {
+    "namespace": ("namespace <> ''", {"namespace"}),
+    "owner": ("owner_name <> ''", {"namespace", "owner_kind", "owner_name"}),
+    "label": ("namespace <> ''", {"namespace", "labels"}),
+}
+
+
+def group_accounts(
+    query: RangeQuery, also: Collection[str] = (), engines: Iterable[int] = ()
+) -> Grouping:
+    """`also`: fields to keep. `engines`: ids of accounts that are not added up with others."""
+    kind = "label" if query.label else query.by
+    if kind not in _NAMED_BY:
+        return SINGLE
+    condition, names = _NAMED_BY[kind]
+    single = ", ".join(map(str, engines))
+    if single:
+        condition = f"{condition} AND account.id NOT IN ({single})"
+    return Grouping(condition, frozenset(names).union(also))
+
+
 def read_range_answer(
     db: Connection, query: RangeQuery, now: float, state: ClusterState
 ) -> RangeAnswer:
     start, end = query.bounds(now)
     since = read_usage_start(db)
-    sums = read_charges(db, start, end, now)
-    current = {} if query.end is not None else group_now(state, sums, query)
+    # What tokens cost is computed for each pod with an LLM engine.
+    grouping = group_accounts(query, ("labels", "methods"), read_engines(db))
+    sums = read_charges(db, start, end, now, grouping)
+    current = {} if query.end is not None else _group_held(db, state, sums, query)
     steps: Sequence[tuple[int, Charge]] = ()
     if any(charge.amounts.token_seconds for charge in sums):
         steps = read_token_steps(db, start, end)
@@ -502,3 +534,12 @@ def read_range_answer(
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
     return answer
+
+
+def _group_held(
+    db: Connection, state: ClusterState, usage: Sequence[Charge], query: RangeQuery
+) -> dict[RowName, dict[str, Any]]:
+    """Maps each row to its current values. The history may know owners and labels of more pods."""
+    keys = {account_of(part).key for node in state.nodes for part in node.held if part.holder.key}
+    held = [Charge(account) for account in read_accounts(db, sorted(keys))]
+    return group_now(state, [*usage, *held], query)

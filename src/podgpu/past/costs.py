@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from podgpu.charge import Charge, UsageAccount
+from podgpu.charge import Charge
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
@@ -28,6 +28,7 @@ from podgpu.past.bill import (
     RowName,
     add_up,
     describe_row,
+    group_accounts,
     make_range,
     name_row,
     parse_range_query,
@@ -400,13 +401,6 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
 
 # The history in SQLite
 
-_FIELDS = tuple(UsageAccount._fields)
-# The row of an account depends only on these fields, so that accounts are added up by the database.
-_NAMED_BY = {
-    "namespace": ("namespace <> ''", {"namespace"}),
-    "owner": ("owner_name <> ''", {"namespace", "owner_kind", "owner_name"}),
-    "label": ("namespace <> ''", {"namespace", "labels"}),
-}
 _FULL_DAYS = f"""
 SELECT hour / {DAY} * {DAY} AS day FROM (
     SELECT time AS hour FROM period WHERE resolution = {HOUR} UNION
@@ -447,7 +441,7 @@ def read_costs_answer(
 def _read_steps(
     db: Connection, query: RangeQuery, step: int, start: int, end: float, now: float
 ) -> list[CostStep]:
-    charges = read_steps(db, start, end, now, step, _list_fields(query))
+    charges = read_steps(db, start, end, now, step, group_accounts(query))
     full_days = {day for (day,) in db.execute(_FULL_DAYS)}
     steps = []
     for time, own in charges.items():
@@ -455,13 +449,3 @@ def _read_steps(
         is_full = step == HOUR or time in full_days
         steps.append(CostStep(time, own, is_over and is_full))
     return steps
-
-
-def _list_fields(query: RangeQuery) -> list[str]:
-    """Returns SQL for each field of the accounts. It is empty if the row does not depend on it."""
-    kind = "label" if query.label else query.by
-    condition, kept = _NAMED_BY.get(kind, ("FALSE", set()))
-    fields = []
-    for name in _FIELDS:
-        fields.append(name if name in kept else f"iif({condition}, '', {name})")
-    return fields

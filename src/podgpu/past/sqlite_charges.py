@@ -37,6 +37,20 @@ GROUP BY {{by}}account, currency"""
 _CHARGES = f"""
 SELECT start, {{fields}}, currency, {SUMS} FROM account JOIN ({_ACCOUNTS}) USING (id)
 GROUP BY {{names}} ORDER BY {{names}}"""
+# Much faster if many accounts have one row: few sums are sorted and joined.
+_ROWS_OF_WINDOW = f"""
+SELECT {{step}} AS start, {{fields}}, currency, {SUMS}, ? AS part
+FROM usage JOIN account ON account.id = usage.account
+WHERE resolution = ? AND time >= ? AND time < ? GROUP BY {{by}}{{keys}}, currency"""
+_CHARGES_OF_ROWS = f"""
+SELECT start, {", ".join(_FIELDS)}, currency, {_SUMS_OF_PARTS} FROM ({{windows}})
+GROUP BY {{names}} ORDER BY {{names}}"""
+_ENGINES = f"""
+SELECT DISTINCT account FROM usage
+WHERE resolution IN ({OPEN}, {UNSETTLED}, {DAY}) AND token_seconds > 0"""
+_ACCOUNT = f"""
+SELECT {", ".join(_FIELDS)} FROM account
+WHERE namespace = ? AND pod = ? AND job = ? AND uid = ? AND container_id = ?"""
 # A pod whose tokens were read in a part of the 5 minutes only says nothing about its tokens.
 _TOKEN_STEPS = f"""
 SELECT time / {COARSE} AS step, {", ".join(_FIELDS)}, {SUMS}
@@ -45,6 +59,29 @@ WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ?
 GROUP BY step, usage.account HAVING sum(token_seconds) >= 0.95 * sum(allocated)"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
+
+
+class Grouping(NamedTuple):
+    """Which accounts the database adds up."""
+
+    condition: str = "FALSE"  # SQL; True for accounts that are added up
+    kept: frozenset[str] = frozenset()  # fields that must be equal; the others become empty
+
+    @property
+    def fields(self) -> str:
+        columns = []
+        for name in _FIELDS:
+            is_kept = name in self.kept
+            columns.append(name if is_kept else f"iif({self.condition}, '', {name}) AS {name}")
+        return ", ".join(columns)
+
+    @property
+    def keys(self) -> str:
+        """Few, because each makes sorting slower. The id stands for all fields."""
+        return ", ".join([*sorted(self.kept), f"iif({self.condition}, 0, account.id)"])
+
+
+SINGLE = Grouping()  # each account by itself
 
 
 class _Window(NamedTuple):
@@ -65,14 +102,31 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     return first, last, [charge for _, charge in _read_windows(db, windows)]
 
 
-def read_charges(db: Connection, start: float, end: float, now: float) -> list[Charge]:
+def read_charges(
+    db: Connection, start: float, end: float, now: float, grouping: Grouping = SINGLE
+) -> list[Charge]:
     """Returns the charges from `start` to `end`.
 
     A stored step that is only partly in the period is split in proportion to the time. So a
     constant load has the same sum at any time, and periods that meet share no usage.
     """
     windows = _split_windows(db, start, end, now, DAY)
-    return [charge for _, charge in _read_windows(db, windows)]
+    return [charge for _, charge in _read_windows(db, windows, grouping=grouping)]
+
+
+def read_accounts(db: Connection, keys: Iterable[tuple[str, ...]]) -> list[UsageAccount]:
+    """Returns the stored accounts with these keys (`UsageAccount.key`)."""
+    accounts = []
+    for key in keys:
+        row = db.execute(_ACCOUNT, key).fetchone()
+        if row is not None:
+            accounts.append(UsageAccount(*row))
+    return accounts
+
+
+def read_engines(db: Connection) -> list[int]:
+    """Returns the ids of the accounts whose tokens were read."""
+    return [account for (account,) in db.execute(_ENGINES)]
 
 
 def read_token_steps(db: Connection, start: float, end: float) -> list[tuple[int, Charge]]:
@@ -86,16 +140,15 @@ def read_token_steps(db: Connection, start: float, end: float) -> list[tuple[int
 
 
 def read_steps(
-    db: Connection, start: int, end: float, now: float, step: int, fields: Sequence[str]
+    db: Connection, start: int, end: float, now: float, step: int, grouping: Grouping
 ) -> dict[int, list[Charge]]:
     """Returns the charges by hour or UTC day. They add up to those of the period.
 
-    `fields`: an SQL expression for each field of the accounts. Accounts are added up if all are
-    equal. Hours must be kept from `start` on.
+    Hours must be kept from `start` on.
     """
     windows = _split_windows(db, start, end, now, step)
     steps: dict[int, list[Charge]] = {}
-    for time, charge in _read_windows(db, windows, f"time / {step} * {step}", fields):
+    for time, charge in _read_windows(db, windows, f"time / {step} * {step}", grouping):
         steps.setdefault(time, []).append(charge)
     return steps
 
@@ -112,19 +165,20 @@ def read_usage_start(db: Connection) -> int | None:
 
 
 def _read_windows(
-    db: Connection, windows: Sequence[_Window], step: str = "NULL", fields: Sequence[str] = _FIELDS
+    db: Connection, windows: Sequence[_Window], step: str = "NULL", grouping: Grouping = SINGLE
 ) -> Iterable[tuple[int, Charge]]:
     """Yields the start of the step and a charge. `step`: the start as SQL, or NULL."""
     # To group by a constant, too, takes 10 % more time.
-    by = "" if step == "NULL" else "start, "
-    window = _WINDOW.format(step=step, by=by)
-    columns = [f"{value} AS {name}" for value, name in zip(fields, _FIELDS, strict=True)]
-    sql = _CHARGES.format(
-        windows=" UNION ALL ".join([window] * len(windows)),
-        by=by,
-        fields=", ".join(columns),
-        names=", ".join(map(str, range(1, len(_FIELDS) + 3))),
-    )
+    parts = {
+        "by": "" if step == "NULL" else "start, ",
+        "fields": grouping.fields,
+        "keys": grouping.keys,
+        "names": ", ".join(map(str, range(1, len(_FIELDS) + 3))),
+    }
+    window = _WINDOW if grouping == SINGLE else _ROWS_OF_WINDOW
+    charges = _CHARGES if grouping == SINGLE else _CHARGES_OF_ROWS
+    union = " UNION ALL ".join([window.format(step=step, **parts)] * len(windows))
+    sql = charges.format(windows=union, **parts)
     for time, *row in db.execute(sql, list(chain.from_iterable(windows))):
         account = UsageAccount(*row[: len(_FIELDS)])
         currency, *amounts = row[len(_FIELDS) :]
