@@ -555,6 +555,8 @@ for module, names in (
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
+# Python 3.13 chose its implementation by sched_getaffinity when it started.
+os.process_cpu_count = os.cpu_count
 from podgpu.__main__ import kubectl_main
 kubectl_main()
 """
