@@ -57,8 +57,8 @@ def test_a_broken_gpu_that_the_kubelet_gives_to_new_pods(bench: GpuBench) -> Non
     assert known(bench, 1, HEALTHY), "they agree"
 
     bench.driver.advise(1, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
-    bench.turns(60)
-    assert broken(bench, 1) == ["recovery_action"], "the device plugin has a minute to notice it"
+    bench.turns(120)
+    assert broken(bench, 1) == ["recovery_action"], "the device plugin has two minutes to notice it"
     bench.turns(10)
     assert broken(bench, 1) == ["recovery_action", HEALTHY]
     assert "may give it to new pods" in gpu(bench, 1)["conditions"][1]["says"]
@@ -69,7 +69,7 @@ def test_a_broken_gpu_that_the_kubelet_gives_to_new_pods(bench: GpuBench) -> Non
     assert broken(bench, 1) == ["recovery_action"]
     assert not known(bench, 1, HEALTHY), "a GPU that is not offered need not be unhealthy"
     bench.offer(0, 1)
-    bench.turns(70)
+    bench.turns(130)
     bench.driver.reset(1)
     bench.turns(30)
     assert broken(bench, 1) == []
@@ -79,14 +79,14 @@ def test_a_gpu_that_kubernetes_calls_unhealthy_without_a_reason(bench: GpuBench)
     bench.offer(0, 1, 2)
     set_status(bench, 2, "Unhealthy", message="XID 79")
     assert gpu(bench, 2)["kubernetes_health"] == "Unhealthy"
-    bench.turns(70)
+    bench.turns(130)
     assert broken(bench, 2) == [UNHEALTHY]
     [condition] = gpu(bench, 2)["conditions"]
     assert condition["says"].startswith("Kubernetes calls it unhealthy (XID 79)")
     assert broken(bench, 0) == []
 
     bench.driver.advise(2, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
-    bench.turns(70)
+    bench.turns(130)
     assert broken(bench, 2) == ["recovery_action"], "now they agree"
     bench.driver.reset(2)
     set_status(bench, 2, "Healthy")
@@ -97,7 +97,7 @@ def test_a_gpu_that_kubernetes_calls_unhealthy_without_a_reason(bench: GpuBench)
 def test_nothing_is_reported_if_kubernetes_does_not_know(bench: GpuBench) -> None:
     set_status(bench, 2, "Unknown")
     bench.driver.advise(2, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
-    bench.turns(70)
+    bench.turns(130)
     assert broken(bench, 2) == ["recovery_action"]
     assert "kubernetes_health" not in gpu(bench, 2)
     assert not known(bench, 2, HEALTHY)
@@ -107,7 +107,7 @@ def test_a_driver_that_does_not_answer_says_nothing_about_the_gpus(bench: GpuBen
     bench.offer(0, 1, 2, 3)
     set_status(bench, 2, "Unhealthy")
     assert bench.agent.release(600.0)
-    bench.turns(70)
+    bench.turns(130)
     assert broken(bench, 2) == []
     assert not known(bench, 2, UNHEALTHY)
 
@@ -118,7 +118,7 @@ def test_an_unhealthy_instance_of_a_healthy_gpu(tmp_path: Path) -> None:
         record = parse_pod(pod_body(0, instance.uuid, "Unhealthy"))
         assert record is not None
         bench.names = replace(NAMES, pods=(record,))
-        bench.turns(70)
+        bench.turns(130)
         assert broken(bench, 0) == [UNHEALTHY]
         found = {each["id"]: each.get("kubernetes_health") for each in gpu(bench, 0)["instances"]}
         assert sorted(map(str, found.values())) == ["None", "Unhealthy"]

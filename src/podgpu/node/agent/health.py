@@ -65,8 +65,9 @@ XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XI
 _CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
 RECURRING_SECONDS = 86_400.0  # failures are forgotten after a quiet time of this length
 _SAME_FAILURE_SECONDS = 60.0
-# The device plugin needs some time to notice a problem, and the kubelet to write it.
-_DISAGREES_SECONDS = 60.0
+# The device plugin needs some time to notice a problem, and the kubelet to write it. The kubelet's
+# list of healthy devices is up to 70 s old.
+_DISAGREES_SECONDS = 120.0
 _MAX_FAILURES = 1000  # per GPU and condition
 _MAX_CULPRITS = 64  # of one XID of a device
 _MAX_DETAIL = 256
