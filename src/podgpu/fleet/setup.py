@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import msgspec
 
@@ -53,13 +54,15 @@ def hint_prices(source: str) -> Iterable[SetupHint]:
         yield SetupHint("prices", says, do)
 
 
+def _has_pods(state: NodeState) -> bool:
+    holders = chain.from_iterable(device.holders for device in state.devices)
+    return any(holder.pod for holder in holders)
+
+
 def hint_labels(states: Iterable[NodeState]) -> Iterable[SetupHint]:
     """Yields a hint if no exporter reads labels, so that cost by team is not known."""
     ours = [state for state in states if state.producer == "podgpu"]
-    holds_pods = any(
-        holder.pod for state in ours for each in state.devices for holder in each.holders
-    )
-    if holds_pods and not any(state.pod_labels for state in ours):
+    if any(map(_has_pods, ours)) and not any(state.pod_labels for state in ours):
         yield SetupHint(
             "labels",
             "The labels of pods are not read, so there is no cost by team.",

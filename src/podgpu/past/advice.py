@@ -120,7 +120,8 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
         rules = _Rules(query, seconds, left, _find_wait_factors(fleet.shared))
         lines = rules.run(pods)
         lines += _pack(rooms, fleet, currency)
-        measured = [pod for group in shared for pod in _compare(group)]
+        for group in shared:
+            measured += _compare(group)
     if not currency:
         notes.append("there are no prices, so savings are in GPUs only: start podgpu with --prices")
 

@@ -540,6 +540,8 @@ def _group_held(
     db: Connection, state: ClusterState, usage: Sequence[Charge], query: RangeQuery
 ) -> dict[RowName, dict[str, Any]]:
     """Maps each row to its current values. The history may know owners and labels of more pods."""
-    keys = {account_of(part).key for node in state.nodes for part in node.held if part.holder.key}
+    keys: set[tuple[str, ...]] = set()
+    for node in state.nodes:
+        keys.update(account_of(part).key for part in node.held if part.holder.key)
     held = [Charge(account) for account in read_accounts(db, sorted(keys))]
     return group_now(state, [*usage, *held], query)
