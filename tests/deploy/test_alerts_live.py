@@ -357,6 +357,7 @@ def fleet() -> Iterator[Fleet]:
         tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,
         # Like the durations of the rules.
         patch("podgpu.node.agent.orphans.ORPHAN_SECONDS", 1.0),
+        patch("podgpu.node.agent.health._DISAGREES_SECONDS", 1.0),
         fleet_in(Path(folder)) as running,
     ):
         for node in running.nodes:
