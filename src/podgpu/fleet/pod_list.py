@@ -6,7 +6,7 @@ the view shows: if a user may not see a namespace, its holders are one row witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -135,7 +135,7 @@ def _make_key(cluster: str, holder: HolderView) -> _RowKey:
     )
 
 
-def _make_row(key: _RowKey, held: Iterable[_Held]) -> PodRow:
+def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
     row = PodRow(
         **key._asdict(),
         nodes=[],
@@ -145,43 +145,58 @@ def _make_row(key: _RowKey, held: Iterable[_Held]) -> PodRow:
         unknown_gpus=0.0,
     )
     waste = WasteRate()
-    busy = 0.0
-    weights = 0.0
-    waits = []
-    since = []
-    for holder, node, utilization, memory in held:
-        part = holder.part or 0.0
-        row.allocated_gpus += part
-        if holder.use == "used":
-            row.used_gpus += part
-        elif holder.use == "idle":
-            row.idle_gpus += part
-        else:
-            row.unknown_gpus += part
-
+    for holder, node, _, memory in held:
+        _add_gpus(row, holder)
         if node not in row.nodes:
             row.nodes.append(node)
-        if utilization is not None:
-            busy += utilization * (part or 1.0)
-            weights += part or 1.0
         row.memory_used_bytes = add_known(row.memory_used_bytes, memory)
         row.cost_per_hour = add_known(row.cost_per_hour, holder.cost_per_hour)
         row.owner = row.owner or holder.owner
         waste = waste.plus(holder.waste or WasteRate())
-        waits.append(holder.wait_ratio)
-        since.append(holder.idle_since if holder.use == "idle" else None)
 
-    if weights:
-        row.utilization_ratio = round(busy / weights, 4)
-    row.wait_ratio = round_known(mean_known(waits))
-    idle_times = [time for time in since if time is not None]
-    if len(idle_times) == len(since):
-        row.idle_since = max(idle_times)
     for name in ("allocated_gpus", "used_gpus", "idle_gpus", "unknown_gpus"):
         setattr(row, name, round(getattr(row, name), _DIGITS))
+    row.utilization_ratio = round_known(_mean_utilization(held))
+    row.wait_ratio = round_known(mean_known(one.holder.wait_ratio for one in held))
+    row.idle_since = _find_idle_since(held)
     row.cost_per_hour = round_known(row.cost_per_hour)
     row.waste = waste.rounded()
     if row.cost_per_hour is not None:
         cost = waste.cost_per_hour or Waste()
         row.wasted_per_hour = round(cost.idle or 0.0, 4)
     return row
+
+
+def _add_gpus(row: PodRow, holder: HolderView) -> None:
+    part = holder.part or 0.0
+    row.allocated_gpus += part
+    if holder.use == "used":
+        row.used_gpus += part
+    elif holder.use == "idle":
+        row.idle_gpus += part
+    else:
+        row.unknown_gpus += part
+
+
+def _mean_utilization(held: Iterable[_Held]) -> float | None:
+    """Returns the mean, weighted by the part of a GPU."""
+    busy = 0.0
+    weights = 0.0
+    for holder, _, utilization, _ in held:
+        if utilization is not None:
+            weight = holder.part or 1.0
+            busy += utilization * weight
+            weights += weight
+    if not weights:
+        return None
+    return busy / weights
+
+
+def _find_idle_since(held: Iterable[_Held]) -> float | None:
+    """Returns None if a part is in use."""
+    times = []
+    for holder, *_ in held:
+        if holder.use != "idle" or holder.idle_since is None:
+            return None
+        times.append(holder.idle_since)
+    return max(times)

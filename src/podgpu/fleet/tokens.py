@@ -32,8 +32,7 @@ def charge_tokens(
                 gpus[container_name(part.holder)] += 1
 
     # Other containers of the pod that hold GPUs belong to its cost per token, too.
-    pods = {name[:2] for name, engine in engines.items() if engine.engine and not engine.reason}
-    pods -= {name[:2] for name, engine in engines.items() if engine.engine and engine.reason}
+    pods = _select_charged_pods(engines)
     charged: dict[ContainerName, Tokens] = {}
     shares: dict[ContainerName, list[Tokens]] = {}
     for name, engine in engines.items():
@@ -50,12 +49,23 @@ def charge_tokens(
     return complete, charged
 
 
+def _select_charged_pods(engines: Mapping[ContainerName, EngineState]) -> set[PodName]:
+    """Returns the pods whose engines were all read."""
+    read: set[PodName] = set()
+    failed: set[PodName] = set()
+    for name, engine in engines.items():
+        if engine.engine:
+            pods = failed if engine.reason else read
+            pods.add(name[:2])
+    return read - failed
+
+
 def _divide(now: Tokens, last: Tokens, parts: int) -> list[Tokens]:
     """Divides the increase into whole tokens. The parts add up to it."""
     prompt = now.prompt - last.prompt
     generated = now.generated - last.generated
     share = Tokens(prompt // parts, generated // parts)
-    first = Tokens(prompt - share.prompt * (parts - 1), generated - share.generated * (parts - 1))
+    first = Tokens(share.prompt + prompt % parts, share.generated + generated % parts)
     return [share] * (parts - 1) + [first]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -29,11 +29,6 @@ _COMPARISONS = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-}
-_TEXT_METHODS = {
-    "startsWith": str.startswith,
-    "endsWith": str.endswith,
-    "contains": str.__contains__,
 }
 
 
@@ -77,9 +72,9 @@ class _Members:
         return value
 
     def __contains__(self, name: object) -> bool:
-        prefix = f"{self.domain}/{name}" if self.domain else f"{name}/"
         if self.domain:
-            return prefix in self.values
+            return f"{self.domain}/{name}" in self.values
+        prefix = f"{name}/"
         return any(key.startswith(prefix) for key in self.values)
 
 
@@ -201,25 +196,29 @@ def _call(node: ast.Call, device: CelDevice) -> Any:
         return _make_quantity(arguments)
     if not isinstance(node.func, ast.Attribute):
         raise UnknownExpression("the function is not supported")
-    name = node.func.attr
     owner = _evaluate(node.func.value, device)
-    if isinstance(owner, str) and len(arguments) == 1 and isinstance(arguments[0], str):
-        method = _TEXT_METHODS.get(name)
-        if method is not None:
-            return method(owner, arguments[0])
-        if name == "matches":
-            return _matches_pattern(owner, arguments[0])
-    if isinstance(owner, str) and name == "lowerAscii" and not arguments:
-        return owner.lower()
-    if isinstance(owner, Fraction) and len(arguments) == 1 and isinstance(arguments[0], Fraction):
-        other = arguments[0]
-        if name == "compareTo":
-            return (owner > other) - (owner < other)
-        if name == "isGreaterThan":
-            return owner > other
-        if name == "isLessThan":
-            return owner < other
+    return _call_method(owner, node.func.attr, arguments)
+
+
+def _call_method(owner: Any, name: str, arguments: Sequence[Any]) -> Any:
+    match owner, arguments:
+        case str(), []:
+            if name == "lowerAscii":
+                return owner.lower()
+        case str(), [str() as other]:
+            method = _TEXT_METHODS.get(name)
+            if method is not None:
+                return method(owner, other)
+        case Fraction(), [Fraction() as other]:
+            compare = _QUANTITY_METHODS.get(name)
+            if compare is not None:
+                return compare(owner, other)
     raise UnknownExpression(f"{name} is not supported")
+
+
+def _compare_quantities(one: Fraction, other: Fraction) -> int:
+    """Returns -1, 0 or 1."""
+    return (one > other) - (one < other)
 
 
 _PLAIN = re.compile(r"(?:[\w /:-]|\\[.\-])*", re.ASCII)
@@ -253,6 +252,19 @@ def _matches_pattern(text: str, pattern: str) -> bool:
             return False
         text = text[place + len(piece) :]
     return text.endswith(last)
+
+
+_TEXT_METHODS: Mapping[str, Callable[[str, str], bool]] = {
+    "startsWith": str.startswith,
+    "endsWith": str.endswith,
+    "contains": str.__contains__,
+    "matches": _matches_pattern,
+}
+_QUANTITY_METHODS: Mapping[str, Callable[[Fraction, Fraction], bool | int]] = {
+    "compareTo": _compare_quantities,
+    "isGreaterThan": operator.gt,
+    "isLessThan": operator.lt,
+}
 
 
 def _make_quantity(arguments: list[Any]) -> Fraction:

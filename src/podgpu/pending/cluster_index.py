@@ -12,7 +12,7 @@ from podgpu.kube.objects import is_gpu_resource
 from podgpu.model import group_by_key
 from podgpu.pending.cluster_objects import MILLI, POD_SLOTS, BoundPod, NodeRecord, PendingPod
 from podgpu.pending.device_supply import Devices
-from podgpu.pending.dra_objects import DeviceClassRecord
+from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord
 from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.quotas import HeldWorkload, Quotas
 
@@ -78,9 +78,10 @@ class ClusterIndex:
         preempting = [pod for pod in objects.pending if pod.is_preempting]
         self.nominated = group_by_key((pod.nominated_node, pod) for pod in preempting)
         self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
-        self.claims_of = group_by_key(
-            (user, claim) for claim in objects.claims for user in claim.users
-        )
+        self.claims_of: dict[str, list[ClaimRecord]] = defaultdict(list)
+        for claim in objects.claims:
+            for user in claim.users:
+                self.claims_of[user].append(claim)
 
     def find_workload(self, pod: PendingPod) -> HeldWorkload | None:
         """Returns the Kueue Workload that holds the pod back."""

@@ -6,6 +6,7 @@ It repeats what the scheduler filters by, node by node. The rest is in `reasons.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ _MAX_CHECKS = 200_000  # of such a pod and a node; 100,000 take about two second
 _LEAST_KINDS = 20
 _NAMED = 5
 _MAX_EXPRESSION = 200
+_PART_OF_GPU = re.compile("mem|core|percent|ratio", re.IGNORECASE)
 
 
 class Need(NamedTuple):
@@ -141,15 +143,20 @@ class Explainer:
             yield Need(SHARE_RESOURCE, gpus, gpus)
         elif share is not None:
             yield Need(SHARE_MEMORY, share.memory_mib * MIB * share.devices)
+        yield from self._list_claim_needs(pod)
+        for name, milli in pod.needs.other_amounts:
+            yield Need(name, milli / MILLI)
+
+    def _list_claim_needs(self, pod: PendingPod) -> Iterator[Need]:
         for named in pod.claims:
             claim = self.cluster.claims.get((pod.namespace, named.claim))
-            for alternatives in claim.spec.requests if claim is not None else ():
+            if claim is None:
+                continue
+            for alternatives in claim.spec.requests:
                 request = alternatives[0]
                 is_gpu = self._is_gpu_class(request.device_class)
                 gpus = float(request.number) if is_gpu else 0.0
                 yield Need(request.device_class, request.number, gpus)
-        for name, milli in pod.needs.other_amounts:
-            yield Need(name, milli / MILLI)
 
     def _find_obstacle(self, pod: PendingPod) -> Reason | None:
         """Returns what keeps the pod waiting whatever nodes have."""
@@ -186,15 +193,20 @@ class Explainer:
         return _make_quota_reason(shortage)
 
     def _find_kai_limit(self, pod: PendingPod) -> Reason | None:
-        queue = self.cluster.quotas.find_kai_queue(pod.kai_queue) if pod.kai_queue else None
+        if not pod.kai_queue:
+            return None
+        queue = self.cluster.quotas.find_kai_queue(pod.kai_queue)
         if queue is None:
             return None
-        share = pod.needs.share
         amounts = pod.needs.amounts
+        share = pod.needs.share
         if share is not None and share.fraction:
-            amounts = ((GPU_RESOURCE, round(share.fraction * share.devices * MILLI)),)
+            gpus = share.fraction * share.devices
+            amounts = ((GPU_RESOURCE, round(gpus * MILLI)),)
         shortage = find_shortage([queue], amounts)
-        return None if shortage is None else _make_quota_reason(shortage)
+        if shortage is None:
+            return None
+        return _make_quota_reason(shortage)
 
     def list_held(self, pods: Iterable[PendingPod]) -> Iterator[Explanation]:
         """Yields the workloads that a quota holds back, if their pods do not exist."""
@@ -223,11 +235,10 @@ class Explainer:
             kind=workload.kind,
             count=workload.pods,
         )
-        gpus = sum(
-            milli / MILLI
-            for name, milli in workload.total
-            if is_gpu_resource(name) and _counts_gpus(name)
-        )
+        gpus = 0.0
+        for name, milli in workload.total:
+            if is_gpu_resource(name) and _counts_gpus(name):
+                gpus += milli / MILLI
         return Explanation(pod, gpus, tuple(self._list_needs(pod)), (reason,))
 
     def _make_wish(self, pod: PendingPod) -> Wish:
@@ -274,14 +285,17 @@ class Explainer:
             else:
                 checks.append(check)
         if not checks and is_unknown:
-            return FitExplanation((Reason(key="unchecked", names=("dra_selector",), nodes=0),))
+            unchecked = Reason(key="unchecked", names=("dra_selector",), nodes=0)
+            return FitExplanation((unchecked,))
         if not checks:
             return FitExplanation(tuple(self._list_missing(wish, missing)))
-        if any(not check.failures for check in checks):
-            return FitExplanation((_explain_free(wish.needs, checks),))
+        fitting = [check for check in checks if not check.failures]
+        if fitting:
+            return FitExplanation((_explain_free(wish.needs, fitting),))
         reasons = _list_reasons(wish, checks)
         reasons += _list_circumstances(wish.needs, checks)
-        return FitExplanation(tuple(reasons), tuple(self._search.find(wish, pod, checks)))
+        unblock = self._search.find(wish, pod, checks)
+        return FitExplanation(tuple(reasons), tuple(unblock))
 
     def _list_missing(self, wish: Wish, missing: Iterable[str]) -> Iterator[Reason]:
         offered: set[str] = set()
@@ -300,7 +314,7 @@ class Explainer:
 
 def _counts_gpus(resource: str) -> bool:
     """Returns False for parts of a GPU, such as its memory or hundredths of its cores."""
-    return not any(word in resource.lower() for word in ("mem", "core", "percent", "ratio"))
+    return _PART_OF_GPU.search(resource) is None
 
 
 def _list_expressions(specs: Iterable[ClaimSpec]) -> tuple[str, ...]:
@@ -327,8 +341,7 @@ def _make_quota_reason(shortage: Shortage) -> Reason:
     )
 
 
-def _explain_free(needs: PodNeeds, checks: Iterable[Check]) -> Reason:
-    fitting = [check for check in checks if not check.failures]
+def _explain_free(needs: PodNeeds, fitting: Sequence[Check]) -> Reason:
     unchecked = list(needs.unchecked)
     if all(check.is_unknown for check in fitting):
         unchecked.append("dra_selector")
@@ -347,34 +360,40 @@ def _list_reasons(wish: Wish, checks: Sequence[Check]) -> list[Reason]:
     First comes the stage that excludes the last nodes, then what alone keeps the pod from a node.
     """
     groups = group_by_key((check.failures[0], check) for check in checks)
-    reasons = [_make_reason(wish, failure, group) for failure, group in groups.items()]
+    reasons = []
+    for failure, group in groups.items():
+        reasons.append(_make_reason(wish, failure, group))
     last = max(reasons, key=lambda reason: STAGES.index(reason.key))
-    reasons.sort(key=lambda reason: (reason is not last, not reason.alone, -(reason.nodes or 0)))
+
+    def rank(reason: Reason) -> tuple[bool, bool, int]:
+        nodes = reason.nodes or 0
+        return reason is not last, not reason.alone, -nodes
+
+    reasons.sort(key=rank)
     return reasons
 
 
 def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reason:
     key = failure.key
     resource = failure.resource or checks[0].resource
-    needed: float | None = None
-    if resource in checks[0].supplies:
-        supplies = [check.supplies[resource] for check in checks]
-        totals = [supply.total for supply in supplies]
-        frees = [supply.free for supply in supplies]
-        needed = max(supply.needed for supply in supplies)
-    else:
-        totals = [check.place.node.allocatable.get(resource, 0) / MILLI for check in checks]
-        used = [check.place.usage.amounts[resource] / MILLI for check in checks]
-        frees = [max(0.0, a - b) for a, b in zip(totals, used, strict=True)]
-        needed = dict((*wish.needs.amounts, (POD_SLOTS, MILLI))).get(resource, 0) / MILLI
+    totals = []
+    frees = []
+    needed = 0.0
+    for check in checks:
+        supply = _find_supply(wish, check, resource)
+        totals.append(supply.total)
+        frees.append(supply.free)
+        needed = max(needed, supply.needed)
+
     if key == "in_use" and len(checks) > 1 and needed > 1 and sum(frees) >= needed:
         key = "fragmented"
+    largest = max(totals) if key.endswith("too_large") else max(frees)
     return Reason(
         key=key,
         resource=resource,
         needed=needed,
         free=sum(frees),
-        largest=max(totals if key.endswith("too_large") else frees),
+        largest=largest,
         total=sum(totals),
         nodes=len(checks),
         names=tuple(_list_names(failure.key, wish, checks)),
@@ -382,21 +401,41 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
     )
 
 
+class _NodeSupply(NamedTuple):
+    """How much of a resource the pod needs, and what a node has of it."""
+
+    needed: float
+    total: float
+    free: float
+
+
+def _find_supply(wish: Wish, check: Check, resource: str) -> _NodeSupply:
+    supply = check.supplies.get(resource)
+    if supply is not None:
+        return _NodeSupply(supply.needed, supply.total, supply.free)
+    needs = dict(wish.needs.amounts)
+    needs[POD_SLOTS] = MILLI
+    total = check.place.node.allocatable.get(resource, 0)
+    free = max(0, total - check.place.usage.amounts[resource])
+    return _NodeSupply(needs.get(resource, 0) / MILLI, total / MILLI, free / MILLI)
+
+
 def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
     nodes = [check.place.node for check in checks]
-    names: dict[str, None] = {}
+    names: list[str] = []
     if key == "selector":
         unmet = list_unmet(wish.needs.selectors, [node.labels for node in nodes])
-        names.update(dict.fromkeys(requirement.text for requirement in unmet))
+        names = [requirement.text for requirement in unmet]
     elif key == "taint":
         for node in nodes:
             taints = list_untolerated(node.taints, wish.needs.tolerations)
-            names.update(dict.fromkeys(taint.text for taint in select_own_taints(taints)))
+            names += [taint.text for taint in select_own_taints(taints)]
     elif key == "claim_node":
-        names.update(dict.fromkeys(name for name, _ in wish.places))
+        names = [name for name, _ in wish.places]
     elif key in ("cordoned", "not_ready"):
-        names.update(dict.fromkeys(node.name for node in nodes))
-    return list(names)[:_NAMED]
+        names = [node.name for node in nodes]
+    distinct = dict.fromkeys(names)
+    return list(distinct)[:_NAMED]
 
 
 def _list_circumstances(needs: PodNeeds, checks: Iterable[Check]) -> Iterator[Reason]:

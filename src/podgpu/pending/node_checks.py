@@ -69,9 +69,9 @@ def check_node(
 ) -> Check:
     node = place.node
     supplies = _list_supplies(cluster, wish, node, usage, taken)
+    is_unknown = any(supply.is_unknown for supply in supplies.values())
     if not all(supply.total for supply in supplies.values()):
-        unknown = any(supply.is_unknown for supply in supplies.values())
-        return Check(place, (), supplies, unknown)
+        return Check(place, (), supplies, is_unknown)
     failures = [
         *_list_fixed(wish, node, supplies),
         *_list_busy(wish, node, usage, supplies),
@@ -80,7 +80,6 @@ def check_node(
     if not is_busy and _is_kept(cluster, wish, pod, place, usage, taken):
         failures.append(Failure("nominated", next(iter(supplies))))
     failures.sort(key=lambda failure: STAGES.index(failure.key))
-    is_unknown = any(supply.is_unknown for supply in supplies.values())
     return Check(place, tuple(failures), supplies, is_unknown)
 
 
@@ -137,7 +136,8 @@ def _is_kept(
     for other in preempting:
         later.add_amounts(other.needs.amounts)
     supplies = _list_supplies(cluster, wish, place.node, later, taken)
-    return bool(list(_list_busy(wish, place.node, later, supplies)))
+    lacking = list(_list_busy(wish, place.node, later, supplies))
+    return bool(lacking)
 
 
 def _name_specs(specs: Iterable[ClaimSpec]) -> str:
@@ -148,7 +148,9 @@ def _name_specs(specs: Iterable[ClaimSpec]) -> str:
 
 
 def _name_places(wish: Wish) -> str:
-    return next((name for name, _ in wish.places), "devices")
+    for name, _ in wish.places:
+        return name
+    return "devices"
 
 
 def _find_share(share: GpuShare, node: NodeRecord, usage: Usage) -> Supply:

@@ -86,20 +86,22 @@ def parse_kueue_workload(body: KubeObject) -> HeldWorkload | None:
     """Returns None if it has its quota, has ended, or is not active."""
     metadata = body["metadata"]
     spec = read_map(body, "spec")
-    conditions = {each["type"]: each for each in read_list(read_map(body, "status"), "conditions")}
+    status = read_map(body, "status")
+    conditions = {each["type"]: each for each in read_list(status, "conditions")}
     for ended in ("QuotaReserved", "Finished"):
         if read_map(conditions, ended).get("status") == "True":
             return None
     if spec.get("active") is False:
         return None
     message = read_map(conditions, "QuotaReserved").get("message") or ""
+    pod_sets = []
+    for each in read_list(spec, "podSets"):
+        count = each.get("count") or 1
+        pod_sets.append((count, read_map(each, "template")))
     return _make_workload(
         KUEUE_KIND,
         metadata,
-        [
-            (each.get("count") or 1, read_map(each, "template"))
-            for each in read_list(spec, "podSets")
-        ],
+        pod_sets,
         queue=spec.get("queueName") or "",
         message=" ".join(message.split())[:_MAX_MESSAGE],
     )
@@ -144,20 +146,25 @@ def _make_workload(
 
 
 def parse_cluster_queue(body: KubeObject) -> QuotaHolder:
+    spec = read_map(body, "spec")
+    status = read_map(body, "status")
     limits: dict[str, int] = {}
-    for group in read_list(read_map(body, "spec"), "resourceGroups"):
+    for group in read_list(spec, "resourceGroups"):
         _add_amounts(limits, read_list(group, "flavors"), "nominalQuota")
     used: dict[str, int] = {}
-    _add_amounts(used, read_list(read_map(body, "status"), "flavorsReservation"), "total")
-    quotas = [QuotaRecord(name, limit, used.get(name, 0)) for name, limit in limits.items()]
+    _add_amounts(used, read_list(status, "flavorsReservation"), "total")
+    quotas = []
+    for name, limit in limits.items():
+        quotas.append(QuotaRecord(name, limit, used.get(name, 0)))
     return QuotaHolder("ClusterQueue", body["metadata"]["name"], quotas=tuple(quotas))
 
 
 def _add_amounts(sums: dict[str, int], flavors: Iterable[KubeObject], field: str) -> None:
     for flavor in flavors:
         for each in read_list(flavor, "resources"):
-            amount = parse_milli(str(each.get(field) or "0"))
-            sums[each["name"]] = sums.get(each["name"], 0) + amount
+            name = each["name"]
+            text = each.get(field) or "0"
+            sums[name] = sums.get(name, 0) + parse_milli(str(text))
 
 
 def parse_local_queue(body: KubeObject) -> LocalQueue:
