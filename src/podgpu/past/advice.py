@@ -16,7 +16,7 @@ from podgpu.charge import UsageAccount
 from podgpu.errors import few_of, plural, utc_text
 from podgpu.fleet.jobs import JOB_KINDS
 from podgpu.fleet.readings import duration_text
-from podgpu.known import round_known, select_known
+from podgpu.known import round_known, select_known, sum_all
 from podgpu.metrics.mig import list_mig_sizes
 from podgpu.model import group_by
 from podgpu.past.mixes import (
@@ -521,8 +521,11 @@ def _pack_model(rooms: Sequence[NodeRoom], sizes: Sequence[int], currency: str) 
     for size in sizes:
         if not most_free < size <= min(free, largest):
             continue
-        plans = [(room, _plan_moves(room, rooms, size)) for room in rooms if room.gpus >= size]
-        possible = [(room, moves) for room, moves in plans if moves]
+        possible: list[tuple[NodeRoom, list[PodAdvice]]] = []
+        for room in rooms:
+            moves = _plan_moves(room, rooms, size) if room.gpus >= size else []
+            if moves:
+                possible.append((room, moves))
         if possible:
             room, moves = min(possible, key=lambda plan: _count_gpus(plan[1]))
             return _make_pack(room, rooms, moves, size, currency)
@@ -545,13 +548,14 @@ def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[Po
     if missing > 0:
         return []
 
-    free = {other.node: other.free for other in rooms if other.node != room.node}
+    free = {other.node: other.free for other in rooms}
+    del free[room.node]
     moves = []
     for pod in sorted(chosen, key=lambda one: (-one.devices, one.account.key)):
-        places = [(left, node) for node, left in free.items() if left >= pod.devices]
-        if not places:
+        fitting = [node for node, left in free.items() if left >= pod.devices]
+        if not fitting:
             return []
-        _, node = min(places)
+        node = min(fitting, key=lambda name: (free[name], name))
         free[node] -= pod.devices
         move = _name(pod)
         move.to_node = node
@@ -574,17 +578,20 @@ def _make_pack(
     with_free = [one for one in rooms if one.free]
     free = sum(one.free for one in with_free)
     cost = ""
-    prices = [one.price for one in with_free]
-    if currency and all(price is not None for price in prices):
-        per_month = sum((one.price or 0.0) * one.free for one in with_free) * MONTH_HOURS
-        cost = f" They cost {per_month:,.0f} {currency} per month."
+    costs = []
+    for one in with_free:
+        costs.append(None if one.price is None else one.price * one.free)
+    per_hour = sum_all(costs)
+    if currency and per_hour is not None:
+        cost = f" They cost {per_hour * MONTH_HOURS:,.0f} {currency} per month."
     names = few_of(f"{one.free} on {one.node}" for one in with_free)
+    verb = "is" if free == 1 else "are"
     return Advice(
         kind="pack",
         model=room.model,
         target=f"{plural(size, 'free GPU')} on {room.node}",
         says=(
-            f"{plural(free, 'GPU')} {'is' if free == 1 else 'are'} free ({names}), but no node has"
+            f"{plural(free, 'GPU')} {verb} free ({names}), but no node has"
             f" the {size} that pods of this range held.{cost}"
         ),
         assumes="The pods can be started on another node, and none of them needs its own node.",
@@ -695,8 +702,8 @@ def _rounded(amounts: Monthly) -> Monthly:
 
 
 def _sum_kind(kind: Kind, lines: Sequence[Advice]) -> SavedKind:
-    own = [line for line in lines if line.kind == kind]
-    return SavedKind(kind=kind, lines=len(own), saved=_rounded(_add_up([o.saved for o in own])))
+    saved = [line.saved for line in lines if line.kind == kind]
+    return SavedKind(kind=kind, lines=len(saved), saved=_rounded(_add_up(saved)))
 
 
 def _order(line: Advice) -> tuple[float, float, int, str]:

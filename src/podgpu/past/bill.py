@@ -19,6 +19,7 @@ from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
@@ -341,10 +342,12 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     if held.measured_seconds:
         sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
     if everything.allocated_seconds:
-        hours = _make_waste(held, held.idle_seconds, held.underused_seconds, rest.allocated_seconds)
+        seconds = _make_waste(
+            held, held.idle_seconds, held.underused_seconds, rest.allocated_seconds
+        )
+        hours = seconds.times(1 / _SHOWN["seconds"])
         uncounted = _hours(held.allocated_seconds - held.counted_seconds)
-        hours = hours.times(1 / _SHOWN["seconds"]).rounded(_DIGITS)
-        sums.waste = RangeWaste(hours, unknown_hours=uncounted or None)
+        sums.waste = RangeWaste(hours.rounded(_DIGITS), unknown_hours=uncounted or None)
 
     if not currency:
         return
@@ -426,7 +429,7 @@ def _hours(seconds: float) -> float:
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     now = sum_held(held).rounded()
-    since = [part.idle_since for part in held if part.idle_since is not None]
+    since = select_known(part.idle_since for part in held)
     are_all_idle = bool(since) and len(since) == len(held)
     return {
         "gpus": now.allocated,
@@ -542,6 +545,9 @@ def _group_held(
     """Maps each row to its current values. The history may know owners and labels of more pods."""
     keys: set[tuple[str, ...]] = set()
     for node in state.nodes:
-        keys.update(account_of(part).key for part in node.held if part.holder.key)
-    held = [Charge(account) for account in read_accounts(db, sorted(keys))]
+        for part in node.held:
+            if part.holder.key:
+                keys.add(account_of(part).key)
+    accounts = read_accounts(db, sorted(keys))
+    held = [Charge(account) for account in accounts]
     return group_now(state, [*usage, *held], query)

@@ -13,7 +13,7 @@ from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.known import round_known, sum_all
-from podgpu.model import MIB, DeviceState, group_by, group_by_key
+from podgpu.model import MIB, group_by
 from podgpu.past.bill import account_of
 from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
 from podgpu.past.mixes import STEP_BYTES, UNKNOWN
@@ -94,9 +94,9 @@ def read_pod_load(
         return fleet
     account_id, *key = row
     ids = {account_id: tuple(key)}
-    fleet.pods = [
-        one.load for one in collect_held(state).values() if one.load.account.key == tuple(key)
-    ]
+    for held in collect_held(state).values():
+        if held.load.account.key == ids[account_id]:
+            fleet.pods.append(held.load)
     _add_steps(fleet, _read_history(db, ids, fleet, account_id))
     for load in fleet.pods:
         before = _count_unknown(load.steps)
@@ -280,9 +280,8 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
             continue
         held = node.held_by_device()
         cluster = node.reading.cluster
-        models: dict[str, list[DeviceState]] = group_by_key(
-            (gpu.model, gpu) for gpu in node.gpus if not gpu.instances and not is_blind(gpu)
-        )
+        whole = [gpu for gpu in node.gpus if not gpu.instances and not is_blind(gpu)]
+        models = group_by(whole, lambda gpu: gpu.model)
         for model, gpus in models.items():
             free = 0
             for gpu in gpus:
@@ -347,15 +346,18 @@ def _read_shared(
     [hours_since] = db.execute(_HOURS_SINCE).fetchone()
     for node in state.nodes:
         for parts in node.held_by_device().values():
-            pods = {account_of(part).key: account_of(part) for part in parts}
+            accounts = [account_of(part) for part in parts]
+            pods = {account.key: account for account in accounts}
             if len(pods) < 2 or node.gone or not _has_measured_waits(parts[0]):
                 continue
-            common = _find_common(fleet, [steps.get(key, b"") for key in pods], hours_since)
+            lines = [steps.get(key, b"") for key in pods]
+            common = _find_common(fleet, lines, hours_since)
             if common is None:
                 continue
             first, last = common
-            start = (first - round(fleet.start)) // COARSE * STEP_BYTES
-            stop = (last - round(fleet.start)) // COARSE * STEP_BYTES
+            began = round(fleet.start)
+            start = (first - began) // COARSE * STEP_BYTES
+            stop = (last - began) // COARSE * STEP_BYTES
             shared = []
             for key, account in pods.items():
                 ratio = _read_wait_ratio(db, account_ids[key], first, last)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.readings import NodeEntry, NodeReading
 from podgpu.fleet.state import ClusterState, complete_node
+from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     Condition,
@@ -104,6 +105,10 @@ class _DeviceRecord:
     holders: list[_HolderRecord] = field(default_factory=list)
     idle_alarms: dict[int, float] = field(default_factory=dict)  # account -> start
 
+    @property
+    def has_record(self) -> bool:
+        return bool(self.values or self.conditions or self.holders)
+
 
 def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     """Returns the state at the Unix time `at`.
@@ -151,8 +156,9 @@ def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceReco
         devices[gpu].idle_alarms[account] = started
     for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
         owner = WorkloadOwner(kind, owner_name) if owner_name else None
-        devices[gpu].holders.append(_HolderRecord(account, bool(mps), owner, Holder(*names)))
-    return [one for one in devices.values() if one.values or one.conditions or one.holders]
+        record = _HolderRecord(account, bool(mps), owner, Holder(*names))
+        devices[gpu].holders.append(record)
+    return [device for device in devices.values() if device.has_record]
 
 
 def _make_node(
@@ -295,4 +301,6 @@ def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
 
 
 def _exceed(values: Iterable[float | None], whole: float | None) -> bool:
-    return whole is not None and sum(value or 0 for value in values) > whole * _MAX_SUM
+    if whole is None:
+        return False
+    return sum(select_known(values)) > whole * _MAX_SUM

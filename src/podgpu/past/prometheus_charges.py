@@ -56,7 +56,6 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     group_by,
-    group_by_key,
 )
 from podgpu.past.bill import (
     RangeAnswer,
@@ -157,10 +156,19 @@ async def read_costs(
     answer.source = rule or "counters"
     reader.notes.extend(describe_unpriced(state.nodes, prices))
     answer.notes[:0] = dict.fromkeys(reader.notes + client.notes)
-    recorded = [step.start for step in steps if step.charges and step.start >= windows.start]
-    if not recorded or recorded[0] > windows.start:
-        answer.recorded_from = recorded[0] if recorded else now
+    recorded_from = _find_first_record(steps, windows.start)
+    if recorded_from is None:
+        answer.recorded_from = now
+    elif recorded_from > windows.start:
+        answer.recorded_from = recorded_from
     return answer
+
+
+def _find_first_record(steps: Iterable[CostStep], start: float) -> float | None:
+    for step in steps:
+        if step.charges and step.start >= start:
+            return step.start
+    return None
 
 
 def _check_label(query: RangeQuery) -> None:
@@ -468,13 +476,18 @@ class _RangeReader:
     # Names of pods
 
     async def _read_accounts(
-        self, keys: Sequence[_HolderKey], methods: Iterable[ParsedSample], start: float, end: float
+        self, keys: Sequence[_HolderKey], samples: Iterable[ParsedSample], start: float, end: float
     ) -> dict[_HolderKey, UsageAccount]:
-        """Returns the account of each holder, with owner, requested label and methods."""
+        """Returns the account of each holder, with owner, requested label and methods.
+
+        `samples`: of the methods of measurement.
+        """
         window = f"{round(end - start)}s"
-        labels = await self._read_labels(self.query.label, window, end) if self.query.label else {}
+        labels: dict[tuple[str, PodName], str] = {}
+        if self.query.label:
+            labels = await self._read_labels(self.query.label, window, end)
         owners = await self._read_owners(keys, window, end)
-        methods_of = self._group_methods(methods)
+        methods_of = self._group_methods(samples)
         accounts = {}
         for key in keys:
             workload = key.workload
@@ -487,9 +500,14 @@ class _RangeReader:
                 # Recording rules know only owners from kube-state-metrics.
                 owner = self.state.owners.get(workload.pod_name)
             owner = owner or WorkloadOwner("", "")
-            used = " ".join(sorted(methods_of.get(key if self.rule else key[:3], ())))
+            methods = methods_of.get(key if self.rule else key[:3], set())
             accounts[key] = UsageAccount(
-                *workload.pod_name, *ids, owner.kind, owner.name, labels.get(pod, ""), used
+                *workload.pod_name,
+                *ids,
+                owner.kind,
+                owner.name,
+                labels.get(pod, ""),
+                " ".join(sorted(methods)),
             )
         return accounts
 
@@ -502,14 +520,15 @@ class _RangeReader:
         if self.query.by not in ("pod", "owner"):
             return {}
         owners: dict[tuple[str, PodName], WorkloadOwner] = {}
-        pods = group_by_key(
-            (key.cluster, key.workload.pod_name) for key in keys if key.workload.pod
-        )
+        pods: dict[str, set[PodName]] = {}  # by cluster
+        for key in keys:
+            if key.workload.pod:
+                pods.setdefault(key.cluster, set()).add(key.workload.pod_name)
         for cluster, names in pods.items():
             label = self.server.cluster_label
             reader = PodOwners(self.client, self.server.match, label, cluster)
             try:
-                known = await reader.read(sorted(set(names)), window, end)
+                known = await reader.read(sorted(names), window, end)
             except SourceError as error:
                 self.notes.append(f"missing: owners of pods: {error}")
                 continue
@@ -564,10 +583,9 @@ class _RangeReader:
         gpu_prices = await self._read_gpu_prices(prices, start, end)
         seconds = self._add_by_model(vectors.get("gpu_seconds", ()), prices, gpu_prices)
         joules = self._add_by_model(vectors.get("unattributed_energy", ()), prices, gpu_prices)
-        kinds = (*_COUNTERS, "shares")
         tokens = read_tokens(vectors, self.server.cluster_label)
         uncharged = set(tokens)
-        amounts_of = {kind: self._add_by_key(vectors.get(kind, ())) for kind in kinds}
+        sums_of = self._add_by_holder(vectors)
 
         usage = []
         for key, sample in billed.items():
@@ -576,22 +594,25 @@ class _RangeReader:
             name = billed_name(model, profile) if profile else model
             own = gpu_prices.get((key.cluster, key.gpu), prices)
             price = own.of(name).gpu_hour
-            time = _make_time({kind: sums[key] for kind, sums in amounts_of.items() if key in sums})
+            time = _make_time(sums_of[key])
             account = accounts[key]
             pod = key.cluster, key.workload.pod_name
             served = tokens.get(pod)
             if served is not None:
                 # The first GPU of the pod is charged for all of them.
-                time = time._replace(tokens=served.tokens if pod in uncharged else Tokens())
+                new_tokens = served.tokens if pod in uncharged else Tokens()
+                time = time._replace(tokens=new_tokens)
                 account = account._replace(model=served.model)
                 uncharged.discard(pod)
-            amounts = charge(time, parent_and_fraction(name)[1] or 0.0, price)
+            _, fraction = parent_and_fraction(name)
+            amounts = charge(time, fraction or 0.0, price)
             if served is not None:
                 amounts = served.cover(amounts, time.held)
             currency = "" if price is None else prices.currency
             usage.append(Charge(account, amounts=amounts, currency=currency, cluster=key.cluster))
-            if (key.cluster, model, own) in seconds:
-                seconds[key.cluster, model, own] -= amounts.allocated_seconds
+            group = key.cluster, model, own
+            if group in seconds:
+                seconds[group] -= amounts.allocated_seconds
 
         usage += _charge_rests(seconds, joules, prices.currency)
         return sorted(usage)  # makes rounding independent of the order of query results
@@ -610,7 +631,8 @@ class _RangeReader:
         cluster_label = self.server.cluster_label
         ask = partial(self._ask, at=end)
         known = await read_node_labels(ask, self.server, prices.label_names, window)
-        series = f"last_over_time({select(_GPU_NAMES, self.server.match)}[{window}])"
+        selected = select(_GPU_NAMES, self.server.match)
+        series = f"last_over_time({selected}[{window}])"
         query = f"group {by(cluster_label, *UUID_LABELS, *node_labels)} ({series})"
         variants: dict[tuple[str, str], set[Prices]] = defaultdict(set)
         for sample in await ask("nodes of GPUs", query):
@@ -618,7 +640,11 @@ class _RangeReader:
             node = first_label(sample.labels, node_labels)
             own = prices.on_node(known.get((cluster, node)))
             variants[cluster, read_gpu_id(sample.labels)].add(own)
-        return {gpu: every.pop() for gpu, every in variants.items() if len(every) == 1}
+        known_prices = {}
+        for gpu, every in variants.items():
+            if len(every) == 1:
+                known_prices[gpu] = every.pop()
+        return known_prices
 
     def _add_by_model(
         self,
@@ -635,12 +661,14 @@ class _RangeReader:
             sums[cluster, first_label(labels, MODEL_LABELS), own] += sample.value
         return sums
 
-    def _add_by_key(self, samples: Iterable[ParsedSample]) -> dict[_HolderKey, float]:
-        sums: dict[_HolderKey, float] = defaultdict(float)
-        for sample in samples:
-            key = self._read_key(sample.labels)
-            if key is not None:
-                sums[key] += sample.value
+    def _add_by_holder(self, vectors: Vectors) -> dict[_HolderKey, dict[str, float]]:
+        """Returns the sums of each holder by kind of usage."""
+        sums: dict[_HolderKey, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for kind in (*_COUNTERS, "shares"):
+            for sample in vectors.get(kind, ()):
+                key = self._read_key(sample.labels)
+                if key is not None:
+                    sums[key][kind] += sample.value
         return sums
 
     def _read_key(self, labels: Mapping[str, str]) -> _HolderKey | None:

@@ -122,6 +122,7 @@ async def _read_many(
 
 
 def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: int) -> UnreadPods:
+    """Subtracts the pods that were read from all."""
     gpus = 0.0
     costs: list[float | None] = []
     for share in counts.held:
@@ -129,15 +130,13 @@ def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: i
         gpus += share.allocated * (1.0 if fraction is None else fraction)
         hour = prices.of(share.model).gpu_hour if prices.currency else None
         costs.append(None if hour is None else hour * share.allocated)
-    gpus -= sum(pod.gpus for pod in fleet.pods)
-    price = sum_all([*costs, *(_negate(pod.price) for pod in fleet.pods)])
-    return UnreadPods(
-        max(0, pods - len(fleet.pods)), max(0.0, gpus), None if price is None else max(0.0, price)
-    )
-
-
-def _negate(price: float | None) -> float | None:
-    return None if price is None else -price
+    for pod in fleet.pods:
+        gpus -= pod.gpus
+        costs.append(None if pod.price is None else -pod.price)
+    cost = sum_all(costs)
+    if cost is not None:
+        cost = max(0.0, cost)
+    return UnreadPods(max(0, pods - len(fleet.pods)), max(0.0, gpus), cost)
 
 
 @dataclass
@@ -163,33 +162,39 @@ class _LoadReader:
 
     async def find_recorded_start(self) -> bool:
         """Shortens the range to what the rules recorded. Returns whether they recorded anything."""
-        series = select((_UNUSED_RULE,), self.server.match)
-        window = f"[{round(self.fleet.end - self.fleet.start)}s]"
-        counts = await self.client.query(f"max(count_over_time({series}{window}))", self.fleet.end)
-        hours = counts[0].value if counts else 0.0
         self.is_recorded = True
-        self._set_start([self.fleet.end - (hours - 1) * HOUR] if hours else [], HOUR)
-        return bool(hours)
+        series = select((_UNUSED_RULE,), self.server.match)
+        query = f"max(count_over_time({series}[{self._window}]))"
+        counts = await self.client.query(query, self.fleet.end)
+        hours = counts[0].value if counts else 0.0
+        if not hours:
+            self._set_start(self.fleet.end)
+            return False
+        self._set_start(self.fleet.end - hours * HOUR)
+        return True
 
     async def find_candidates(self, most: int) -> tuple[set[AccountKey], list[TargetGpu]]:
         """Returns the pods that use least of their GPUs, and these GPUs."""
-        labels = (self.server.cluster_label, *_RULE_LABELS)
-        window = f"[{round(self.fleet.end - self.fleet.start)}s]"
-        unused = f"sum_over_time({select((_UNUSED_RULE,), self.server.match)}{window})"
-        least = f"topk({most}, sum {by(*labels)} ({unused}))"
+        cluster_label = self.server.cluster_label
+        labels = (cluster_label, *_RULE_LABELS)
+        rule = select((_UNUSED_RULE,), self.server.match)
+        unused = f"sum {by(*labels)} (sum_over_time({rule}[{self._window}]))"
+        least = f"topk({most}, {unused})"
         held = select(("podgpu_allocation_info",), self.server.match)
-        of_gpu = by(self.server.cluster_label, "instance", "UUID", *_RULE_LABELS)
+        of_gpu = by(cluster_label, "instance", "UUID", *_RULE_LABELS)
         query = f"group {of_gpu} ({held}) and on ({', '.join(labels)}) {least}"
         names: set[AccountKey] = set()
         gpus = set()
         for sample in await self.client.query(query, self.fleet.end):
-            get = sample.labels.get
-            workload = read_workload(sample.labels)
-            if workload is not None:
-                job = workload.job_or_user
-                names.add(UsageAccount(workload.namespace, workload.pod, job).key)
-                cluster = get(self.server.cluster_label, "")
-                gpus.add(TargetGpu(cluster, get("instance", ""), get("UUID", "")))
+            own = sample.labels
+            workload = read_workload(own)
+            if workload is None:
+                continue
+            job = workload.job_or_user
+            account = UsageAccount(workload.namespace, workload.pod, job)
+            names.add(account.key)
+            cluster = own.get(cluster_label, "")
+            gpus.add(TargetGpu(cluster, own.get("instance", ""), own.get("UUID", "")))
         return names, sorted(gpus)
 
     async def count_pods(self) -> int:
@@ -228,7 +233,13 @@ class _LoadReader:
 
     @property
     def _count(self) -> int:
+        """The number of steps."""
         return round((self.fleet.end - self.fleet.start) / COARSE)
+
+    @property
+    def _window(self) -> str:
+        """The length of the range in PromQL."""
+        return f"{round(self.fleet.end - self.fleet.start)}s"
 
     async def _find_start(self) -> None:
         """Shortens the range if the server has no older counters."""
@@ -236,11 +247,14 @@ class _LoadReader:
         points = await self.client.query_range(
             f"group({series})", self.fleet.start + COARSE, self.fleet.end, COARSE
         )
-        self._set_start([at for _, line in points for at, _ in line], COARSE)
+        first = self.fleet.end
+        for _, line in points:
+            for at, _ in line:
+                first = min(first, at - COARSE)
+        self._set_start(first)
 
-    def _set_start(self, known: Collection[float], step: int) -> None:
-        """`known`: the ends of the steps with records."""
-        first = min(known) - step if known else self.fleet.end
+    def _set_start(self, first: float) -> None:
+        """`first`: start of the oldest record."""
         if first > self.fleet.start:
             self.fleet.start = first
             self.fleet.recorded_from = first
@@ -320,7 +334,6 @@ class _LoadReader:
 
     def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, array[float]]]) -> None:
         load = pod.load
-        shares = {part.gpu.uuid: part.share for part in pod.parts}
         known = [0] * self._count  # GPUs
         idle = [0] * self._count
         busy = [0.0] * self._count  # seconds
@@ -344,9 +357,11 @@ class _LoadReader:
         if load.price is not None:
             seconds = (len(values) - values.count(UNKNOWN)) * COARSE
             load.cost = round(charge(HeldTime(seconds), 1.0, load.price).cost, 2)
+        current = {part.gpu.uuid for part in pod.parts}
         for uuid, _ in own:
             gpu = self.gpus.get(uuid)
-            if uuid not in shares and (gpu is None or gpu.model != load.model):
+            is_same_model = gpu is not None and gpu.model == load.model
+            if uuid not in current and not is_same_model:
                 load.problem = load.problem or "model"
 
     def _busy_query(self, uuids: Sequence[str]) -> str:
@@ -359,9 +374,13 @@ class _LoadReader:
         return f"({busy} - on ({keys}) {is_idle}) and on ({keys}) ({allocated} > 0)"
 
     def _increase(self, name: str, uuids: Sequence[str]) -> str:
+        return self._sum_increase(self._select((name,), uuids), f"{COARSE}s")
+
+    def _sum_increase(self, selected: str, window: str) -> str:
+        """Returns the query for the increase of each holder, over all exporters."""
         keys = (self.server.cluster_label, *_KEYS)
-        series = f"increase({self._select((name,), uuids)}[{COARSE}s])"
-        return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({series}))"
+        of_exporter = f"max {by(*keys, 'job', 'instance')} (increase({selected}[{window}]))"
+        return f"sum {by(*keys)} ({of_exporter})"
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         return select(names, one_of("UUID", uuids), self.server.match)
@@ -393,10 +412,9 @@ class _LoadReader:
 
     async def _read_sizes(self) -> None:
         """Finds how many GPUs of a node the pods of the range held."""
-        window = f"{round(self.fleet.end - self.fleet.start)}s"
         keys = by(self.server.cluster_label, *_KEYS)
         series = select(("podgpu_allocation_info",), self.server.match)
-        query = f"group {keys} (last_over_time({series}[{window}]))"
+        query = f"group {keys} (last_over_time({series}[{self._window}]))"
         sizes: dict[tuple[str, str, str, PodName, str], int] = defaultdict(int)
         for sample in await self.client.query(query, self.fleet.end):
             uuid = first_label(sample.labels, UUID_LABELS)
@@ -418,10 +436,7 @@ class _LoadReader:
         groups = list(self._list_shared())
         if not groups:
             return
-        window = f"{round(self.fleet.end - self.fleet.start)}s"
-        keys = (self.server.cluster_label, *_KEYS)
-        series = f"increase({select((_WAITED,), self.server.match)}[{window}])"
-        query = f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({series}))"
+        query = self._sum_increase(select((_WAITED,), self.server.match), self._window)
         waited: dict[PodKey, float] = {}
         for sample in await self.client.query(query, self.fleet.end):
             key = self._key_of(sample.labels)
@@ -439,6 +454,7 @@ class _LoadReader:
             self.fleet.shared.append(SharedLoad(cluster, node, parts[0].gpu.model, shared))
 
     def _list_shared(self) -> Iterator[tuple[str, Sequence[HeldPart], list[PodKey]]]:
+        """Yields node, parts and pods of each GPU with several pods."""
         keys_of = {}
         for key, pod in self.held.items():
             for part in pod.parts:
@@ -447,7 +463,11 @@ class _LoadReader:
             if node.gone:
                 continue
             for parts in node.held_by_device().values():
-                pods = list(dict.fromkeys(keys_of[id(p)] for p in parts if id(p) in keys_of))
+                pods: list[PodKey] = []
+                for part in parts:
+                    pod_key = keys_of.get(id(part))
+                    if pod_key is not None and pod_key not in pods:
+                        pods.append(pod_key)
                 if len(pods) > 1 and parts[0].instance is None:
                     yield node.name, parts, pods
 

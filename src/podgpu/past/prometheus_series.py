@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace as replace_fields
 
@@ -122,6 +122,30 @@ class Window(NamedTuple):
         return spans
 
 
+_Query = TypeVar("_Query")
+_Answer = TypeVar("_Answer")
+
+
+class _AnswerCache(Generic[_Query, _Answer]):
+    """Keeps answers for `_COSTS_SECONDS`. A change of the prices makes another answer."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: dict[tuple[_Query, Prices], tuple[float, _Answer]] = {}
+
+    def find(self, query: _Query, prices: Prices) -> _Answer | None:
+        read_at, answer = self._answers.get((query, prices), (-math.inf, None))
+        if self._clock() - read_at > _COSTS_SECONDS:
+            return None
+        return answer
+
+    def add(self, query: _Query, prices: Prices, answer: _Answer) -> None:
+        while len(self._answers) >= _MAX_COSTS:
+            oldest = next(iter(self._answers))
+            del self._answers[oldest]
+        self._answers[query, prices] = self._clock(), answer
+
+
 class PrometheusPast(Past):
     """The past in Prometheus. It has no summaries of pods.
 
@@ -143,8 +167,8 @@ class PrometheusPast(Past):
         self._sparklines: JSON = {}
         self._sparklines_at = -math.inf
         self._lock = asyncio.Lock()
-        self._costs: dict[tuple[CostsQuery, Prices], tuple[float, CostsAnswer]] = {}
-        self._savings: dict[tuple[SavingsQuery, Prices], tuple[float, SavingsAnswer]] = {}
+        self._costs: _AnswerCache[CostsQuery, CostsAnswer] = _AnswerCache(clock)
+        self._savings: _AnswerCache[SavingsQuery, SavingsAnswer] = _AnswerCache(clock)
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         state = self._cluster.published.state
@@ -152,27 +176,24 @@ class PrometheusPast(Past):
 
     async def costs(self, query: CostsQuery) -> CostsAnswer:
         state = self._cluster.published.state
-        key = query, self._prices()[0]
-        read_at, answer = self._costs.get(key, (-math.inf, None))
-        if answer is None or self._clock() - read_at > _COSTS_SECONDS:
-            answer = await read_costs(self._server, query, key[1], state)
-            while len(self._costs) >= _MAX_COSTS:
-                del self._costs[next(iter(self._costs))]
-            self._costs[key] = self._clock(), answer
+        prices, _ = self._prices()
+        answer = self._costs.find(query, prices)
+        if answer is None:
+            answer = await read_costs(self._server, query, prices, state)
+            self._costs.add(query, prices, answer)
         return replace_fields(answer, budgets=select_budgets(state.budgets, query.range))
 
     async def savings(self, query: SavingsQuery) -> SavingsAnswer:
-        key = query._replace(is_csv=False), self._prices()[0]
-        read_at, answer = self._savings.get(key, (-math.inf, None))
-        if answer is None or self._clock() - read_at > _COSTS_SECONDS:
+        query = query._replace(is_csv=False)
+        prices, _ = self._prices()
+        answer = self._savings.find(query, prices)
+        if answer is None:
             state = self._cluster.published.state
-            answer = await read_savings(self._server, key[0], key[1], state, self._select.read_gpus)
+            read_gpus = self._select.read_gpus
+            answer = await read_savings(self._server, query, prices, state, read_gpus)
             # Before the first round, no pod holds a GPU.
-            if not answer.totals.before.gpus:
-                return answer
-            while len(self._savings) >= _MAX_COSTS:
-                del self._savings[next(iter(self._savings))]
-            self._savings[key] = self._clock(), answer
+            if answer.totals.before.gpus:
+                self._savings.add(query, prices, answer)
         return answer
 
     async def find(self, query: GpuQuery) -> PublishedState:
@@ -204,8 +225,9 @@ class PrometheusPast(Past):
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds, of_cluster)
             held = await reader.read("max", reader.held_by(name))
-            uuids = sorted({_read_device(line.labels)[0] for line in held} - {""})
-            for first in range(0, min(len(uuids), _MAX_GPUS_OF_POD), _GPUS_PER_QUERY):
+            found = {_read_device(line.labels)[0] for line in held}
+            uuids = sorted(found - {""})[:_MAX_GPUS_OF_POD]
+            for first in range(0, len(uuids), _GPUS_PER_QUERY):
                 devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
 
         histories = []
@@ -420,19 +442,7 @@ class _DeviceLines:
 
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
-        holders = []
-        for holder, steps in self.holders.items():
-            for start, end in self.window.find_runs(steps):
-                holders.append(HolderSpan(*parts_of(holder), from_=start, to=end))
-        marks = []
-        for name, steps in self.conditions.items():
-            says = words_for(name)[0] if name in conditions() else name
-            for start, end in self.window.find_runs(steps):
-                marks.append(Mark(start, end, name, says))
-        last = max(self.present, default=self.window.steps)
-        if last < self.window.steps - 1:
-            gone_at = self.window.start + (last + 1) * self.window.step
-            marks.append(Mark(gone_at, None, NODE_GONE, words_for(NODE_GONE)[0]))
+        series = {name: figures.get(name, unknown) for name in Figures._fields}
         uuid, instance = self.device
         return GpuHistory(
             uuid=uuid,
@@ -442,10 +452,29 @@ class _DeviceLines:
             from_=self.window.start,
             to=self.window.end,
             step_seconds=self.window.step,
-            series=round_series({name: figures.get(name, unknown) for name in Figures._fields}),
-            holders=sorted(holders, key=lambda span: span.from_),
-            marks=sorted(marks, key=lambda mark: mark.at),
+            series=round_series(series),
+            holders=sorted(self._list_holders(), key=lambda span: span.from_),
+            marks=sorted(self._list_marks(), key=lambda mark: mark.at),
         )
+
+    def _list_holders(self) -> Iterator[HolderSpan]:
+        for holder, steps in self.holders.items():
+            for start, end in self.window.find_runs(steps):
+                yield HolderSpan(*parts_of(holder), from_=start, to=end)
+
+    def _list_marks(self) -> Iterator[Mark]:
+        for name, steps in self.conditions.items():
+            says = name
+            if name in conditions():
+                says, _ = words_for(name)
+            for start, end in self.window.find_runs(steps):
+                yield Mark(start, end, name, says)
+
+        last = max(self.present, default=self.window.steps)
+        if last < self.window.steps - 1:
+            gone_at = self.window.start + (last + 1) * self.window.step
+            says, _ = words_for(NODE_GONE)
+            yield Mark(gone_at, None, NODE_GONE, says)
 
 
 def _read_device(labels: LabelMap) -> UuidAndInstance:

@@ -217,14 +217,19 @@ def _select_device(gpu: GpuHistory, own: list[HolderSpan]) -> DeviceHistory:
     )
 
 
-def _select_marks(gpu: GpuHistory, own: Iterable[HolderSpan]) -> Iterator[Mark]:
+def _select_marks(gpu: GpuHistory, own: Sequence[HolderSpan]) -> Iterator[Mark]:
     """Yields the conditions at the time of the spans."""
     for mark in gpu.marks:
-        end = math.inf if mark.until is None else mark.until
-        # If the node is gone, the holder's span ends when this condition begins.
-        began = mark.at - 1 if mark.condition == NODE_GONE else mark.at
-        if any(span.from_ < end and began < (span.to or math.inf) for span in own):
+        if any(_overlap(mark, span) for span in own):
             yield msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance)
+
+
+def _overlap(mark: Mark, span: HolderSpan) -> bool:
+    mark_end = math.inf if mark.until is None else mark.until
+    span_end = span.to or math.inf
+    # If the node is gone, the holder's span ends when this condition begins.
+    began = mark.at - 1 if mark.condition == NODE_GONE else mark.at
+    return span.from_ < mark_end and began < span_end
 
 
 # Reading from SQLite

@@ -97,7 +97,8 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
         if not own.token_seconds:
             continue
         amounts = amounts.plus(own)
-        priced = sum_charges([charge for charge in charges if charge.currency == currency])
+        in_currency = [charge for charge in charges if charge.currency == currency]
+        priced = sum_charges(in_currency)
         is_priced = is_priced and priced.allocated_seconds == own.allocated_seconds
         parts.append(_divide_cost(own, priced.cost))
         at_use += _find_rate(own, priced.cost) * own.busy_seconds
@@ -190,8 +191,10 @@ def _make_split(fit: TokenFit, sums: EngineSums) -> TokenSplit:
 def _round_cost(parts: CostParts, factor: float) -> TokenCost:
     """Rounds to 4 digits. The largest part absorbs the error, so that the parts still add up."""
     total = round(parts.total * factor, _DIGITS)
-    rounded = {name: round(part * factor, _DIGITS) for name, part in parts._asdict().items()}
+    rounded = {}
+    for name, part in parts._asdict().items():
+        rounded[name] = round(part * factor, _DIGITS)
     largest = max(rounded, key=lambda name: rounded[name])
-    others = math.fsum(part for name, part in rounded.items() if name != largest)
-    rounded[largest] = round(total - others, _DIGITS)
+    error = total - math.fsum(rounded.values())
+    rounded[largest] = round(rounded[largest] + error, _DIGITS)
     return TokenCost(total, **rounded)
