@@ -94,6 +94,7 @@ def test_tokens_and_cost_of_each_pod() -> None:
             "unknown": 0.0,
         },
         "cost_per_million_at_use": 5.5556,
+        "per_million_reason": "prompt and generated tokens always had the same ratio",
     }
 
     # It used more than its share: its bill is all use, and it did not pay for the rest.

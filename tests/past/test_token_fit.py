@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.past.token_fit import TokenStep, fit_tokens
+from podgpu.past.token_fit import NoFit, TokenFit, TokenStep, fit_tokens
 
 PROMPT, GENERATED = 2e-5, 4e-4  # GPU seconds of a token
 
@@ -26,7 +26,7 @@ def steps_of(number: int, noise: float = 0.0, seed: int = 1) -> list[TokenStep]:
 
 def test_both_costs_are_found() -> None:
     fit = fit_tokens(steps_of(12))
-    assert fit is not None
+    assert isinstance(fit, TokenFit)
     assert (fit.prompt, fit.generated) == pytest.approx((PROMPT, GENERATED))
     assert fit.residual_ratio == pytest.approx(0.0, abs=1e-6)
     assert fit.steps == 12
@@ -34,29 +34,37 @@ def test_both_costs_are_found() -> None:
 
 def test_noise_is_the_residual() -> None:
     fit = fit_tokens(steps_of(200, noise=0.05))
-    assert fit is not None
+    assert isinstance(fit, TokenFit)
     assert (fit.prompt, fit.generated) == pytest.approx((PROMPT, GENERATED), rel=0.05)
     assert fit.residual_ratio == pytest.approx(0.055, abs=0.02)
 
 
+def why_not(steps: list[TokenStep]) -> str:
+    fit = fit_tokens(steps)
+    assert isinstance(fit, NoFit)
+    return fit.reason
+
+
 def test_too_few_steps_or_too_much_noise_say_nothing() -> None:
-    assert fit_tokens([]) is None
-    assert fit_tokens(steps_of(11)) is None
+    assert "and 0 are recorded" in why_not([])
+    assert "needs 12 periods of 5 minutes with work, and 11 are" in why_not(steps_of(11))
     idle = [TokenStep(0.0, 0.0, 0.0)] * 20
-    assert fit_tokens(steps_of(11) + idle) is None, "idle steps say nothing"
-    assert fit_tokens(steps_of(30, noise=1.0)) is None
+    assert "and 11 are" in why_not(steps_of(11) + idle), "idle steps say nothing"
+    assert "the tokens do not explain the GPU time" in why_not(steps_of(30, noise=1.0))
 
 
 def test_prompts_and_answers_of_the_same_ratio_cannot_be_told_apart() -> None:
     steps = []
     for step in steps_of(100, noise=0.02):
         steps.append(step._replace(generated=step.prompt / 10))
-    assert fit_tokens(steps) is None
+    assert why_not(steps) == "prompt and generated tokens always had the same ratio"
 
 
 def test_a_pod_that_only_reads_prompts_has_one_kind() -> None:
-    assert fit_tokens([step._replace(generated=0.0) for step in steps_of(50)]) is None
-    assert fit_tokens([step._replace(prompt=0.0) for step in steps_of(50)]) is None
+    only_prompts = [step._replace(generated=0.0) for step in steps_of(50)]
+    assert why_not(only_prompts) == "there were no generated tokens"
+    only_answers = [step._replace(prompt=0.0) for step in steps_of(50)]
+    assert why_not(only_answers) == "there were no prompt tokens"
 
 
 def test_a_kind_that_costs_nothing_is_not_shown() -> None:
@@ -65,7 +73,7 @@ def test_a_kind_that_costs_nothing_is_not_shown() -> None:
         step._replace(busy_seconds=GENERATED * step.generated * random.gauss(1.0, 0.05))
         for step in steps_of(100)
     ]
-    assert fit_tokens(steps) is None
+    assert "is not significant" in why_not(steps)
 
 
 @given(st.integers(0, 10_000))
@@ -76,4 +84,4 @@ def test_random_work_is_never_explained_by_tokens(seed: int) -> None:
         TokenStep(random.expovariate(1.0), random.expovariate(1e-5), random.expovariate(1e-5))
         for _ in range(40)
     ]
-    assert fit_tokens(steps) is None
+    assert isinstance(fit_tokens(steps), NoFit)

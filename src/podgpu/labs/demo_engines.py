@@ -5,6 +5,7 @@ They serve vLLM's metrics, whose counters follow the simulated load of their con
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from podgpu.kube.objects import PodEndpoint
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.model import PodName
 
+_PROMPT_PART = 0.4  # of the busy time, on average; the rest generates tokens
+_SWING = 0.2
+_SWING_SECONDS = 47 * 60.0
 _BOUNDS = (0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)  # seconds, as in vLLM
 
 
@@ -46,11 +50,18 @@ def find_model(tenant: Tenant) -> str:
     return model.name
 
 
-def count_tokens(tenant: Tenant, busy_seconds: float) -> Tokens | None:
+def count_tokens(tenant: Tenant, busy_seconds: float, at: float) -> Tokens | None:
+    """Returns the tokens of this busy time. `at`: Unix time.
+
+    Prompts are long at some times and answers at others, so each kind has a cost of its own.
+    """
     model = _find(tenant)
     if model is None:
         return None
-    return Tokens(round(model.prompt * busy_seconds), round(model.generated * busy_seconds))
+    part = _PROMPT_PART + _SWING * math.sin(math.tau * at / _SWING_SECONDS)
+    prompt = model.prompt * busy_seconds * part / _PROMPT_PART
+    generated = model.generated * busy_seconds * (1 - part) / (1 - _PROMPT_PART)
+    return Tokens(prompt, generated)
 
 
 def _find(tenant: Tenant) -> _Model | None:
@@ -59,10 +70,9 @@ def _find(tenant: Tenant) -> _Model | None:
 
 @dataclass
 class _Engine:
-    tenant: Tenant
     model: _Model
     read_at: float
-    busy_seconds: float = 0.0
+    tokens: Tokens = Tokens()
     buckets: dict[float, float] = field(default_factory=dict)  # upper bound -> requests
 
 
@@ -98,12 +108,13 @@ class DemoEngines:
 
     def _write(self, node: DemoNode, tenant: Tenant, model: _Model) -> str:
         now = time.monotonic()
-        engine = self._engines.setdefault(tenant, _Engine(tenant, model, now))
+        engine = self._engines.setdefault(tenant, _Engine(model, now))
         gpu = node.driver.gpus[tenant.gpu]
         load = node.load_of(tenant).demand(node.clock.monotonic() - gpu.epoch)
         seconds = now - engine.read_at
         engine.read_at = now
-        engine.busy_seconds += load * seconds
+        more = count_tokens(tenant, load * seconds, time.time()) or Tokens()
+        engine.tokens = engine.tokens.plus(more)
 
         waits = model.first_token / max(0.1, 1.0 - load)
         requests = model.prompt * load * seconds / model.prompt_size
@@ -115,10 +126,9 @@ class DemoEngines:
 
 def _write_metrics(engine: _Engine, load: float) -> str:
     labels = f'engine="0",model_name="{engine.model.name}"'
-    tokens = count_tokens(engine.tenant, engine.busy_seconds) or Tokens()
     lines = [
-        f"vllm:prompt_tokens_total{{{labels}}} {tokens.prompt}",
-        f"vllm:generation_tokens_total{{{labels}}} {tokens.generated}",
+        f"vllm:prompt_tokens_total{{{labels}}} {round(engine.tokens.prompt)}",
+        f"vllm:generation_tokens_total{{{labels}}} {round(engine.tokens.generated)}",
         f"vllm:num_requests_running{{{labels}}} {round(24 * load)}",
         f"vllm:num_requests_waiting{{{labels}}} {max(0, round(30 * (load - 0.5)))}",
         f"vllm:kv_cache_usage_perc{{{labels}}} {min(1.0, 0.1 + 0.8 * load):.4f}",

@@ -134,8 +134,13 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     last_day = floor_time(now - DAY, COARSE)
     last_hour = floor_time(now - HOUR, COARSE)
     first = floor_time(last_day, DAY) - 29 * DAY
+    # The chart of the last day compares its hours with those of the day before.
+    day_before = floor_time(last_day - DAY, 6 * HOUR)
+    hour_of_day = floor_time(last_day, HOUR)
     periods = (
-        (first, last_day, 6 * HOUR),
+        (first, day_before, 6 * HOUR),
+        (day_before, hour_of_day, HOUR),
+        (hour_of_day, last_day, COARSE),
         (last_day, last_hour, COARSE),
         (last_hour, int(now) - FINE, FINE),
     )
@@ -297,7 +302,7 @@ class _PastDevice(NamedTuple):
         if is_blind:
             return HeldTime(seconds, share, joules=joules)
         busy = load * seconds
-        tokens = count_tokens(tenant, busy)
+        tokens = count_tokens(tenant, busy, self.step.at)
         if tokens is None and self._has_engine(tenant.pod):
             tokens = Tokens()  # its reranker belongs to the cost of its tokens
         return HeldTime(

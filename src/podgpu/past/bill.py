@@ -33,7 +33,7 @@ from podgpu.past.sqlite_charges import (
     read_usage_start,
 )
 from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
-from podgpu.past.token_fit import TokenFit, TokenStep, fit_tokens
+from podgpu.past.token_fit import NoFit, TokenFit, TokenStep, fit_tokens
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -183,6 +183,7 @@ def make_range(
     `now`: current values by row. `token_steps`: charges of pods with LLM engines in 5 minutes.
     """
     fits = _fit_rows(token_steps, query)
+    no_steps = fit_charges(())
     seconds = bounds[1] - max(bounds[0], recorded_from)
     groups = group_by(usage, lambda charge: name_row(charge, query))
     rows = []
@@ -190,7 +191,7 @@ def make_range(
         own = groups.get(name, [])
         row = RangeRow(**dict(name), **now.get(name, {}))
         add_up(row, own, prices.currency)
-        add_tokens(row, own, prices.currency, seconds, fits.get(name))
+        add_tokens(row, own, prices.currency, seconds, fits.get(name, no_steps))
         row.methods = _list_methods(own)
         if own and query.by == "pod" and not row.hidden:
             row.labels = _read_labels(own[0].account)
@@ -367,15 +368,19 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
 
 def _fit_rows(
     steps: Iterable[tuple[int, Charge]], query: RangeQuery
-) -> dict[RowName, TokenFit | None]:
-    """Adds up the pods of each row in each 5 minutes, and separates the two kinds of tokens."""
-    sums: dict[RowName, dict[int, TokenStep]] = {}
+) -> dict[RowName, TokenFit | NoFit]:
+    rows = group_by(steps, lambda one: name_row(one[1], query))
+    return {name: fit_charges(row) for name, row in rows.items()}
+
+
+def fit_charges(steps: Iterable[tuple[int, Charge]]) -> TokenFit | NoFit:
+    """Adds up the pods of a row in each 5 minutes, and separates the two kinds of tokens."""
+    sums: dict[int, TokenStep] = {}
     for step, charge in steps:
         amounts = charge.amounts
         own = TokenStep(amounts.busy_seconds, amounts.prompt_tokens, amounts.generated_tokens)
-        row = sums.setdefault(name_row(charge, query), {})
-        row[step] = row.get(step, TokenStep()).plus(own)
-    return {name: fit_tokens(list(row.values())) for name, row in sums.items()}
+        sums[step] = sums.get(step, TokenStep()).plus(own)
+    return fit_tokens(list(sums.values()))
 
 
 def add_tokens(
@@ -383,7 +388,7 @@ def add_tokens(
     usage: Sequence[Charge],
     currency: str,
     seconds: float,
-    fit: TokenFit | None = None,
+    fit: TokenFit | NoFit | None = None,
 ) -> None:
     """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine."""
     engines = sum_engines(usage, currency)

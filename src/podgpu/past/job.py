@@ -20,7 +20,7 @@ from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.advice import advise_pod
-from podgpu.past.bill import RangeFigures, add_tokens, add_up
+from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
 from podgpu.past.loads import read_pod_load
 from podgpu.past.schema import DAY, FINE, HOLDER, IDLE
 from podgpu.past.sqlite import (
@@ -31,7 +31,7 @@ from podgpu.past.sqlite import (
     make_pod_history,
     read_pod,
 )
-from podgpu.past.sqlite_charges import read_range
+from podgpu.past.sqlite_charges import read_range, read_token_steps
 from podgpu.past.verdict import (
     Activity,
     Cause,
@@ -127,7 +127,10 @@ def read_summary(
         slowest=find_slowest(state, (namespace, pod)),
     )
     add_up(summary, own, summary.currency)
-    add_tokens(summary, own, summary.currency, duration)
+    fit = None
+    if any(charge.amounts.token_seconds for charge in own):
+        fit = fit_charges(read_token_steps(db, started, end, (namespace, pod)))
+    add_tokens(summary, own, summary.currency, duration, fit)
 
     start = max(started, end - _LONGEST)
     gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)

@@ -13,6 +13,7 @@ from sqlite3 import Connection
 from typing import NamedTuple
 
 from podgpu.charge import Amounts, Charge, UsageAccount
+from podgpu.model import PodName
 from podgpu.past.schema import (
     AMOUNT_COLUMNS,
     COARSE,
@@ -55,7 +56,7 @@ WHERE namespace = ? AND pod = ? AND job = ? AND uid = ? AND container_id = ?"""
 _TOKEN_STEPS = f"""
 SELECT time / {COARSE} AS step, {", ".join(_FIELDS)}, {SUMS}
 FROM usage JOIN account ON account.id = usage.account
-WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ?
+WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ? {{only}}
 GROUP BY step, usage.account HAVING sum(token_seconds) >= 0.95 * sum(allocated)"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
@@ -129,10 +130,14 @@ def read_engines(db: Connection) -> list[int]:
     return [account for (account,) in db.execute(_ENGINES)]
 
 
-def read_token_steps(db: Connection, start: float, end: float) -> list[tuple[int, Charge]]:
+def read_token_steps(
+    db: Connection, start: float, end: float, pod: PodName | None = None
+) -> list[tuple[int, Charge]]:
     """Returns the number of each 5 minutes, and the charges of the pods whose tokens were read."""
+    only = "" if pod is None else "AND namespace = ? AND pod = ?"
+    sql = _TOKEN_STEPS.format(only=only)
     steps = []
-    for step, *row in db.execute(_TOKEN_STEPS, (ceil_time(start, COARSE), end)):
+    for step, *row in db.execute(sql, (ceil_time(start, COARSE), end, *(pod or ()))):
         account = UsageAccount(*row[: len(_FIELDS)])
         amounts = Amounts(*row[len(_FIELDS) :])
         steps.append((step, Charge(account, amounts=amounts)))

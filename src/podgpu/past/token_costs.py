@@ -16,7 +16,7 @@ import msgspec
 
 from podgpu.charge import Amounts, Charge, sum_charges
 from podgpu.model import group_by
-from podgpu.past.token_fit import TokenFit
+from podgpu.past.token_fit import NoFit, TokenFit
 
 _DIGITS = 4
 _MILLION = 1e6
@@ -82,6 +82,7 @@ class TokenFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     # pod alone on a GPU and on a shared one.
     cost_per_million_at_use: float | None = None
     per_million: TokenSplit | None = None  # of prompt and of generated tokens
+    per_million_reason: str = ""  # why `per_million` is absent, if the regression found nothing
     reason: str = ""  # why figures per token are absent
 
 
@@ -131,9 +132,9 @@ def _divide_cost(amounts: Amounts, cost: float) -> CostParts:
 
 
 def make_token_figures(
-    sums: EngineSums, currency: str, seconds: float, fit: TokenFit | None = None
+    sums: EngineSums, currency: str, seconds: float, fit: TokenFit | NoFit | None = None
 ) -> TokenFigures:
-    """`seconds`: length of the range."""
+    """`seconds`: length of the range. `fit` is None if it was not computed."""
     amounts = sums.amounts
     tokens = amounts.prompt_tokens + amounts.generated_tokens
     cost = _round_cost(sums.cost, 1.0) if sums.is_priced else None
@@ -166,7 +167,8 @@ def make_token_figures(
         cost=cost,
         cost_per_million=_round_cost(sums.cost, _MILLION / tokens) if sums.is_priced else None,
         cost_per_million_at_use=at_use if sums.is_priced else None,
-        per_million=None if fit is None else _make_split(fit, sums),
+        per_million=_make_split(fit, sums) if isinstance(fit, TokenFit) else None,
+        per_million_reason=fit.reason if isinstance(fit, NoFit) else "",
         reason=reason,
     )
 

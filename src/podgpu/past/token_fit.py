@@ -43,19 +43,30 @@ class TokenFit(NamedTuple):
     steps: int
 
 
-def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | None:
-    """Returns None if the two kinds of tokens cannot be told apart."""
+class NoFit(NamedTuple):
+    """The two kinds of tokens cannot be told apart."""
+
+    reason: str
+
+
+def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
     used = [step for step in steps if step.busy_seconds > 0]
     if len(used) < _LEAST_STEPS:
-        return None
+        return NoFit(
+            f"it needs {_LEAST_STEPS} periods of 5 minutes with work, and {len(used)} are recorded"
+        )
     busy = [step.busy_seconds for step in used]
     prompts = [step.prompt for step in used]
     generateds = [step.generated for step in used]
     pp = _sum_products(prompts, prompts)
     gg = _sum_products(generateds, generateds)
     pg = _sum_products(prompts, generateds)
-    if not pp or not gg or 1 - pg * pg / (pp * gg) < _LEAST_DETERMINANT:
-        return None
+    if not pp:
+        return NoFit("there were no prompt tokens")
+    if not gg:
+        return NoFit("there were no generated tokens")
+    if 1 - pg * pg / (pp * gg) < _LEAST_DETERMINANT:
+        return NoFit("prompt and generated tokens always had the same ratio")
 
     pb = _sum_products(prompts, busy)
     gb = _sum_products(generateds, busy)
@@ -69,10 +80,18 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | None:
         errors.append((step.busy_seconds - expected) ** 2)
     variance = math.fsum(errors) / (len(used) - 2)
     residual = math.sqrt(variance) / math.fsum(busy) * len(used)
+    if residual > _LARGEST_RESIDUAL:
+        return NoFit(
+            f"the tokens do not explain the GPU time: 5 minutes differ by {residual:.0%}, and"
+            f" {_LARGEST_RESIDUAL:.0%} is the most"
+        )
     is_clear = prompt >= _LEAST_T * math.sqrt(variance * gg / determinant)
     is_clear = is_clear and generated >= _LEAST_T * math.sqrt(variance * pp / determinant)
-    if not is_clear or min(prompt, generated) <= 0 or residual > _LARGEST_RESIDUAL:
-        return None
+    if not is_clear or min(prompt, generated) <= 0:
+        return NoFit(
+            "the result is not significant: the GPU time of one kind of tokens is less than"
+            f" {_LEAST_T:.0f} times its standard error"
+        )
     return TokenFit(prompt, generated, residual, len(used))
 
 

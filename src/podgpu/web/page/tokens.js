@@ -57,9 +57,21 @@ export function tokenFacts(data) {
     fact("Tokens", `${tokenText(data.prompt_tokens)} read, ${tokenText(data.generated_tokens)} generated`),
     parts && fact("Cost per million tokens", `${price(parts.total)} (${split})`),
     tokens.cost_per_million_at_use !== undefined && fact("\u2026 of the time used", price(tokens.cost_per_million_at_use)),
+    ...splitFacts(tokens, price),
     tokens.joules_per_token !== undefined && fact("Energy per token", `${jouleText(tokens.joules_per_token)} J`),
     tokens.reason && fact("Cost per token", `not known: ${plain(tokens.reason)}`),
   ].filter(Boolean);
+}
+
+// Facts about prompt and generated tokens, each by itself, or why this is not known.
+function splitFacts({ per_million: split, per_million_reason: reason }, price) {
+  if (!split) return reason ? [fact("Prompt and generated, each", `not known: ${plain(reason)}`)] : [];
+  const text = (cost, seconds) => [cost !== undefined && price(cost), `${duration(seconds)} of a GPU`].filter(Boolean).join(", ");
+  return [
+    fact("Million prompt tokens", text(split.prompt_cost, split.prompt_gpu_seconds)),
+    fact("Million generated tokens", text(split.generated_cost, split.generated_gpu_seconds)),
+    fact("Error of these two", `${percent(split.residual_ratio)} of the GPU time of 5 minutes, by regression over ${duration(300 * split.steps)}`),
+  ];
 }
 
 // The engines of a pod now: their queue beside the use of the GPU and waiting.
