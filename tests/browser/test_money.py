@@ -4,6 +4,9 @@ export.
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -229,3 +232,63 @@ def test_cost_of_a_chosen_time_and_who_hardly_uses_what_it_holds(tab: Tab, page:
     assert tab.texts(".cost a[download]") == ["CSV of all rows"]
     visited(tab, page, "#view=cost&from=1794900000&to=1794800000")
     assert tab.text(".cost > .message") == "The start of the range must be before its end."
+
+
+def facts_of_tokens(tab: Tab, shown: Showing, url: str, tokens: dict[str, Any]) -> dict[str, str]:
+    """Returns the facts of the page of a pod with an LLM engine."""
+    summary = {
+        "from": time.time() - 7200,
+        "duration_seconds": 7200,
+        "gpus": 1,
+        "gpu_hours": 2.0,
+        "errors": 0,
+        "currency": "USD",
+        "prompt_tokens": 3_000_000,
+        "generated_tokens": 1_000_000,
+        "tokens": tokens,
+    }
+    shown.records = lambda path, query: summary if path.startswith("summary") else None
+    opened(tab, url, "#pod=notebooks/jupyter-ada")
+    tab.wait_for("document.querySelector('.summary')?.innerText.includes('Tokens')", "its tokens")
+    names = tab.texts(".summary dt")
+    texts = [text.replace("\u202f", " ") for text in tab.texts(".summary dd")]
+    return dict(zip(names, texts, strict=True))
+
+
+SPLIT = {
+    "prompt_gpu_seconds": 85.2028,
+    "generated_gpu_seconds": 417.0232,
+    "residual_ratio": 0.1002,
+    "steps": 42,
+}
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_the_page_of_a_pod_shows_the_cost_of_prompt_and_generated_tokens(
+    tab: Tab, url: str, shown: Showing, width: int, theme: str
+) -> None:
+    tab.look(width, 900, theme)
+    costs = {"prompt_cost": 0.0663, "generated_cost": 0.3244}
+    facts = facts_of_tokens(tab, shown, url, {"per_million": SPLIT | costs})
+    assert facts["Million prompt tokens"] == "$0.07, 85.2 GPU-seconds"
+    assert facts["Million generated tokens"] == "$0.32, 417.0 GPU-seconds"
+    error = "10 % of the GPU time of 5 minutes, by regression over 3 h 30 min"
+    assert facts["Error of these two"] == error
+    assert "Prompt and generated, each" not in facts
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_without_prices_the_page_of_a_pod_shows_their_gpu_time(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    facts = facts_of_tokens(tab, shown, url, {"per_million": SPLIT})
+    assert facts["Million prompt tokens"] == "85.2 GPU-seconds"
+
+
+def test_the_page_of_a_pod_says_why_they_are_absent(tab: Tab, url: str, shown: Showing) -> None:
+    reason = "prompt and generated tokens always had the same ratio"
+    facts = facts_of_tokens(tab, shown, url, {"per_million_reason": reason})
+    assert facts["Prompt and generated, each"] == f"not known: {reason}"
+    assert "Million prompt tokens" not in facts
+    old = facts_of_tokens(tab, shown, url, {"per_second": 1.0})
+    assert "Prompt and generated, each" not in old, "a podgpu that gives no reason"

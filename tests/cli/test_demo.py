@@ -456,3 +456,18 @@ def test_without_grpc_the_message_names_the_package_to_install() -> None:
         1,
         f"podgpu: podgpu demo needs the package grpc: {advice}\n",
     )
+
+
+def test_the_hours_of_the_past_are_compared_with_those_of_the_day_before(past: Demo) -> None:
+    costs = past.ask("/api/v1/costs?range=24h&by=namespace&step=hour")
+    before = costs["previous"]["totals"]["steps"]["cost"]
+    assert before.count(None) <= 1
+    assert max(filter(None, before)) == pytest.approx(min(filter(None, before)), rel=0.1)
+    compared = costs["previous"]["compared"]
+    assert compared["steps"] >= 20
+    assert compared["cost"] == pytest.approx(compared["previous_cost"], rel=0.1)
+
+
+def test_prompt_and_generated_tokens_of_the_past_have_a_cost_each(past: Demo) -> None:
+    split = past.ask("/api/v1/summary/serving/chat-0")["tokens"]["per_million"]
+    assert 0 < split["prompt_cost"] < split["generated_cost"]

@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,11 +24,21 @@ from podgpu.fleet.tokens import charge_tokens
 from podgpu.model import DeviceTotals
 from podgpu.past.focus import encode_csv
 from podgpu.past.token_costs import make_token_figures, sum_engines
+from podgpu.web.exporter_app import application
 from tests.fleet.states import gpu, holder
 from tests.fleet.test_ranges import Cluster
+from tests.nodes.node import Description, Node, node_of
+from tests.web.server import Client, running
 
 HOUR = 3600
 MEASURED = DeviceTotals(method="exact")
+
+
+@pytest.fixture
+def node(folder: Path) -> Iterator[Node]:
+    """A node whose exporter serves the history of `Cluster`."""
+    with node_of(Description(about="one GPU", gpus="1xH100"), folder) as built:
+        yield built
 
 
 def engine(prompt: float, generated: float, model: str = "llama", reason: str = "") -> EngineState:
@@ -191,12 +204,11 @@ def test_other_containers_of_a_pod_belong_to_its_cost_per_token() -> None:
     assert tokens.per_used_gpu_second == pytest.approx(100 / 0.6, rel=1e-3)
 
 
-def test_prompt_and_generated_tokens_have_a_cost_of_their_own() -> None:
+def changing_load(cluster: Cluster, rounds: int = 2 * 241) -> None:
     """A prompt token needs 1 ms of the GPU, and a generated one 4 ms."""
-    cluster = Cluster()
     random = Random(3)
     prompt = generated = busy = 0.0
-    for number in range(2 * 241):
+    for number in range(rounds):
         seconds = number * 15.0
         if number % 20 == 0:  # the load changes every 5 minutes
             parts = random.uniform(0.1, 0.4), random.uniform(0.1, 0.4)
@@ -210,6 +222,11 @@ def test_prompt_and_generated_tokens_have_a_cost_of_their_own() -> None:
             gpu(0, one, busy=0.5, usage=MEASURED),
             engines={("ml", "a", "main"): engine(prompt, generated)},
         )
+
+
+def test_prompt_and_generated_tokens_have_a_cost_of_their_own() -> None:
+    cluster = Cluster()
+    changing_load(cluster)
     for by in ("pod", "model", "owner"):
         (tokens,) = [row.tokens for row in cluster.range(by, seconds=2 * HOUR).rows if row.tokens]
         split = tokens.per_million
@@ -220,6 +237,46 @@ def test_prompt_and_generated_tokens_have_a_cost_of_their_own() -> None:
         assert split.generated_cost == pytest.approx(4000 * 10 / 3600, rel=0.01)
         assert split.residual_ratio < 0.01
         assert split.steps >= 20
+        assert tokens.per_million_reason == ""
+
+
+def tokens_of(client: Client, pod: str) -> Any:
+    """Returns the tokens of the pod in its summary. Those of the range are equal."""
+    summary = json.loads(client.ask(f"/api/v1/summary/ml/{pod}").body)["tokens"]
+    rows = json.loads(client.ask("/api/v1/range?range=24h").body)["rows"]
+    [row] = [row for row in rows if row.get("pod") == pod]
+    for name in ("per_million", "per_million_reason"):
+        assert summary.get(name) == row["tokens"].get(name)
+    return summary
+
+
+def test_the_summary_of_a_pod_has_them_too_over_http(node: Node) -> None:
+    cluster = Cluster()
+    changing_load(cluster)
+    with running(node.agent, app=partial(application, past=cluster.past)) as client:
+        tokens = tokens_of(client, "a")
+    assert tokens["per_million"]["prompt_cost"] == pytest.approx(1000 * 10 / 3600, rel=0.01)
+    assert tokens["per_million"]["generated_cost"] == pytest.approx(4000 * 10 / 3600, rel=0.01)
+    assert tokens["per_million"]["residual_ratio"] < 0.01
+    assert "per_million_reason" not in tokens
+
+
+def test_the_summary_of_a_pod_says_why_they_are_absent_over_http(node: Node) -> None:
+    cluster = Cluster()
+    an_hour(cluster)
+    with running(node.agent, app=partial(application, past=cluster.past)) as client:
+        chat = tokens_of(client, "chat")
+        batch = tokens_of(client, "batch")
+    assert chat["per_million_reason"] == "prompt and generated tokens always had the same ratio"
+    assert batch["per_million_reason"] == "there were no generated tokens"
+    assert "per_million" not in chat
+    assert "per_million" not in batch
+
+    short = Cluster()
+    changing_load(short, rounds=100)
+    with running(node.agent, app=partial(application, past=short.past)) as client:
+        tokens = tokens_of(client, "a")
+    assert "needs 12 periods of 5 minutes with work, and" in tokens["per_million_reason"]
 
 
 def test_tokens_per_second_of_a_history_that_is_shorter_than_the_range() -> None:

@@ -72,7 +72,7 @@ def _find(tenant: Tenant) -> _Model | None:
 class _Engine:
     model: _Model
     read_at: float
-    tokens: Tokens = Tokens()
+    tokens: Tokens = field(default_factory=Tokens)
     buckets: dict[float, float] = field(default_factory=dict)  # upper bound -> requests
 
 

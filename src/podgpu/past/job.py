@@ -22,7 +22,7 @@ from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.advice import advise_pod
 from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
 from podgpu.past.loads import read_pod_load
-from podgpu.past.schema import DAY, FINE, HOLDER, IDLE
+from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE, floor_time
 from podgpu.past.sqlite import (
     HolderSpan,
     Mark,
@@ -129,7 +129,8 @@ def read_summary(
     add_up(summary, own, summary.currency)
     fit = None
     if any(charge.amounts.token_seconds for charge in own):
-        fit = fit_charges(read_token_steps(db, started, end, (namespace, pod)))
+        first = floor_time(started, COARSE)
+        fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
     add_tokens(summary, own, summary.currency, duration, fit)
 
     start = max(started, end - _LONGEST)

@@ -66,7 +66,7 @@ export function tokenFacts(data) {
 // Facts about prompt and generated tokens, each by itself, or why this is not known.
 function splitFacts({ per_million: split, per_million_reason: reason }, price) {
   if (!split) return reason ? [fact("Prompt and generated, each", `not known: ${plain(reason)}`)] : [];
-  const text = (cost, seconds) => [cost !== undefined && price(cost), `${duration(seconds)} of a GPU`].filter(Boolean).join(", ");
+  const text = (cost, seconds) => [cost !== undefined && price(cost), `${amount(seconds)} GPU-seconds`].filter(Boolean).join(", ");
   return [
     fact("Million prompt tokens", text(split.prompt_cost, split.prompt_gpu_seconds)),
     fact("Million generated tokens", text(split.generated_cost, split.generated_gpu_seconds)),
