@@ -161,7 +161,9 @@ def test_the_first_screen_has_a_small_chart_of_cost_and_use(tab: Tab, page: str)
 def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
     visited(tab, page, "#view=cost&range=month&by=label:team")
     tab.wait_for(
-        "document.querySelectorAll('.costs .cost-step').length === 17", "a bar for each day"
+        "document.querySelector('.costs')?.checkVisibility() &&"
+        " document.querySelectorAll('.costs .cost-step').length === 17",
+        "a bar for each day",
     )
     parts = (
         "[...document.querySelectorAll('.costs .cost-step')].map((step) => step.children.length)"
