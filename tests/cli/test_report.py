@@ -22,7 +22,7 @@ from podgpu.fleet.parts import EngineState
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
-from podgpu.model import WorkloadOwner
+from podgpu.model import Condition, WorkloadOwner
 from podgpu.past.record import SqlitePast, cluster_recorder
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, lost, node
@@ -50,7 +50,8 @@ def url() -> Iterator[str]:
         engine = EngineState("vllm", (HOSTILE_MODEL,), Tokens(4e6 * number, 1e6 * number))
         busy = gpu(0, holder("busy", utilization_ratio=0.5), busy=0.5)
         idle = gpu(1, holder("idle", utilization_ratio=0.0), busy=0.0)
-        reading = node("n-1", busy, idle, gpu(2), lost(3), read_at=time.now, pod_labels=labels)
+        refused = gpu(2, conditions=(Condition("kubernetes_unhealthy", 1.0),))
+        reading = node("n-1", busy, idle, refused, lost(3), read_at=time.now, pod_labels=labels)
         asyncio.run(
             cluster.round(
                 Script(
@@ -94,7 +95,10 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| 0.40 | 0.40 | 0.00 | 0.40 | – | – | 0% | – | 40.00 | 40.00 | – | – |" in owners
     assert "ml/busy" not in owners
     assert "- The report covers 28m instead of 1d: there are no older records" in out
-    assert "GPU-3" in out[out.index("## Broken GPUs now") :]
+    broken = out[out.index("## Broken GPUs now") :]
+    assert "GPU-3" in broken
+    assert "GPU-2" in broken, "the page counts a GPU with a warning as broken, too"
+    assert "GPU-1" not in broken
     assert "- there is no record before" in out
     assert "- The prices are examples" in out
     assert "# GPU report, 1970-01-12T13:45:00Z to 1970-01-12T14:12:35Z" in out, (

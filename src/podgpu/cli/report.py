@@ -38,7 +38,8 @@ from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
 from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.readings import duration_text
-from podgpu.fleet.view import decode_view
+from podgpu.fleet.view import View, decode_view
+from podgpu.metrics.conditions import breaks_gpu
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
 from podgpu.past.savings import SavingsAnswer
 from podgpu.past.token_costs import TokenFigures
@@ -114,8 +115,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         notes.append(EXAMPLE_PRICES)
     notes += answer.notes
 
-    broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
-    tables = _make_tables(answer, owners, broken)
+    tables = _make_tables(answer, owners, _list_broken(view))
     if answer.totals.tokens is not None:
         tables.append(_make_token_table(_read_range(client, query | {"by": "model"})))
     # Savings need a day, and are computed for up to eight.
@@ -152,6 +152,21 @@ def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
     tables.append(_Table("What could be given back", LINES, make_lines(savings)))
     tables.append(_Table("Why", header, says))
     return tables
+
+
+def _list_broken(view: View) -> list[str]:
+    """Returns what is wrong with the GPUs that the page counts as broken, and with nodes."""
+    broken = set()
+    for node in view.nodes:
+        for gpu in node.gpus:
+            if any(breaks_gpu(each.condition) for each in gpu.conditions):
+                broken.add(gpu.uuid)
+    texts = []
+    for alert in view.alerts:
+        # An alert about a job compares GPUs that work.
+        if alert.severity == "broken" or (alert.uuid in broken and not alert.job):
+            texts.append(alert.text)
+    return texts
 
 
 def _explain_length(seconds: float, asked: float) -> list[str]:
