@@ -102,8 +102,9 @@ def make_range_query(period: str, by: str) -> dict[str, str]:
     try:
         parse_range_query(query)
     except UsageError as error:
+        also = ", or month" if str(error).startswith("range=") else ""
         # by='x' becomes --by='x'
-        raise UsageError(f"--{error}") from error
+        raise UsageError(f"--{error}{also}") from error
     return query
 
 
@@ -154,8 +155,6 @@ def _write_bill(
 def list_notes(answer: RangeAnswer) -> list[str]:
     """Returns what a reader of the bill must know, as sentences."""
     notes = []
-    if answer.recorded_from is not None:
-        notes.append(f"the records start at {utc_text(answer.recorded_from)}")
     if answer.prices == "example":
         notes.append(EXAMPLE_PRICES)
     return [*notes, *answer.notes]
