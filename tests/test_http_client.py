@@ -309,6 +309,13 @@ def test_access_of_options() -> None:
     assert str(raised.value).endswith("must not contain line breaks")
 
 
+def test_https_address_of_a_server_without_tls() -> None:
+    with serving(answer()) as url:
+        error = error_of(UrlExposition(url.replace("http://", "https://")))
+    assert error.reason == "tls"
+    assert str(error).endswith("is not TLS: if the server has no certificate, write http://")
+
+
 def test_renewed_authorities(certificates: Certificates, tmp_path: Path) -> None:
     authorities = tmp_path / "ca.crt"
     authorities.write_bytes(Path(certificates.path("stranger.crt")).read_bytes())

@@ -365,7 +365,7 @@ class HttpClient:
     def _explain(self, reason: str, why: str) -> SourceError:
         advice = {
             "timeout": f", within {self.timeout:g} s",
-            "tls": f": {self._access.advice}",
+            "tls": "" if why == NO_TLS else f": {self._access.advice}",
             "unreachable": ": check that the server runs there",
         }
         return SourceError(reason, f"{self.shown}: {why}{advice.get(reason, '')}")
@@ -406,6 +406,9 @@ def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[No
         raise make_error(*_explain(error)) from error
 
 
+NO_TLS = "its answer is not TLS: if the server has no certificate, write http://"
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+"""OpenSSL's reasons for an answer in plain text."""
 _EXPLANATIONS: Sequence[tuple[type[Exception], str, str]] = (
     (TimeoutError, "timeout", "no complete response in time"),
     (aiohttp.ClientPayloadError, "truncated", "the response is incomplete or damaged"),
@@ -420,6 +423,8 @@ def _explain(error: Exception) -> tuple[str, str]:
         cause = error.__cause__ or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "tls", f"its certificate is not trusted: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
+        return "tls", NO_TLS
     if isinstance(cause, ssl.SSLError):
         return "tls", _first_line(str(cause.reason or cause).lower().replace("_", " "))
     for kind, reason, text in _EXPLANATIONS:
