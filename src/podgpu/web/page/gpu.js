@@ -105,6 +105,7 @@ export class GpuView {
     this.waits.show(device);
     if (!device) return;
     this.troubles.show(device, now);
+    this.troubles.element.classList.toggle("is-warning", device.severity === "warning");
     this.rows.show(device, { now, cost: this.context.prices(), isFull: true });
     place(this.jobs, jobLinks(device));
     this.jobs.hidden = !this.jobs.children.length;
