@@ -123,6 +123,15 @@ def split_key(key: str) -> tuple[str, int | None]:
     return uuid, int(gi_id) if gi_id.isdecimal() else None
 
 
+def list_pod_names(holders: Iterable[Workload]) -> list[PodName]:
+    """Returns each pod once. Omits other workloads."""
+    names: dict[PodName, None] = {}
+    for holder in holders:
+        if holder.pod:
+            names[holder.pod_name] = None
+    return list(names)
+
+
 def group_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """Groups values by key. Keys and values keep their order."""
     groups: dict[K, list[T]] = {}
@@ -836,3 +845,9 @@ class DeviceUsage:
     power_mw: int | None = None
     instances: tuple[DeviceUsage, ...] = ()  # usage of the GPU's MIG instances
     problems: UsageProblems = UsageProblems()  # of the GPU and its instances
+
+    @property
+    def own_processes(self) -> list[ProcessUsage]:
+        """The processes on this device, without those of other devices. Empty if unknown."""
+        processes = self.processes or ()
+        return [process for process in processes if process.device == self.device.key]

@@ -143,10 +143,12 @@ def _read_savings(client: ViewClient, range: str) -> SavingsAnswer | None:
 def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
     title = f"Savings, {utc_text(savings.from_)} to {utc_text(savings.to)}"
     texts = [describe_totals(savings), describe_shared(savings), *list_notes(savings)]
-    tables = [_Table(title, ["In short"], [[text] for text in texts if text], is_prose=True)]
+    tables = [_Table(title, ["In short"], [[text] for text in filter(None, texts)], is_prose=True)]
     if not savings.advice:
         return tables
-    says = [[line.kind, line.says, line.assumes, line.falsified_by] for line in savings.advice]
+    says = []
+    for line in savings.advice:
+        says.append([line.kind, line.says, line.assumes, line.falsified_by])
     header = ["Do", "Why", "Assumes", "Falsified by"]
     tables.append(_Table("Before and after", TOTALS, make_totals(savings)))
     tables.append(_Table("What could be given back", LINES, make_lines(savings)))
@@ -185,11 +187,15 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
     columns = write_titles(_ALL_COLUMNS, answer.currency)
     group = answer.by.removeprefix("label:")
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
-    rows = [[describe_row(row, nameless), *write_cells(_ALL_COLUMNS, row)] for row in answer.rows]
+    rows = []
+    for row in answer.rows:
+        rows.append([describe_row(row, nameless), *write_cells(_ALL_COLUMNS, row)])
 
     idle = [row for row in owners.rows if row.idle_hours]
     idle.sort(key=lambda row: (row.wasted or 0, row.idle_hours), reverse=True)
-    idle_rows = [[describe_row(row), *write_cells(_ALL_COLUMNS, row)] for row in idle[:_TOP_OWNERS]]
+    idle_rows = []
+    for row in idle[:_TOP_OWNERS]:
+        idle_rows.append([describe_row(row), *write_cells(_ALL_COLUMNS, row)])
 
     return [
         _Table("Total", columns, [write_cells(_ALL_COLUMNS, answer.totals)]),

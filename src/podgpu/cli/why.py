@@ -155,8 +155,10 @@ def _write_unblock(options: Sequence[UnblockView], answer: QueueAnswer) -> Itera
 
 
 def _name_idle(pod: IdlePod, now: float) -> str:
-    name = "a pod that you may not see" if pod.hidden else f"{pod.namespace}/{pod.pod}"
+    name = f"{pod.namespace}/{pod.pod}"
+    if pod.hidden:
+        name = "a pod that you may not see"
     owner = f" ({pod.owner.text})" if pod.owner else ""
-    idle = format_duration(max(0.0, now - pod.idle_since))
     gpus = "1 GPU" if pod.gpus == 1 else f"{number(pod.gpus)} GPUs"
-    return f"{name}{owner}, {gpus} idle for {idle}"
+    seconds = max(0.0, now - pod.idle_since)
+    return f"{name}{owner}, {gpus} idle for {format_duration(seconds)}"

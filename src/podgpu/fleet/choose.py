@@ -566,11 +566,17 @@ def describe_condition(condition: Condition, gpu: DeviceState = _UNKNOWN_GPU) ->
     if condition.name not in conditions():
         return condition.name, ""
     if condition.name == RECURRING and gpu.failures:
-        failures = [(one.condition, one.count) for one in gpu.failures if one.count > 1]
-        last = max(one.last for one in gpu.failures)
+        failures = []
+        for failure in gpu.failures:
+            if failure.count > 1:
+                failures.append((failure.condition, failure.count))
+        last = max(failure.last for failure in gpu.failures)
         return words_for(RECURRING, describe_failures(failures, last))
-    repeated = tuple((count.xid, count.total) for count in gpu.xids if count.total > 1)
-    return words_for(condition.name, condition.detail, repeated, find_recovery(gpu))
+    repeated = []
+    for xid in gpu.xids:
+        if xid.total > 1:
+            repeated.append((xid.xid, xid.total))
+    return words_for(condition.name, condition.detail, tuple(repeated), find_recovery(gpu))
 
 
 def find_recovery(gpu: DeviceState) -> str:

@@ -41,7 +41,8 @@ from podgpu.model import (
     GpuOrInstance,
     MigInstance,
     Pairs,
-    group_by_key,
+    PodName,
+    list_pod_names,
 )
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
@@ -82,9 +83,13 @@ def node_families(state: ClusterState) -> list[Family]:
     If `metric_name` returns the same name for two nodes, these nodes share a family.
     """
     spec = families_in("seed")["<node>_info"]
-    rows = _map_rows(state)
-    samples = group_by_key((metric_name(node), Sample(labels, 1.0)) for node, labels in rows)
-    return [Family(name, spec.type, spec.help, tuple(own)) for name, own in samples.items()]
+    samples: dict[str, list[Sample]] = defaultdict(list)
+    for node, labels in _map_rows(state):
+        samples[metric_name(node)].append(Sample(labels, 1.0))
+    families = []
+    for name, own in samples.items():
+        families.append(Family(name, spec.type, spec.help, tuple(own)))
+    return families
 
 
 def self_families(state: ClusterState) -> list[Family]:
@@ -122,16 +127,17 @@ def self_families(state: ClusterState) -> list[Family]:
 
 def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
     """Pairs label names with values. Omits the label `cluster` if it is empty."""
-    return Labels(
-        (name, value)
-        for name, value in zip(names, values, strict=True)
-        if value or name != "cluster"
-    )
+    pairs = []
+    for name, value in zip(names, values, strict=True):
+        if value or name != "cluster":
+            pairs.append((name, value))
+    return Labels(pairs)
 
 
 def _some_labels(names: Iterable[str], values: Iterable[str]) -> Labels:
     """Pairs label names with values. Omits empty labels."""
-    return Labels(pair for pair in zip(names, values, strict=True) if pair[1])
+    pairs = zip(names, values, strict=True)
+    return Labels(pair for pair in pairs if pair[1])
 
 
 # Pod map: one series per pod and GPU, as in "pod gpu metrics exporter"
@@ -145,9 +151,9 @@ def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
     rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
-            pods = set()
+            pods: set[PodName] = set()
             for device in (gpu, *gpu.instances):
-                pods |= {h.pod_name for h in holders_of(gpu, device) if h.pod}
+                pods.update(list_pod_names(holders_of(gpu, device)))
             for namespace, pod in sorted(pods):
                 rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
     return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
@@ -156,10 +162,11 @@ def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
 def _legacy_map_families(rows: Iterable[tuple[str, Labels]]) -> list[Family]:
     """Builds the families POD_GPU_MAP_INFO_0, POD_GPU_MAP_INFO_1 and so on, one per row."""
     spec = families_in("seed")["POD_GPU_MAP_INFO_<n>"]
-    return [
-        Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, (Sample(labels, 0.0),))
-        for number, (_, labels) in enumerate(rows)
-    ]
+    families = []
+    for number, (_, labels) in enumerate(rows):
+        sample = Sample(labels, 0.0)
+        families.append(Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, (sample,)))
+    return families
 
 
 def metric_name(node: str) -> str:
@@ -169,7 +176,12 @@ def metric_name(node: str) -> str:
     in node names, become `::<hex>:`. A name that begins with a digit gets the prefix `_`.
     """
     known = {"-": "_", ".": ":"}
-    name = re.sub(r"[^a-zA-Z0-9]", lambda match: known.get(match[0], f"::{ord(match[0]):x}:"), node)
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        return known.get(character, f"::{ord(character):x}:")
+
+    name = re.sub(r"[^a-zA-Z0-9]", escape, node)
     if name[:1].isdigit():
         return f"_{name}_info"
     return f"{name}_info"

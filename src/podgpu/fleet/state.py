@@ -135,6 +135,11 @@ class ClusterState:
         return texts
 
     @property
+    def failures(self) -> list[str]:
+        """The texts of targets that could not be read."""
+        return [outcome.text for outcome in self.outcomes if outcome.error]
+
+    @property
     def simulated(self) -> bool:
         return any(node.state.simulated for node in self.nodes)
 

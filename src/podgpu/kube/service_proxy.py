@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -323,9 +323,16 @@ def _metadata(item: KubeObject) -> KubeObject:
 
 def _make_service(item: KubeObject) -> ServiceName:
     metadata = _metadata(item)
-    ports = {port.get("name", ""): port for port in read_list(read_map(item, "spec"), "ports")}
-    named = [ports[name] for name in _PORT_NAMES if name in ports]
-    port: KubeObject = next(iter([*named, *ports.values()]), {})
+    port = _find_port(read_list(read_map(item, "spec"), "ports"))
     scheme = "https" if port.get("appProtocol") == "https" else "http"
     number = str(port.get("port", _USUAL_PORT))
     return ServiceName(metadata["namespace"], metadata["name"], number, scheme)
+
+
+def _find_port(ports: Sequence[KubeObject]) -> KubeObject:
+    """Returns the port with a known name, or else the first one. Empty if there is none."""
+    for name in _PORT_NAMES:
+        for port in ports:
+            if port.get("name", "") == name:
+                return port
+    return ports[0] if ports else {}

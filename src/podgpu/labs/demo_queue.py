@@ -70,14 +70,20 @@ class DemoQueue:
         return make_snapshot(self._make_objects(), self._cluster.published.state, time.time())
 
     def _make_objects(self) -> ClusterObjects:
-        states = [PodState(None, pod) for node in self._nodes for pod in _list_bound(node)]
-        states += [PodState(self._make_pending(each), None) for each in _list_waiting()]
+        states = []
+        for node in self._nodes:
+            for pod in _list_bound(node):
+                states.append(PodState(None, pod))
+        for waiting in _list_waiting():
+            states.append(PodState(self._make_pending(waiting), None))
         return ClusterObjects(pods=states, nodes=[_make_node(node) for node in self._nodes])
 
     def _make_pending(self, waiting: _Waiting) -> PendingPod:
         models = {_find_model(node) for node in self._nodes}
-        wanted = tuple(sorted(model for model in models if waiting.model in model))
-        requirement = Requirement(MODEL_LABEL, "In", wanted or (f"NVIDIA-{waiting.model}",))
+        wanted = sorted(model for model in models if waiting.model in model)
+        if not wanted:
+            wanted = [f"NVIDIA-{waiting.model}"]
+        requirement = Requirement(MODEL_LABEL, "In", tuple(wanted))
         selector = NodeSelector(((requirement,),), is_set=True)
         return PendingPod(
             namespace=waiting.namespace,

@@ -158,7 +158,7 @@ def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
     if condition in _RECOVERABLE and recovery not in ("", NO_RECOVERY):
         return _recovery_action(recovery).repair
     if condition == XID:
-        action = _worst_action(_xids_in(detail))
+        action = _worst_action(parse_xids(detail))
         return action if action in REPAIRS else ""
     spec = conditions().get(condition)
     return "" if spec is None else spec.repair
@@ -282,13 +282,14 @@ def xid_detail(xids: Iterable[int]) -> str:
     return ",".join(map(str, sorted(set(xids))[:_MAX_XIDS]))
 
 
-def _xids_in(detail: str) -> list[int]:
+def parse_xids(detail: str) -> list[int]:
+    """Returns the XIDs of the detail of a condition. Empty for a detail of another form."""
     return [int(xid) for xid in detail.split(",") if xid.isdecimal()]
 
 
 def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
     texts = []
-    for xid in _xids_in(detail):
+    for xid in parse_xids(detail):
         text = f"XID {xid} ({xid_spec(xid).text})"
         if times.get(xid):
             text += f" {times[xid]} times"
@@ -303,7 +304,7 @@ def _worst_action(xids: Iterable[int]) -> str:
 
 
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:
-    xids = _xids_in(detail)
+    xids = parse_xids(detail)
     worst = _worst_action(xids)
     do = _ACTIONS[worst]
     if worst == "inspect":

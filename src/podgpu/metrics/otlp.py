@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from podgpu import __version__
 from podgpu.metrics import otlp_pb2 as pb
-from podgpu.metrics.conditions import breaks_gpu, conditions, xid_spec
+from podgpu.metrics.conditions import breaks_gpu, conditions, parse_xids, xid_spec
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.labels import visible_devices
 from podgpu.metrics.mig import billed_name
@@ -405,7 +405,7 @@ def find_state(gpu: DeviceState) -> str:
         if not breaks_gpu(condition.name):
             continue
         if condition.name == "xid":
-            numbers = [int(text) for text in condition.detail.split(",") if text.isdecimal()]
+            numbers = parse_xids(condition.detail)
             needs_action = not numbers or any(xid_spec(number).needs_action for number in numbers)
             states.add("failed" if needs_action else "degraded")
         else:

@@ -466,28 +466,27 @@ class HistoryStore(HistoryFile):
             self._db.execute(sql, list(chain.from_iterable(block)))
 
     def _update_spans(self, rows: _Round) -> None:
-        new = [(*span, began) for span, began in rows.spans.items() if span not in self._open_spans]
+        new = []
+        for span, began in rows.spans.items():
+            if span not in self._open_spans:
+                new.append((*span, began))
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.
         is_gap = rows.time - self.last_round > COARSE
         ended = self.last_round + FINE if is_gap else rows.time
-        self._db.executemany(
-            _END_SPAN, [(ended, *span) for span in self._open_spans - rows.spans.keys()]
-        )
+        over = self._open_spans - rows.spans.keys()
+        self._db.executemany(_END_SPAN, [(ended, *span) for span in over])
         self._open_spans = rows.spans.keys()
         self.last_round = rows.time
 
     # Usage
 
     def _write_usage(self, usage: Mapping[_UsageKey, Amounts]) -> None:
-        accounts = [self._find_account(account, node) for _, _, account, _, node in usage]
-        rows = (
-            (kind, start, account_id, currency, *amounts)
-            for account_id, ((kind, start, _, currency, _), amounts) in zip(
-                accounts, usage.items(), strict=True
-            )
-        )
+        rows = []
+        for (kind, start, account, currency, node), amounts in usage.items():
+            account_id = self._find_account(account, node)
+            rows.append((kind, start, account_id, currency, *amounts))
         self._insert_rows(INTO_USAGE, _USAGE_ROW, rows, _ADD_AMOUNTS)
 
     def _close_step(self, now: float) -> None:

@@ -307,9 +307,11 @@ class SampleStore:
         if not pods.trouble:
             self._held = self._held.union(samples.rows).intersection(pods.by_key)
 
-        stale_nodes = {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale}
-        notes = list(state.notes)
-        notes += [outcome.text for outcome in state.outcomes if outcome.error]
+        stale_nodes = {}
+        for node in state.nodes:
+            if node.stale:
+                stale_nodes[node.name] = node.age_seconds or 0.0
+        notes = [*state.notes, *state.failures]
         self._snapshot = MetricsSnapshot(
             self._rounds,
             state.taken_at or 0.0,

@@ -24,7 +24,9 @@ from podgpu.metrics.parse import BadExposition
 from podgpu.model import (
     NodeState,
     PodName,
+    Workload,
     has_readings,
+    list_pod_names,
 )
 from podgpu.node.agent.agent import Agent
 from podgpu.node.gpu.remote_exporter import UrlExposition
@@ -186,11 +188,10 @@ def _list_pods(view: View, uuid: str) -> list[PodName]:
                 slots.append(gpu)
                 slots += gpu.instances
 
-    pods = []
+    holders: list[Workload] = []
     for slot in slots:
-        holders = [*slot.holders, *slot.last_holders]
-        pods += [holder.pod_name for holder in holders if holder.pod]
-    return list(dict.fromkeys(pods))
+        holders += [*slot.holders, *slot.last_holders]
+    return list_pod_names(holders)
 
 
 class ExporterSource:

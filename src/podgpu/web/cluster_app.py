@@ -97,7 +97,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
     for node in state.nodes:
         if node.stale:
             problems.append(f"{node.name}: stale, last read {node.age_seconds or 0:.0f} s ago")
-    problems += [outcome.text for outcome in state.outcomes if outcome.error]
+    problems += state.failures
     return True, describe_health(bound_notes(tuple(dict.fromkeys(problems)), _MAX_PROBLEMS))
 
 

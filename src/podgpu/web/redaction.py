@@ -26,7 +26,7 @@ from podgpu.fleet.view import (
 )
 from podgpu.known import add_known
 from podgpu.metrics.conditions import breaks_gpu
-from podgpu.model import group_by
+from podgpu.model import Workload, group_by
 from podgpu.past.events import Event, EventsAnswer
 from podgpu.past.schema import IDLE
 from podgpu.past.sqlite import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
@@ -35,6 +35,7 @@ Visible = Collection[str]
 """Namespaces that the user may see. Work outside Kubernetes has no namespace and is hidden."""
 _Device = TypeVar("_Device", GpuView, InstanceView)
 _History = TypeVar("_History", DeviceHistory, GpuHistory)
+_Workload = TypeVar("_Workload", bound=Workload)
 _SUMMED = (
     "share_ratio",
     "utilization_ratio",
@@ -93,7 +94,7 @@ def _hide_in_xid(xid: XidView, visible: Visible) -> XidView:
     culprits = []
     for culprit in xid.culprits:
         if culprit.namespace in visible:
-            affected = tuple(each for each in culprit.affected if each.namespace in visible)
+            affected = _select_visible(culprit.affected, visible)
             culprits.append(replace(culprit, affected=affected))
     return replace(xid, culprits=tuple(culprits))
 
@@ -116,7 +117,7 @@ def _hide_in_device(device: _Device, visible: Visible) -> _Device:
     hidden = []
     for holder in device.holders:
         if holder.namespace in visible:
-            waits = tuple(wait for wait in holder.waits_for if wait.namespace in visible)
+            waits = _select_visible(holder.waits_for, visible)
             holders.append(replace(holder, waits_for=waits))
         else:
             hidden.append(holder)
@@ -124,8 +125,12 @@ def _hide_in_device(device: _Device, visible: Visible) -> _Device:
     holders += [_sum_holders(group) for group in by_use.values()]
     # The text of a workload's condition names the container.
     conditions = [each for each in device.conditions if breaks_gpu(each.condition)]
-    last = tuple(holder for holder in device.last_holders if holder.namespace in visible)
+    last = _select_visible(device.last_holders, visible)
     return replace(device, holders=holders, conditions=conditions, last_holders=last)
+
+
+def _select_visible(workloads: Iterable[_Workload], visible: Visible) -> tuple[_Workload, ...]:
+    return tuple(each for each in workloads if each.namespace in visible)
 
 
 def _sum_holders(hidden: Sequence[HolderView]) -> HolderView:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.metrics.conditions import RECOVERY, XID, xid_spec
+from podgpu.metrics.conditions import RECOVERY, XID, parse_xids, xid_spec
 from podgpu.model import DeviceState
 from podgpu.node.holders.kubelet import GrpcError, call_unary
 from podgpu.writers.gpu_changes import GpuRecord
@@ -174,5 +174,4 @@ def list_error_codes(record: GpuRecord) -> Sequence[str]:
 def _list_xids(record: GpuRecord) -> list[int]:
     if XID not in record.problems:
         return []
-    texts = record.details.get(XID, "").split(",")
-    return [int(text) for text in texts if text.isdecimal()]
+    return parse_xids(record.details.get(XID, ""))

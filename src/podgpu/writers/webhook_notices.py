@@ -22,7 +22,7 @@ from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.known import add_known, round_known
 from podgpu.metrics.conditions import NODE_GONE, conditions, is_grave
-from podgpu.model import DeviceState
+from podgpu.model import DeviceState, list_pod_names
 
 STEADY_SECONDS = 300.0
 """A GPU has recovered if it has had no problem for this time. A GPU that fails again and again is
@@ -111,8 +111,6 @@ def find_situation(state: ClusterState, idle_after: float, now: float) -> Situat
     """`idle_after`: seconds. `now`: Unix time."""
     broken: dict[str, Item] = {}
     well: dict[str, DeviceState] = {}
-    idle: dict[str, list[tuple[HeldPart, NodeEntry, float]]] = {}
-    used = set()
     for node in state.nodes:
         for gpu in node.gpus:
             key = f"gpu {node.reading.cluster} {gpu_id(gpu)}"
@@ -121,6 +119,24 @@ def find_situation(state: ClusterState, idle_after: float, now: float) -> Situat
                 broken[key] = item
             elif not (node.gone or node.stale or gpu.hidden):
                 well[key] = gpu
+
+    idle, used = _find_idle_pods(state, idle_after, now)
+    month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+    over_budget = {}
+    for use in state.budgets:
+        if use.ratio > 1:
+            item = _describe_budget(use, month)
+            over_budget[item.key] = item
+    return Situation(broken, well, idle, used, over_budget, month)
+
+
+def _find_idle_pods(
+    state: ClusterState, idle_after: float, now: float
+) -> tuple[dict[str, Item], frozenset[str]]:
+    """Returns the pods with idle GPUs, and those that use a GPU. No pod is in both."""
+    idle: dict[str, list[tuple[HeldPart, NodeEntry, float]]] = {}
+    used = set()
+    for node in state.nodes:
         for part in node.held:
             if not part.holder.pod:
                 continue
@@ -130,22 +146,12 @@ def find_situation(state: ClusterState, idle_after: float, now: float) -> Situat
                 used.add(key)
             elif since is not None:
                 idle.setdefault(key, []).append((part, node, since))
-    month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
-    exceeded = [use for use in state.budgets if use.ratio > 1]
-    return Situation(
-        broken=broken,
-        well=well,
-        idle={
-            key: _describe_idle(key, parts, state.prices.currency)
-            for key, parts in idle.items()
-            if key not in used
-        },
-        used=frozenset(used),
-        over_budget={
-            f"budget {use.name} {month}": _describe_budget(use, month) for use in exceeded
-        },
-        month=month,
-    )
+
+    items = {}
+    for key, parts in idle.items():
+        if key not in used:
+            items[key] = _describe_idle(key, parts, state.prices.currency)
+    return items, frozenset(used)
 
 
 def _name_gpu(gpu: DeviceState, node: str) -> str:
@@ -169,7 +175,7 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     holders = [*gpu.holders, *gpu.last_holders]
     for instance in gpu.instances:
         holders += instance.holders
-    pods = dict.fromkeys("/".join(each.pod_name) for each in holders if each.pod)
+    pods = ["/".join(name) for name in list_pod_names(holders)]
     text = f"{_name_gpu(gpu, node.name)}: {says}"
     if do:
         text += f": {do}"
@@ -294,11 +300,16 @@ class NoticeBook:
     def _find_recovered(
         self, situation: Situation, told: Mapping[str, Told], now: float
     ) -> Iterator[Notice]:
-        well = {key: situation.well[key] for key in told if key in situation.well}
-        self._well_since = {key: self._well_since.get(key, now) for key in well}
-        for key, gpu in well.items():
-            if now - self._well_since[key] >= STEADY_SECONDS:
-                yield Notice(NoticeEvent.RECOVERED, _describe_recovered(told[key].item, gpu))
+        earlier = self._well_since
+        self._well_since = {}
+        for key, each in told.items():
+            gpu = situation.well.get(key)
+            if gpu is None:
+                continue
+            since = earlier.get(key, now)
+            self._well_since[key] = since
+            if now - since >= STEADY_SECONDS:
+                yield Notice(NoticeEvent.RECOVERED, _describe_recovered(each.item, gpu))
 
 
 def _is_over(told: Told, situation: Situation, now: float) -> bool:

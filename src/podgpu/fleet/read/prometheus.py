@@ -56,6 +56,7 @@ from podgpu.model import (
     PodName,
     WorkloadOwner,
     all_devices,
+    list_pod_names,
     select_keys,
 )
 
@@ -517,16 +518,24 @@ async def read_node_labels(
     if not names:
         return {}
     keys = {name: _kube_label(name) for name in names}
+    grouping = by(server.cluster_label, "node", "exported_node", *keys.values())
     series = _over(select(("kube_node_labels",), server.match), window)
-    query = f"group {by(server.cluster_label, 'node', 'exported_node', *keys.values())} ({series})"
     variants: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for sample in await ask("labels of nodes", query):
+    for sample in await ask("labels of nodes", f"group {grouping} ({series})"):
         labels = sample.labels
         cluster = labels.get(server.cluster_label, "")
         node = labels.get("exported_node") or labels.get("node", "")
-        own = {name: labels[key] for name, key in keys.items() if key in labels}
+        own = {}
+        for name, key in keys.items():
+            if key in labels:
+                own[name] = labels[key]
         variants[cluster, node].append(own)
-    return {node: every[0] for node, every in variants.items() if len(every) == 1}
+
+    known = {}
+    for of_node, every in variants.items():
+        if len(every) == 1:
+            known[of_node] = every[0]
+    return known
 
 
 def _over(series: str, window: str) -> str:
@@ -565,7 +574,7 @@ class PodOwners:
         pods: set[PodName] = set()
         for state in states:
             for _, device in all_devices(state):
-                pods.update(holder.pod_name for holder in device.holders if holder.pod)
+                pods.update(list_pod_names(device.holders))
         known = self.known
         missing = sorted(pods - known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
@@ -589,14 +598,12 @@ class PodOwners:
         self, pods: Sequence[PodName], window: str, at: float | None
     ) -> dict[PodName, WorkloadOwner]:
         names = {pod for _, pod in pods}
-        series = [
-            self._select_owners("kube_pod_owner", label, names, window)
-            for label in ("pod", "exported_pod")
-        ]
+        of_pod = self._select_owners("kube_pod_owner", "pod", names, window)
+        of_exported = self._select_owners("kube_pod_owner", "exported_pod", names, window)
         labels = by(
             "namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name"
         )
-        query = f"max {labels} ({' or '.join(series)})"
+        query = f"max {labels} ({of_pod} or {of_exported})"
         owners = _read_owners(await self._client.query(query, at), "pod")
 
         # The owner of a ReplicaSet is a Deployment, which is more useful.

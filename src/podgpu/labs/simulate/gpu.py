@@ -215,12 +215,14 @@ class SimulatedGpu:
 
     def evict(self, pid: int) -> int:
         """Ends the loads of a process and returns their number."""
-        leaving = [placed for placed in self.loads if placed.is_running and placed.load.pid == pid]
-        for placed in leaving:
-            placed.until = self.at
+        left = 0
+        for placed in self.loads:
+            if placed.is_running and placed.load.pid == pid:
+                placed.until = self.at
+                left += 1
         oldest = self.at - SAMPLE_BUFFER
         self.loads = [placed for placed in self.loads if placed.until > oldest]
-        return len(leaving)
+        return left
 
     def set_instances(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
         """Replaces the MIG instances and ends all loads. None disables MIG."""

@@ -62,6 +62,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.xid_blame import Verdict
 
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
+_LEAST_GPUS = 3  # of a model, to know its usual number of links
 _CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
 RECURRING_SECONDS = 86_400.0  # failures are forgotten after a quiet time of this length
 _SAME_FAILURE_SECONDS = 60.0
@@ -173,6 +174,14 @@ class _Gpu:
     links: int = 0  # highest number of active NVLinks since the start
     holders: tuple[Workload, ...] = ()
     was_unavailable: bool = False  # the GPU was lost, or its driver was not loaded
+
+    def forget_old_xids(self, now: float) -> None:
+        for xid, seen in list(self.xids.items()):
+            if now - seen.last >= XID_SECONDS:
+                del self.xids[xid]
+        for key, cause in list(self.caused.items()):
+            if now - cause.last >= _CAUSED_SECONDS:
+                del self.caused[key]
 
 
 class HealthWatch:
@@ -406,10 +415,7 @@ class HealthWatch:
         is_held: bool,
         now: float,
     ) -> dict[str, Any]:
-        gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen.last < XID_SECONDS}
-        gpu.caused = {
-            key: cause for key, cause in gpu.caused.items() if now - cause.last < _CAUSED_SECONDS
-        }
+        gpu.forget_old_xids(now)
         details = dict(checked)
         since = dict(gpu.since)
         if gpu.xids:
@@ -417,7 +423,8 @@ class HealthWatch:
             since[XID] = min(seen.first for seen in gpu.xids.values())
         if gpu.caused:
             causes = gpu.caused.values()
-            details[APPLICATION_XID] = few_of([cause.text for cause in causes], 2)[:_MAX_DETAIL]
+            texts = few_of([cause.text for cause in causes], 2)
+            details[APPLICATION_XID] = texts[:_MAX_DETAIL]
             since[APPLICATION_XID] = min(cause.first for cause in causes)
 
         present, healthy = self._judge(details, since, failures)
@@ -469,12 +476,12 @@ def _compare(
     Returns the detail of the conditions about it, or None if they are absent. Empty if unknown.
     """
     names = {condition.name for condition in present}
-    is_unknown = not opinions or DRIVER_AWAY in names
+    is_known = bool(opinions) and DRIVER_AWAY not in names
     unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
     disagreements: dict[str, str] = {}
-    if not is_unknown and not unhealthy and any(map(is_grave, names)):
+    if is_known and not unhealthy and any(map(is_grave, names)):
         disagreements[KUBERNETES_HEALTHY] = ""
-    if not is_unknown and unhealthy and not any(map(breaks_gpu, names)):
+    if is_known and unhealthy and not any(map(breaks_gpu, names)):
         disagreements[KUBERNETES_UNHEALTHY] = unhealthy[0].message[:_MAX_DETAIL]
 
     details: dict[str, str | None] = {}
@@ -483,7 +490,7 @@ def _compare(
             gpu.since.pop(name, None)
         elif now - gpu.since.setdefault(name, now) >= _DISAGREES_SECONDS:
             details[name] = disagreements[name]
-        if not is_unknown:
+        if is_known:
             details.setdefault(name, None)
     return details
 
@@ -551,7 +558,9 @@ def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None
         return
     before = gpu.counters
     gpu.counters = _read_counters(values, _MONOTONIC_FIELDS)
-    has_decreased = any(value < before.get(i, value) for i, value in gpu.counters.items())
+    has_decreased = False
+    for number, value in gpu.counters.items():
+        has_decreased |= value < before.get(number, value)
     if gpu.was_unavailable or has_decreased:
         gpu.xids.clear()
         gpu.throttling = Throttling()
@@ -610,7 +619,11 @@ def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> 
         reading = readings.get(gpu.uuid)
         if reading is not None and reading.links_up is not None:
             counts[gpu.model].append(reading.links_up)
-    return {model: median_low(links) for model, links in counts.items() if len(links) > 2}
+    usual = {}
+    for model, links in counts.items():
+        if len(links) >= _LEAST_GPUS:
+            usual[model] = median_low(links)
+    return usual
 
 
 class _Bucket(NamedTuple):

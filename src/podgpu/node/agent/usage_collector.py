@@ -101,10 +101,12 @@ class UsageCollector:
         reading = self._read_gpus(telemetry)
         owners = self._processes.find(reading.list_pids())
         self._count_errors(reading, owners)
-        shared = [usage.device.key for usage in reading.usages if _is_shared(usage, owners)]
-        self._shared = frozenset(shared)
+        shared = [usage.device for usage in reading.usages if _is_shared(usage, owners)]
+        self._shared = frozenset(device.key for device in shared)
 
-        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
+        elapsed = 0
+        if self._charged_at is not None:
+            elapsed = round((began - self._charged_at) * NS)
         self._charged_at = began
         owned = add_owners(telemetry.devices, reading.usages, allocation.assignments, owners)
         unallocated = _find_unallocated(owned, allocation)
@@ -230,10 +232,11 @@ def add_owners_to_device(
         holders, _ = _merge_workloads((), assignments)
         return OwnedUsage(usage, holders)
 
-    listed = {each.pid: each for each in usage.processes if each.device == usage.device.key}
+    listed = {process.pid: process for process in usage.own_processes}
     busy_ns = dict(usage.process_busy_ns or {})
     hidden_ns = busy_ns.pop(HIDDEN_PID, 0)
-    pids = listed.keys() | {pid for pid, ns in busy_ns.items() if ns != 0}
+    worked = {pid for pid, ns in busy_ns.items() if ns != 0}
+    pids = listed.keys() | worked
     owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
     holders, workloads = _merge_workloads(owner_of.values(), assignments)
     held = {holder.key for holder in holders}
@@ -276,7 +279,7 @@ def _attribute_hidden(
     if not hidden_ns:
         return processes, frozenset()
 
-    owners = frozenset(process.owner for process in processes if process.pid in hidden)
+    owners = _list_owners(processes, hidden)
     if len(owners) <= 1:
         owner: Owner = next(iter(owners)) if owners else "unknown"
         hidden_process = OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)
@@ -290,6 +293,10 @@ def _attribute_hidden(
     for pid, part in divide_exactly(hidden_ns, weights).items():
         processes = _change(processes, (pid,), busy_ns=part)
     return processes, owners
+
+
+def _list_owners(processes: Iterable[OwnedProcess], pids: Collection[int]) -> frozenset[Owner]:
+    return frozenset(process.owner for process in processes if process.pid in pids)
 
 
 def _change(
@@ -359,10 +366,11 @@ def _attribute_mps(
     visible.
     """
     servers = [process for process in processes if process.pid in server_pids]
-    client_owners = {process.owner for process in processes if process.pid in clients}
+    client_owners = _list_owners(processes, clients)
     if servers and len(client_owners) == 1:
+        [owner] = client_owners
         # The server is no process of the container.
-        return _change(processes, server_pids, owner=client_owners.pop(), only_busy=True), None
+        return _change(processes, server_pids, owner=owner, only_busy=True), None
 
     processes = _change(processes, server_pids, owner="host")
     processes = _change(processes, clients, busy_ns=None)
@@ -425,8 +433,10 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
 
 
 def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
-    pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
-    return len({owners[pid].workload or pid for pid in pids}) > 1
+    users = set()
+    for process in usage.own_processes:
+        users.add(owners[process.pid].workload or process.pid)
+    return len(users) > 1
 
 
 def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:

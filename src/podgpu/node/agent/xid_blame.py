@@ -95,7 +95,7 @@ class XidBlame:
         key = usage.device.key
         self._slots[key] = parse_slot(usage.device.pci_bus_id)
         worked = _find_working(usage)
-        pids = {process.pid for process in usage.processes if process.device == key}
+        pids = {process.pid for process in usage.own_processes}
         pids |= worked or set()
         readings = self._readings.setdefault(key, deque())
         own = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}

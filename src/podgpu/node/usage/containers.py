@@ -12,7 +12,7 @@ import pwd
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -101,12 +101,10 @@ class ContainerFinder:
         _, _, after_name = stat.rpartition(b")")
         started = int(after_name.split()[_STARTED - 3])
         cached = self._cache.get(pid)
-        if (
-            cached is not None
-            and cached.started == started
-            and now - cached.looked_up_at < CACHE_SECONDS
-        ):
-            return cached.lookup
+        if cached is not None and cached.started == started:
+            age = now - cached.looked_up_at
+            if age < CACHE_SECONDS:
+                return cached.lookup
 
         cgroup = _read(f"{folder}/cgroup").decode(errors="replace")
         container = parse_cgroup(cgroup)
@@ -249,11 +247,12 @@ class ProcessOwners:
         before = self._lookups
         self._lookups = self._finder.find_all(pids)
         self._use_early_lookups()
-        owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
-        if not _list_containers(owners) <= _list_containers(self._last):
+        owners = self._find_owners(pids, before)
+        new_containers = _list_containers(owners) - _list_containers(self._last)
+        if new_containers:
             # now, before a short job ends
             self._read_identities()
-            owners = {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
+            owners = self._find_owners(pids, before)
         self._last = owners
         self._keep_recent(owners)
         return owners
@@ -293,6 +292,11 @@ class ProcessOwners:
             for pid, early in self._early.items():
                 if pid in self._lookups and self._lookups[pid].outcome == "gone":
                     self._lookups[pid] = early.lookup
+
+    def _find_owners(
+        self, pids: Iterable[int], before: Mapping[int, ContainerLookup]
+    ) -> dict[int, ProcessOwner]:
+        return {pid: self._find_owner(pid, before.get(pid)) for pid in pids}
 
     def _find_owner(self, pid: int, lookup_before: ContainerLookup | None) -> ProcessOwner:
         lookup = self._lookups[pid]
@@ -368,7 +372,11 @@ class ProcessOwners:
 
 def _list_containers(owners: Mapping[int, ProcessOwner]) -> set[Workload]:
     """Returns the containers whose pods are unknown."""
-    return {owner.container for owner in owners.values() if owner.container}
+    containers = set()
+    for owner in owners.values():
+        if owner.container:
+            containers.add(owner.container)
+    return containers
 
 
 # Users

@@ -84,7 +84,7 @@ class Questions:
     ) -> Answer:
         """Lists GPUs now, with holders, use, memory and problems. `uuid` is for gpu_get."""
         query = {"state": state, "node": node, "ns": namespace}
-        view = self._read_view({name: text for name, text in query.items() if text})
+        view = self._read_view(_select_given(query))
         rows = []
         for of_node, gpu in _list_gpus(view):
             is_match = state == "" or state in _find_states(gpu)
@@ -107,7 +107,8 @@ class Questions:
         is measured, and its DCGM fields. Read from the GPU's exporter.
         """
         answer = self._read(f"api/v1/gpus/{_part(uuid)}")
-        fields = [row for row in answer.pop("fields", []) if field.upper() in row["name"]]
+        all_fields = answer.pop("fields", [])
+        fields = [row for row in all_fields if field.upper() in row["name"]]
         sources = answer.pop("sources", [])
         answer["failed_sources"] = [source for source in sources if not source.get("ok")]
         return wrap({**answer, "fields": make_rows(fields)})
@@ -173,16 +174,17 @@ class Questions:
         """Lists events from the history, the newest first: errors, lost and recovered GPUs, pods
         that started or ended, idle alarms. Give at most one of gpu, node and pod.
         """
-        selectors = {"gpu": gpu, "node": node, "pod": pod}
-        query = {"range": range} | {name: text for name, text in selectors.items() if text}
+        query = _select_given({"range": range, "gpu": gpu, "node": node, "pod": pod})
         answer = self._read("api/v1/events", query)
-        events = [event for event in answer.pop("events") if kind in ("", event["kind"])]
+        events = answer.pop("events")
+        if kind:
+            events = [event for event in events if event["kind"] == kind]
         return wrap({**answer, **make_rows(events)})
 
     def state_at(self, at: Moment, node: OnlyNode = "", namespace: OnlyNamespace = "") -> Answer:
         """Shows the GPUs and their holders at a past time, from the history."""
         query = {"at": _parse_moment(at), "node": node, "ns": namespace}
-        view = self._read_view({name: text for name, text in query.items() if text})
+        view = self._read_view(_select_given(query))
         rows = []
         for of_node, gpu in _list_gpus(view):
             if _is_selected(of_node, gpu, node, "", namespace):
@@ -342,6 +344,11 @@ def _make_gpu_row(node: NodeView, gpu: GpuView) -> Row:
         row["instances"] = [f"{instance.id}: {instance.profile}" for instance in gpu.instances]
     row["holders"] = [_make_holder_row(instance, holder) for instance, holder in _list_holders(gpu)]
     return row
+
+
+def _select_given(query: Mapping[str, str]) -> dict[str, str]:
+    """Leaves out the parameters that the caller did not give."""
+    return {name: text for name, text in query.items() if text}
 
 
 def _select(view: msgspec.Struct, keys: Iterable[str]) -> Row:

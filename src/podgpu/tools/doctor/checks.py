@@ -305,9 +305,16 @@ def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> list[Findi
 
 
 def _check_mig(readings: GpuReadings) -> list[Finding]:
-    layouts = [list(reading.values) for reading in readings.read.values() if reading.values]
-    findings = [_check_layout(gpu, mig) for gpu, *mig in layouts if gpu.mig_enabled]
-    if layouts and not findings:
+    findings = []
+    has_gpu = False
+    for reading in readings.read.values():
+        if not reading.values:
+            continue
+        has_gpu = True
+        gpu, *mig = reading.values
+        if gpu.mig_enabled:
+            findings.append(_check_layout(gpu, mig))
+    if has_gpu and not findings:
         return [ok("MIG", "off")]
     return findings
 
