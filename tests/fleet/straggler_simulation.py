@@ -313,6 +313,7 @@ class Job:
 
 
 class FalseAlarm(NamedTuple):
+    seed: int  # of the job
     kind: str
     gpus: int
     known: Known
@@ -324,16 +325,27 @@ def find_false_alarms(seed: int, gpu_days: float) -> Iterator[tuple[float, list[
     rng = random.Random(seed)
     total = 0.0
     while total < gpu_days:
-        kind = rng.choice(KINDS)
-        gpus = 1 if kind == "single" else rng.choice((2, 4, 8, 8, 16, 32))
-        job = Job(kind, gpus, rng, known=Known.choose(rng))
-        seconds = rng.uniform(0.05, 2.0) * DAY
-        alarms = []
-        for slow in _run(job, seconds):
-            alarms.append(FalseAlarm(kind, gpus, job.known, slow))
-        days = gpus * seconds / DAY
+        days, alarms = simulate_job(rng.getrandbits(32))
         total += days
         yield days, alarms
+
+
+def simulate_job(seed: int) -> tuple[float, list[FalseAlarm]]:
+    """Returns the GPU-days of one job without a fault, and its findings."""
+    job, seconds = choose_job(seed)
+    alarms = []
+    for slow in _run(job, seconds):
+        alarms.append(FalseAlarm(seed, job.kind, job.gpus, job.known, slow))
+    return job.gpus * seconds / DAY, alarms
+
+
+def choose_job(seed: int) -> tuple[Job, float]:
+    """Returns a job and the seconds for which it runs."""
+    rng = random.Random(seed)
+    kind = rng.choice(KINDS)
+    gpus = 1 if kind == "single" else rng.choice((2, 4, 8, 8, 16, 32))
+    job = Job(kind, gpus, rng, known=Known.choose(rng))
+    return job, rng.uniform(0.05, 2.0) * DAY
 
 
 def _run(job: Job, seconds: float) -> Iterator[SlowGpu]:
