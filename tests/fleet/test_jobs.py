@@ -22,7 +22,7 @@ OWNERS: dict[PodName, WorkloadOwner] = {
 
 def busy_gpu(number: int, pod: str, clock: float, **more: Any) -> DeviceState:
     usage = holder(pod, "ml", utilization_ratio=0.98)
-    device = gpu(number, usage, busy=0.98, power_mw=690_000, power_limit_mw=700_000, **more)
+    device = gpu(number, usage, busy=0.98, power_mw=600_000, power_limit_mw=700_000, **more)
     fields = FIELDS | {"DCGM_FI_DEV_SM_CLOCK": clock}
     return DeviceState(
         **{name: getattr(device, name) for name in device.__struct_fields__} | {"fields": fields}

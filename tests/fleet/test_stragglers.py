@@ -13,23 +13,28 @@ from tests.fleet.straggler_simulation import (
     LOWER_CAP,
     LOWER_CLOCK,
     Fault,
+    Known,
     detect,
     find_false_alarms,
     make_equal_job,
+    simulate_job,
 )
 
 SAME = JobGpuSample(
     busy=0.98,
     clock=1700.0,
-    power=690.0,
+    power=600.0,
     power_limit=700.0,
-    capped=0.9,
+    capped=0.0,
     throttled=0.0,
     tensor=0.4,
     dram=0.3,
     bytes=1e9,
     waiting=0.0,
 )
+
+
+CAPPED = SAME._replace(power=690.0, capped=0.9)
 
 
 class Rounds:
@@ -58,6 +63,7 @@ def job_with(
     ("changed", "reason", "difference"),
     [
         ({"clock": 1615.0}, "clock", 0.05),
+        ({"clock": 1547.0, "capped": 0.9}, "clock", 0.09),
         ({"power_limit": 665.0, "power": 655.0}, "power_limit", 0.05),
         ({"throttled": 0.3}, "throttled", 0.3),
         ({"waiting": 0.2, "busy": 0.8}, "waiting", 0.2),
@@ -66,7 +72,7 @@ def job_with(
         # In a job that synchronises, a GPU at half the clock is active for twice the time.
         ({"clock": 1100.0, "tensor": 0.55, "dram": 0.2}, "clock", 0.3529),
         # Without a power cap, the work does not decide the clock.
-        ({"clock": 1615.0, "capped": 0.0, "tensor": 0.46}, "clock", 0.05),
+        ({"clock": 1615.0, "tensor": 0.46}, "clock", 0.05),
         ({"clock": 1615.0, "capped": None, "power": 600.0, "dram": 0.35}, "clock", 0.05),
     ],
 )
@@ -82,15 +88,19 @@ def test_reasons(changed: dict[str, float | None], reason: str, difference: floa
     [
         {"clock": 1660.0},  # 2 % are within the differences of good GPUs
         {"clock": 1800.0, "power": 750.0, "power_limit": 800.0},  # faster
+        {"clock": 1615.0, "capped": 0.9},  # so are 5 % at the power limit
+        {"clock": 1615.0, "capped": None, "power_limit": None},
         {"clock": 1500.0, "busy": 0.8},  # has less work
         {"clock": 1500.0, "busy": 0.3},
         {"clock": 1500.0, "busy": None},
         {"clock": 1500.0, "tensor": 0.1, "dram": 0.1},  # does other work
-        {"clock": 1615.0, "tensor": 0.46},  # at the power limit, more work lowers the clock
-        {"clock": 1615.0, "dram": 0.33},
-        {"clock": 1615.0, "capped": None, "tensor": 0.46},
-        {"clock": 1615.0, "tensor": None, "dram": None},  # unknown work, at the power limit
-        {"power": 655.0},  # at the same power limit
+        # At the power limit, more work lowers the clock.
+        {"clock": 1547.0, "capped": 0.9, "tensor": 0.49},
+        {"clock": 1547.0, "capped": 0.9, "dram": 0.33},
+        {"clock": 1547.0, "capped": None, "power": 690.0, "tensor": 0.49},
+        {"clock": 1547.0, "capped": 0.9, "tensor": None, "dram": None},  # unknown work
+        {"power": 500.0},  # phases of communication use less power
+        {"power": 500.0, "power_limit": None, "capped": 0.9},
         {"clock": None, "power": None, "tensor": None, "bytes": None},
         {"power": 600.0, "power_limit": None, "capped": 0.1},  # a chip that needs less power
         {"power": 600.0, "power_limit": None, "capped": None},
@@ -103,16 +113,6 @@ def test_reasons(changed: dict[str, float | None], reason: str, difference: floa
 )
 def test_what_is_not_slower(changed: dict[str, float | None]) -> None:
     assert Rounds().run(1800, job_with(SAME._replace(**changed))) is None
-
-
-def test_power_is_compared_if_the_limit_is_unknown() -> None:
-    unknown = SAME._replace(power_limit=None)
-    slow = Rounds().run(600, job_with(unknown._replace(power=655.5), others=unknown))
-    assert slow is not None
-    assert (slow.device, slow.reason) == ("a", "power")
-    assert slow.difference == pytest.approx(0.05, abs=1e-3)
-    less_capped = unknown._replace(power=655.5, capped=0.5)
-    assert Rounds().run(600, job_with(less_capped, others=unknown)) is None
 
 
 def test_one_sibling_is_enough_for_the_clock() -> None:
@@ -291,10 +291,32 @@ def test_no_false_alarm_in_a_short_simulation() -> None:
     assert alarms == []
 
 
-@pytest.mark.parametrize("fault", [LOWER_CLOCK, LOWER_CAP])
-@pytest.mark.parametrize("knows_limit", [True, False])
-def test_five_percent_are_found_within_ten_minutes(fault: Fault, knows_limit: bool) -> None:
-    known = ALL_KNOWN._replace(limit=knows_limit)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # At the power limit, two good chips may have clocks that differ by more than 5 %.
+        672979859,  # training, 2 GPUs
+        1857095906,  # pipeline, 2 GPUs
+        # Phases of communication lower the power. In these jobs the limit is unknown.
+        661953951,  # pipeline, 8 GPUs
+        1839910692,  # training, 4 GPUs
+    ],
+)
+def test_no_false_alarm_in_jobs_that_are_hard_to_judge(seed: int) -> None:
+    _, alarms = simulate_job(seed)
+    assert alarms == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "known"),
+    [
+        (LOWER_CLOCK, ALL_KNOWN),
+        (LOWER_CLOCK, ALL_KNOWN._replace(limit=False)),
+        (LOWER_CAP, ALL_KNOWN),
+        (LOWER_CAP, ALL_KNOWN._replace(reasons=False)),
+    ],
+)
+def test_five_percent_are_found_within_ten_minutes(fault: Fault, known: Known) -> None:
     job = make_equal_job(random.Random(3), is_capped=True, known=known, gpus=8)
     seconds = detect(job, fault, healthy=2700.0)
     assert seconds is not None

@@ -47,7 +47,6 @@ _WORDS: dict[Reason, str] = {
     "throttled": "heat or a power brake lowers its clock for {percent} more of the time",
     "waiting": "it waits for other containers for {percent} more of the time",
     "clock": "its SM clock is {percent} lower",
-    "power": "it uses {percent} less power, at its power limit",
     "bytes": "it moves {percent} fewer bytes",
     "tensor": "its tensor cores are {percent} less active",
 }

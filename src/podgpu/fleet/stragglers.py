@@ -20,7 +20,7 @@ from podgpu.known import select_known
 from podgpu.model import select_keys
 
 K = TypeVar("K")
-Reason = Literal["power_limit", "throttled", "waiting", "clock", "power", "bytes", "tensor"]
+Reason = Literal["power_limit", "throttled", "waiting", "clock", "bytes", "tensor"]
 Against = Literal["siblings", "past"]
 MINUTE = 60.0
 WINDOW = 6  # minutes that are judged
@@ -32,10 +32,12 @@ _SAME_BUSY = 0.1
 _EVEN_WORK = 0.2  # between the minutes of a window
 _SAME_WORK = 0.2  # relative difference of tensor activity, memory activity and bytes
 _CAPPED = 0.1  # ratio of time from which the power limit decides the clock
-_ALWAYS_CAPPED = 0.8
 _NEAR_LIMIT = 0.93  # power divided by its limit, the same if the ratio of time is unknown
 # At the power limit, this relative change of the clock follows from a relative change of the work.
 _CLOCK_BY_WORK = 0.7
+# The clocks of good chips differ by almost this much at the power limit: some chips need more
+# power, some are warmer, and some programs need less power in some phases.
+_CAPPED_CLOCKS = 0.08
 _SPREADS = 3.0  # a slower GPU differs by this many standard deviations of its siblings
 _MAD_SCALE = 1.4826  # standard deviation of a normal distribution, divided by its MAD
 _STAYS = 0.7  # fraction of the limit down to which a GPU stays slow, so that alerts do not flap
@@ -75,7 +77,6 @@ _RULES = (
     _Rule("throttled", 0.1, is_lower=False),
     _Rule("waiting", 0.05, is_lower=False, same_work=False),
     _Rule("clock", 0.035),
-    _Rule("power", 0.035, others=3),
     _Rule("bytes", 0.15, others=3, is_usual=True),
     _Rule("tensor", 0.15, others=3, is_usual=True),
 )
@@ -245,6 +246,12 @@ def _find_slowest(job: _JobHistory, evidence: _Evidence, since: float) -> SlowGp
     return SlowGpu(cause.device, cause.rule.reason, cause.size, cause.against, since)
 
 
+def _least_difference(rule: _Rule, sample: JobGpuSample) -> float:
+    if rule.reason == "clock" and _is_capped(sample):
+        return _CAPPED_CLOCKS
+    return rule.limit
+
+
 def _limit(job: _JobHistory, device: str, limit: float) -> float:
     stays = job.slow is not None and job.slow.device == device
     if stays:
@@ -283,23 +290,12 @@ def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> fl
 
     if rule.reason == "clock":
         return _measure_clock(size, sample, differences)
-    if rule.reason == "power":
-        if not _has_hidden_limit(sample, differences):
-            return None
-        return size
     if rule.reason in _WORK:
         if not amounts:
             return None
         less_work = min(0.0, *amounts)
         return 1.0 - (1.0 + difference) / (1.0 + less_work)
     return size
-
-
-def _has_hidden_limit(sample: JobGpuSample, differences: _Differences) -> bool:
-    """A GPU that uses less power is slower only if a power limit slows it down."""
-    if sample.power_limit is not None or sample.capped is None or differences.capped is None:
-        return False
-    return sample.capped >= _ALWAYS_CAPPED and abs(differences.capped) <= 1.0 - _ALWAYS_CAPPED
 
 
 def _compare_work(rule: _Rule, differences: _Differences) -> list[float]:
@@ -430,10 +426,11 @@ def _find_among_siblings(
     if len(sizes) <= rule.others:
         return None
 
-    worst = max(sizes, key=lambda device: sizes[device])
+    limits = {device: _least_difference(rule, recent[device].sample) for device in sizes}
+    worst = max(sizes, key=lambda device: sizes[device] / limits[device])
     others = [size for device, size in sizes.items() if device != worst]
     spread = max(map(abs, others)) if rule.is_usual else _spread(others)
-    limit = _limit(job, worst, max(rule.limit, _SPREADS * spread))
+    limit = _limit(job, worst, max(limits[worst], _SPREADS * spread))
     if sizes[worst] < limit or not _is_lasting(recent[worst].minutes, rule, limit):
         return None
     return _Finding(worst, rule, sizes[worst], "siblings")
@@ -464,7 +461,8 @@ def _find_against_past(
     if not changes:
         return None
 
-    worst = max(changes, key=lambda device: changes[device].size)
+    limits = {device: _least_difference(rule, windows[device].sample) for device in changes}
+    worst = max(changes, key=lambda device: changes[device].size / limits[device])
     size, spread = changes[worst]
     others = [change.size for device, change in changes.items() if device != worst]
     if rule.others > 1 and len(others) < rule.others:
@@ -473,7 +471,7 @@ def _find_against_past(
         # A sibling that is faster than before proves nothing about this GPU.
         size -= max(0.0, median(others))
         spread = max(spread, _spread(others))
-    limit = _limit(job, worst, max(rule.limit, _SPREADS * spread))
+    limit = _limit(job, worst, max(limits[worst], _SPREADS * spread))
     if size < limit:
         return None
     usual = _combine(job.past[worst], median)

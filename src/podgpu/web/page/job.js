@@ -15,7 +15,7 @@ const EVERY_SECONDS = 10;
 const COST_SECONDS = 60;
 const NOT_RECORDED = "Clocks and the slowest GPU are shown only for now: the history does not have them.";
 // The column that shows the reason why a GPU is slow
-const COLUMNS = { power_limit: "limit", throttled: "throttled", waiting: "waited", clock: "clock", power: "power", bytes: "traffic", tensor: "tensor" };
+const COLUMNS = { power_limit: "limit", throttled: "throttled", waiting: "waited", clock: "clock", bytes: "traffic", tensor: "tensor" };
 
 export class JobView {
   // `onOrder` is called with the new order of the table.
@@ -163,7 +163,7 @@ function columnsOf(rows, reason) {
     value("tensor", "Tensor cores", "tensor_active_ratio", percent, "Ratio of time in which the tensor cores are active"),
     value("dram", "Memory activity", "dram_active_ratio", percent, "Ratio of time in which the memory interface is active"),
     value("clock", "SM clock", "sm_clock_mhz", clock),
-    { name: "power", title: "Power", value: (row) => row.values.power_watts ?? row.add((holder) => ownPower(row.device, holder)), write: watts, isWarm: marked("power") },
+    { name: "power", title: "Power", value: (row) => row.values.power_watts ?? row.add((holder) => ownPower(row.device, holder)), write: watts },
     value("limit", "Power limit", "power_limit_watts", watts),
     value("capped", "At power limit", "power_capped_ratio", percent, "Ratio of time in which the power limit lowered the clock"),
     value("throttled", "Throttled", "throttled_ratio", percent, "Ratio of time in which heat or a power brake lowered the clock"),
