@@ -1,6 +1,6 @@
 """The detector of slow GPUs: false alarms in simulated jobs without a fault, and time to detect.
 
-`tests/fleet/straggler_simulation.py` describes the jobs. 1,000 GPU-days need about five minutes.
+`tests/fleet/straggler_simulation.py` describes the jobs. 1,000 GPU-days need about five minutes of CPU.
 """
 
 from __future__ import annotations
