@@ -162,6 +162,25 @@ def test_numbers_of_a_reason() -> None:
     assert found.gpus == 4.0
 
 
+def test_unhealthy_gpus_are_named() -> None:
+    """A device plugin that reports a GPU as unhealthy takes it from `allocatable` alone."""
+    offered = node("a", gpus=3, cpu="62")
+    offered["status"]["capacity"] = offered["status"]["allocatable"] | {GPU: "4", "cpu": "64"}
+    too_large = explain_one(offered, pod(gpus=4)).reasons[0]
+    assert (too_large.key, too_large.largest, too_large.unhealthy) == ("too_large", 3.0, 1.0)
+    text = "It needs 4 nvidia.com/gpu on one node; the node has 3."
+    assert describe(too_large) == f"{text} Kubernetes calls 1 more unhealthy."
+    otherwise = "Otherwise: request fewer, or use several pods."
+    assert advise(too_large) == f"Repair the unhealthy GPUs. {otherwise}"
+
+    in_use = explain_one(offered, pod("old", gpus=3, on="a"), pod()).reasons[0]
+    assert (in_use.key, in_use.unhealthy) == ("in_use", 1.0)
+    assert advise(in_use) == "Repair the unhealthy GPUs."
+
+    reserved = explain_one(offered, pod(cpu="63")).reasons[0]
+    assert (reserved.key, reserved.unhealthy) == ("other_too_large", None), "reserved CPUs"
+
+
 def test_a_stage_that_excludes_the_last_node_comes_first() -> None:
     """The selector leaves a node that is too small: the size is the cause."""
     found = explain_one(

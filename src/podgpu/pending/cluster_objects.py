@@ -75,6 +75,13 @@ class NodeRecord:
         text = self.labels.get(_MEMORY_LABEL, "")
         return int(text) // 100 * 100 if text.isascii() and text.isdecimal() else 0
 
+    def count_unhealthy(self, resource: str) -> float:
+        """Returns how many devices a device plugin reports as unhealthy. Only for its resources:
+        of CPU and memory, the difference is what is reserved for the system.
+        """
+        unusable = self.capacity.get(resource, 0) - self.allocatable.get(resource, 0)
+        return max(0, unusable) / MILLI
+
 
 def parse_node(body: KubeObject) -> NodeRecord:
     metadata = body["metadata"]

@@ -379,11 +379,14 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
     totals = []
     frees = []
     needed = 0.0
+    unhealthy = 0.0
     for check in checks:
         supply = _find_supply(wish, check, resource)
         totals.append(supply.total)
         frees.append(supply.free)
         needed = max(needed, supply.needed)
+        if key in ("in_use", "too_large"):
+            unhealthy += check.place.node.count_unhealthy(resource)
 
     if key == "in_use" and len(checks) > 1 and needed > 1 and sum(frees) >= needed:
         key = "fragmented"
@@ -395,6 +398,7 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
         free=sum(frees),
         largest=largest,
         total=sum(totals),
+        unhealthy=unhealthy or None,
         nodes=len(checks),
         names=tuple(_list_names(failure.key, wish, checks)),
         alone=any(len(check.failures) == 1 for check in checks),

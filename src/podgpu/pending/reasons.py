@@ -46,6 +46,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     free: float | None = None  # on all nodes of this reason
     largest: float | None = None  # on one node: free, or if it is too large, in total
     total: float | None = None  # on all nodes of this reason, whoever holds it
+    # GPUs on these nodes that Kubernetes gives to no pod; not in `total`
+    unhealthy: float | None = None
     nodes: int | None = None
     names: tuple[str, ...] = ()
     # The pod would fit now on one of these nodes if only this reason did not exist.
@@ -246,9 +248,16 @@ _ADVICE: Mapping[str, str] = {
 
 
 def describe(reason: Reason) -> str:
-    return _TEXTS[reason.key](reason)
+    text = _TEXTS[reason.key](reason)
+    if reason.unhealthy:
+        text += f" Kubernetes calls {number(reason.unhealthy)} more unhealthy."
+    return text
 
 
 def advise(reason: Reason) -> str:
     """Returns what to do. Empty if there is nothing to do but wait."""
-    return _ADVICE.get(reason.key, "")
+    advice = _ADVICE.get(reason.key, "")
+    if not reason.unhealthy:
+        return advice
+    otherwise = f" Otherwise: {advice[0].lower()}{advice[1:]}" if advice else ""
+    return f"Repair the unhealthy GPUs.{otherwise}"
