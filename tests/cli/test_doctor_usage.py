@@ -75,6 +75,20 @@ def test_what_is_possible(examine: Examine) -> None:
     assert (level, "run as other users" in text) == (Level.NOTE, True)
 
 
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("1xH200", "comes from context switches"),
+        ("1xB200", "auto reads context switches only on"),
+    ],
+)
+def test_auto_is_the_default(
+    tree: Tree, capsys: pytest.CaptureFixture[str], spec: str, text: str
+) -> None:
+    assert run(["doctor", "--telemetry", f"simulated:{spec}", "-k", "false", *tree.options]) == 0
+    assert text in capsys.readouterr().out
+
+
 def test_auto_is_the_best_method_that_works(examine: Examine) -> None:
     ((level, text, _),) = examine(wanted="auto")
     assert (level, text.startswith("GPU 0: busy time is exact")) == (Level.OK, True)
