@@ -5,6 +5,7 @@ export.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -143,6 +144,25 @@ def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
     notes = tab.text(".cost > .message:last-child")
     assert notes.startswith("No record before")
     assert "Z " not in notes, "times are local"
+
+
+def test_the_cost_says_whether_a_restart_loses_the_history(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    shown.picture = priced(three_nodes())
+    answer_of = records_of(shown.picture)
+
+    def records(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        answer = answer_of(path, query)
+        if path != "range" or answer is None:
+            return answer
+        return {**answer, "in_memory": in_memory}
+
+    shown.records = records
+    for in_memory, note in ((True, "Kept in memory"), (False, "Stored in SQLite")):
+        opened(tab, url, "#view=cost")
+        tab.wait_for(f"document.querySelector('.cost').innerText.includes('{note}')", note)
+        assert ("a restart of podgpu loses it" in tab.text(".cost")) == in_memory
 
 
 def test_the_first_screen_has_a_small_chart_of_cost_and_use(tab: Tab, page: str) -> None:
