@@ -136,6 +136,18 @@ def test_cost_of_the_pods_of_a_namespace(url: str, capsys: pytest.CaptureFixture
     assert table["web/b"]["Cost EUR"] == "20.00"
 
 
+def test_a_namespace_without_gpus(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "cost", "--url", url, "-n", "nothing")
+    assert "\n- no pod of the namespace 'nothing' held a GPU in this period\n" in text
+    assert "held a GPU" not in printed(capsys, "cost", "--url", url, "-n", "web")
+
+
+def test_underused_time_that_nobody_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "waste", "--url", url)
+    assert read_table(text)["Total"]["Under-used, h"] == "–"
+    assert "\n- under-used time is not known: no exporter counted it" in text
+
+
 def test_the_largest_waste_is_first(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = read_table(printed(capsys, "waste", "--url", url, "--by", "owner"))
     assert next(iter(table)).startswith("notes/Deployment/")

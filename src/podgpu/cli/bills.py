@@ -137,15 +137,20 @@ def _write_bill(
 ) -> Iterator[str]:
     simulated = " (SIMULATED GPUs)" if answer.simulated else ""
     yield f"{title}, {utc_text(answer.from_)} to {utc_text(answer.to)}{simulated}"
-    for note in list_notes(answer):
-        yield f"- {one_line(note)}"
-    yield ""
-
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
     rows = []
     for row in answer.rows:
         if namespace in ("", row.namespace):
             rows.append([describe_row(row, nameless), *write_cells(names, row)])
+    notes = list_notes(answer)
+    if not rows and namespace:
+        notes.append(f"no pod of the namespace {namespace!a} held a GPU in this period")
+    if answer.totals.allocated_hours and _wasted_hours(answer.totals).underused is None:
+        notes.append("under-used time is not known: no exporter counted it (docs/usage.md#waste)")
+    for note in notes:
+        yield f"- {one_line(note)}"
+    yield ""
+
     total = "Total of all namespaces" if namespace else "Total"
     rows.append([total, *write_cells(names, answer.totals)])
     header = [answer.by.removeprefix("label:").capitalize(), *write_titles(names, answer.currency)]
