@@ -14,11 +14,13 @@ def write_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int
 ) -> Iterator[str]:
     """Yields the lines. The first `text_columns` columns are texts; the others are numbers."""
-    table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
+    table = [list(header)]
+    for row in rows:
+        table.append([one_line(cell) for cell in row])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
+    for line in table:
         cells = []
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        for place, (cell, width) in enumerate(zip(line, widths, strict=True)):
             is_text = place < text_columns
             cells.append(cell.ljust(width) if is_text else cell.rjust(width))
         yield _GAP.join(cells).rstrip()

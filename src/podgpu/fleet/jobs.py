@@ -9,7 +9,7 @@ from podgpu.fleet.choose import Alert
 from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
 from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.stragglers import JobGpuSample, Reason, SlowGpu, StragglerDetector
-from podgpu.known import add_known, divide_known
+from podgpu.known import add_known, divide_known, select_known
 from podgpu.metrics.fields import (
     ACTIVITY_FIELDS,
     DRAM_ACTIVE,
@@ -217,4 +217,5 @@ def _measure_throttling(
 
 def _most(ratios: Mapping[str, float], reasons: Iterable[str]) -> float | None:
     """Returns the largest ratio, because several reasons may apply at the same time."""
-    return max((ratios[reason] for reason in reasons if reason in ratios), default=None)
+    known = select_known(ratios.get(reason) for reason in reasons)
+    return max(known, default=None)

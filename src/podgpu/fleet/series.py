@@ -445,14 +445,17 @@ def _budget_families(state: ClusterState) -> list[Family]:
 
 def _savings_families(savings: SavingsFigures) -> list[Family]:
     samples: dict[str, list[Sample]] = defaultdict(list)
-    for rows, name in ((savings.kinds, "podgpu_savings"), (savings.pods, "podgpu_savings_pod")):
+    groups = {"podgpu_savings": savings.kinds, "podgpu_savings_pod": savings.pods}
+    for name, rows in groups.items():
         for row in rows:
             values = (row.kind, row.namespace, row.pod, row.model, row.target, row.cluster)
             named = _some_labels(_SAVINGS_LABELS, values)
-            samples[f"{name}_gpus"].append(Sample(named, round(row.gpus, 4)))
+            gpus = Sample(named, round(row.gpus, 4))
+            samples[f"{name}_gpus"].append(gpus)
             if row.cost is not None:
                 labels = Labels([*named.pairs, ("currency", savings.currency)])
-                samples[f"{name}_cost_per_month"].append(Sample(labels, round(row.cost, 2)))
+                cost = Sample(labels, round(row.cost, 2))
+                samples[f"{name}_cost_per_month"].append(cost)
     if savings.prediction_error_ratio is not None:
         error = Sample(NO_LABELS, savings.prediction_error_ratio)
         samples["podgpu_savings_prediction_error_ratio"].append(error)
@@ -462,7 +465,8 @@ def _savings_families(savings: SavingsFigures) -> list[Family]:
 def _waste_samples(waste: Waste, *place: str) -> Iterator[Sample]:
     for kind, amount in asdict(waste).items():
         if amount is not None:
-            yield Sample(_some_labels(_WASTE_LABELS, (kind, *place)), round(amount, 9))
+            labels = _some_labels(_WASTE_LABELS, (kind, *place))
+            yield Sample(labels, round(amount, 9))
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:

@@ -527,9 +527,13 @@ class _Evidence(NamedTuple):
         rule = next(rule for rule in _RULES if rule.reason == slow.reason)
         if slow.against == "past":
             window = self.windows.get(slow.device)
-            return window is not None and _find_change(rule, window) is not None
+            if window is None:
+                return False
+            return _find_change(rule, window) is not None
         gpu = self.recent.get(slow.device)
-        return gpu is not None and _measure(rule, gpu.sample, gpu.differences) is not None
+        if gpu is None:
+            return False
+        return _measure(rule, gpu.sample, gpu.differences) is not None
 
 
 def _compare(sample: JobGpuSample, expected: JobGpuSample) -> _Differences:

@@ -62,11 +62,11 @@ def _select_charged_pods(engines: Mapping[ContainerName, EngineState]) -> set[Po
 
 def _divide(now: Tokens, last: Tokens, parts: int) -> list[Tokens]:
     """Divides the increase into whole tokens. The parts add up to it."""
-    prompt = now.prompt - last.prompt
-    generated = now.generated - last.generated
-    share = Tokens(prompt // parts, generated // parts)
-    first = Tokens(share.prompt + prompt % parts, share.generated + generated % parts)
-    return [share] * (parts - 1) + [first]
+    prompt, prompt_rest = divmod(now.prompt - last.prompt, parts)
+    generated, generated_rest = divmod(now.generated - last.generated, parts)
+    shares = [Tokens(prompt, generated)] * parts
+    shares[-1] = Tokens(prompt + prompt_rest, generated + generated_rest)
+    return shares
 
 
 def _add_engine(

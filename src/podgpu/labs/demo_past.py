@@ -334,8 +334,9 @@ def _load_of(node: DemoNode, tenant: Tenant, step: _Step) -> float:
     # Longer means are constant.
     if seconds <= COARSE:
         process = node.load_of(tenant)
+        epoch = node.driver.gpus[tenant.gpu].epoch
         times = range(at, at + seconds, 60)
-        load = fmean(process.demand(time - node.driver.gpus[tenant.gpu].epoch) for time in times)
+        load = fmean(process.demand(time - epoch) for time in times)
     if tenant.namespace in ("serving", "batch"):
         load *= _day_load(at) / _day_load(now)
     return min(1.0, load)
@@ -347,14 +348,21 @@ def _day_load(at: float) -> float:
 
 @cache
 def _account_of(tenant: Tenant) -> UsageAccount:
+    methods = _method_of(tenant)
+    if tenant.user and tenant.job:
+        return UsageAccount(job=tenant.job, methods=methods)
     if tenant.user:
-        if tenant.job:
-            return UsageAccount(job=tenant.job, methods=_method_of(tenant))
-        return UsageAccount(job=f"user {tenant.user}", user=tenant.user, methods=_method_of(tenant))
+        return UsageAccount(job=f"user {tenant.user}", user=tenant.user, methods=methods)
     owner = owner_of(tenant.pod) or WorkloadOwner("", "")
-    labels = json.dumps({"team": team_of(tenant.namespace)})
-    account = UsageAccount(tenant.namespace, tenant.pod, "", "", "", owner.kind, owner.name, labels)
-    return account._replace(methods=_method_of(tenant), model=find_model(tenant))
+    return UsageAccount(
+        namespace=tenant.namespace,
+        pod=tenant.pod,
+        owner_kind=owner.kind,
+        owner_name=owner.name,
+        labels=json.dumps({"team": team_of(tenant.namespace)}),
+        methods=methods,
+        model=find_model(tenant),
+    )
 
 
 def _method_of(tenant: Tenant) -> str:

@@ -197,7 +197,10 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
                 held.append(interval)  # the holders of the node are unknown meanwhile
 
         # Conditions of the time before the history are not known.
-        known = [Interval(max(one.start, history.from_), min(one.end, end)) for one in held]
+        known = []
+        for interval in held:
+            start = max(interval.start, history.from_)
+            known.append(Interval(start, min(interval.end, end)))
         held_seconds += measure_common(known, known)
         throttled_seconds += measure_common(throttled, known)
         failed_seconds += measure_common(failed, known)
@@ -250,7 +253,9 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
     limits = []
     devices: dict[str, GpuOrInstance] = {}
     for node in state.nodes:
-        limits += [gpu.power_limit_mw for gpu in node.gpus if gpu.uuid in uuids]
+        for gpu in node.gpus:
+            if gpu.uuid in uuids:
+                limits.append(gpu.power_limit_mw)
         for part in node.held:
             if _is_of(part.holder, summary) and not node.stale:
                 devices[part.device_key] = part.device

@@ -200,8 +200,10 @@ def _estimate_overlap(mix: Mix, candidate: Candidate) -> float:
     if not both:
         return 0.0
     steps = len(candidate.steps) // STEP_BYTES
-    active = mix.active.bit_count() // _LANE_BITS * (candidate.active.bit_count() // _LANE_BITS)
-    return sum(mix.profile) * candidate.total / active * both * steps / _HOURS
+    active = mix.active.bit_count() // _LANE_BITS
+    candidate_active = candidate.active.bit_count() // _LANE_BITS
+    pairs = active * candidate_active
+    return sum(mix.profile) * candidate.total / pairs * both * steps / _HOURS
 
 
 def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:

@@ -60,8 +60,9 @@ async def read_prometheus_events(
 ) -> EventsAnswer:
     """Raises SourceError. Times are exact to a step, which is 15 s in a range of two hours."""
     async with aclosing(PrometheusClient(server)) as client:
-        now = await client.query_time() // FINE * FINE
-        end = now if query.end is None else min(now, query.end // FINE * FINE)
+        end = await client.query_time() // FINE * FINE
+        if query.end is not None:
+            end = min(end, query.end // FINE * FINE)
         steps = _STEPS if state.fleet is None else _STEPS_OF_MANY
         step = ceil_time(query.seconds / steps, FINE)
         start = end - query.seconds // step * step

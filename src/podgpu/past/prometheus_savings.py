@@ -223,10 +223,13 @@ class _LoadReader:
 
     def _choose(self) -> list[HeldPod]:
         """Returns the pods to read. Marks the others, the cheapest, if there are too many."""
-        pods = [pod for pod in self.held.values() if not pod.load.problem]
-        pods.sort(key=lambda pod: (-(pod.load.price or 0.0), -pod.load.gpus, pod.load.account.key))
+        unknown = write_steps([UNKNOWN] * self._count)
+        pods = []
         for pod in self.held.values():
-            pod.load.steps = write_steps([UNKNOWN] * self._count)
+            pod.load.steps = unknown
+            if not pod.load.problem:
+                pods.append(pod)
+        pods.sort(key=_rank)
         for pod in pods[MAX_PODS:]:
             pod.load.problem = "many"
         return pods[:MAX_PODS]
@@ -366,7 +369,8 @@ class _LoadReader:
 
     def _busy_query(self, uuids: Sequence[str]) -> str:
         keys = ", ".join(dict.fromkeys((self.server.cluster_label, *_KEYS)))
-        busy = f"({self._increase(_MOST_BUSY, uuids)} or {self._increase(_BUSY, uuids)})"
+        most_busy = self._increase(_MOST_BUSY, uuids)
+        busy = f"({most_busy} or {self._increase(_BUSY, uuids)})"
         allocated = self._increase(_ALLOCATED, uuids)
         idle = self._increase(_IDLE_TIME, uuids)
         # Counted times of a share are multiplied by it, idle times are not.
@@ -470,6 +474,12 @@ class _LoadReader:
                         pods.append(pod_key)
                 if len(pods) > 1 and parts[0].instance is None:
                     yield node.name, parts, pods
+
+
+def _rank(pod: HeldPod) -> tuple[float, float, AccountKey]:
+    """The most expensive pods come first."""
+    load = pod.load
+    return -(load.price or 0.0), -load.gpus, load.account.key
 
 
 def _add_memory(pod: HeldPod, peaks: Mapping[tuple[str, PodKey | None], float]) -> float | None:

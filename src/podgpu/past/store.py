@@ -280,8 +280,9 @@ class HistoryStore(HistoryFile):
         settled: dict[_UsageKey, Amounts] = {}
         with self._unwritten_lock:
             for (kind, start, account, currency, node), amounts in self._unwritten.items():
-                moved = floor_time(start + shift, COARSE) if kind == UNSETTLED else start
-                _add_up(settled, (OPEN, moved, account, currency, node), amounts)
+                if kind == UNSETTLED:
+                    start = floor_time(start + shift, COARSE)
+                _add_up(settled, (OPEN, start, account, currency, node), amounts)
             self._unwritten = settled
 
     def settle(self, shift: float, now: float) -> None:

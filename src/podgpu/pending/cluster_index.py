@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from podgpu.kube.objects import is_gpu_resource
-from podgpu.model import group_by_key
+from podgpu.model import group_by
 from podgpu.pending.cluster_objects import MILLI, POD_SLOTS, BoundPod, NodeRecord, PendingPod
 from podgpu.pending.device_supply import Devices
 from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord
@@ -65,7 +65,7 @@ class ClusterIndex:
         self.claims = {claim.key: claim for claim in objects.claims}
         self.devices = Devices(objects.slices, self.classes, objects.claims)
         self.extended = _find_extended(objects.classes)
-        pods = group_by_key((pod.node, pod) for pod in objects.bound)
+        pods = group_by(objects.bound, lambda pod: pod.node)
         self.places = []
         for node in sorted(objects.nodes, key=attrgetter("name")):
             here = pods.get(node.name, [])
@@ -76,7 +76,7 @@ class ClusterIndex:
             self.offered.update(node.allocatable)
 
         preempting = [pod for pod in objects.pending if pod.is_preempting]
-        self.nominated = group_by_key((pod.nominated_node, pod) for pod in preempting)
+        self.nominated = group_by(preempting, lambda pod: pod.nominated_node)
         self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
         self.claims_of: dict[str, list[ClaimRecord]] = defaultdict(list)
         for claim in objects.claims:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from podgpu.model import group_by_key
 from podgpu.pending.cel import CelDevice, UnknownExpression, matches
 from podgpu.pending.dra_objects import (
     AllocatedDevice,
@@ -51,7 +50,11 @@ Taken = Mapping[DeviceId, Sequence[AllocatedDevice]]
 
 
 def index_taken(claims: Iterable[ClaimRecord]) -> dict[DeviceId, list[AllocatedDevice]]:
-    return group_by_key((each.device, each) for claim in claims for each in claim.devices)
+    taken: dict[DeviceId, list[AllocatedDevice]] = defaultdict(list)
+    for claim in claims:
+        for each in claim.devices:
+            taken[each.device].append(each)
+    return taken
 
 
 class _Candidate(NamedTuple):
@@ -61,6 +64,10 @@ class _Candidate(NamedTuple):
     @property
     def driver(self) -> str:
         return self.id[0]
+
+
+_Alternatives = list[tuple[DeviceRequest, list[_Candidate]]]
+"""One of these requests has to be satisfied. With the devices that each may have."""
 
 
 class Devices:
@@ -123,9 +130,12 @@ class Devices:
             for alternatives in spec.requests:
                 first = alternatives[0]
                 found = self._find(first, devices)
-                is_unknown = is_unknown or found is None
-                needed += len(found or ()) if first.wants_all else first.number
-                matching += [(first, candidate) for candidate in found or ()]
+                if found is None:
+                    is_unknown = True
+                    found = []
+                needed += len(found) if first.wants_all else first.number
+                for candidate in found:
+                    matching.append((first, candidate))
         return Supply(
             needed=max(1, needed) if specs else 0,
             total=self._count(matching, ()),
@@ -217,7 +227,8 @@ class Devices:
         """Takes the devices of a claim from `room`. If they do not suffice, takes nothing."""
         trial = room.copy()
         found = [self._find_alternatives(request, devices) for request in spec.requests]
-        for alternatives in sorted(found, key=lambda each: min(len(c) for _, c in each)):
+        found.sort(key=_count_candidates)
+        for alternatives in found:
             if not any(trial.take(request, choice) for request, choice in alternatives):
                 return False
         room.become(trial)
@@ -225,8 +236,17 @@ class Devices:
 
     def _find_alternatives(
         self, alternatives: Sequence[DeviceRequest], devices: Sequence[_Candidate]
-    ) -> list[tuple[DeviceRequest, list[_Candidate]]]:
-        return [(request, self._find(request, devices) or []) for request in alternatives]
+    ) -> _Alternatives:
+        found = []
+        for request in alternatives:
+            candidates = self._find(request, devices) or []
+            found.append((request, candidates))
+        return found
+
+
+def _count_candidates(alternatives: _Alternatives) -> int:
+    """Returns the number of devices of the alternative with fewest."""
+    return min(len(candidates) for _, candidates in alternatives)
 
 
 def _select_taken(taken: Taken, devices: Iterable[_Candidate]) -> list[AllocatedDevice]:
@@ -324,11 +344,13 @@ class _Room:
         for use in uses:
             for name, amount in use.amounts:
                 key = driver, pool, use.counter_set, name
-                self._used_counters[key] = self._used_counters.get(key, Fraction(0)) + amount
+                used = self._used_counters.get(key, Fraction(0))
+                self._used_counters[key] = used + amount
 
     def _consume(self, device: DeviceId, amounts: Iterable[tuple[str, Fraction]]) -> None:
         for name, amount in amounts:
-            self._consumed[device, name] = self._consumed.get((device, name), Fraction(0)) + amount
+            consumed = self._consumed.get((device, name), Fraction(0))
+            self._consumed[device, name] = consumed + amount
 
 
 def _find_amounts(request: DeviceRequest, device: DraDevice) -> list[tuple[str, Fraction]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from podgpu.known import select_known
 from podgpu.pending.cluster_objects import BoundPod, NodeRecord, PendingPod, PodState
 from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord, SliceRecord
 from podgpu.pending.quotas import HeldWorkload, LocalQueue, QuotaHolder
@@ -25,8 +26,8 @@ class ClusterObjects:
 
     @property
     def pending(self) -> Iterable[PendingPod]:
-        return (state.pending for state in self.pods if state.pending is not None)
+        return select_known(state.pending for state in self.pods)
 
     @property
     def bound(self) -> Iterable[BoundPod]:
-        return (state.bound for state in self.pods if state.bound is not None)
+        return select_known(state.bound for state in self.pods)

@@ -146,7 +146,10 @@ def _combine(
 ) -> MetricValue | None:
     """Returns the value of all pods together, or None if there is none."""
     if request.metric is USED:
-        ages = {pod.key: snapshot.age(pod) for pod in pods if pod.key in by_pod}
+        ages = {}
+        for pod in pods:
+            if pod.key in by_pod:
+                ages[pod.key] = snapshot.age(pod)
         return _compute_mean(snapshot, request, ages)
     if not by_pod:
         return None
@@ -164,10 +167,12 @@ def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
     if aggregate == "max":
         return max(values)
     ordered = sorted(values)
-    place = int(aggregate.removeprefix("p")) / 100 * (len(ordered) - 1)
-    below = math.floor(place)
-    above = math.ceil(place)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    quantile = int(aggregate.removeprefix("p")) / 100
+    place = quantile * (len(ordered) - 1)
+    rest = place - math.floor(place)
+    below = ordered[math.floor(place)]
+    above = ordered[math.ceil(place)]
+    return below + (above - below) * rest
 
 
 def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dict[str, MetricValue]:

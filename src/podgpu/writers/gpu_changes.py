@@ -120,7 +120,9 @@ def find_changes(
             present = list(_find_begun(GpuRecord(name), record, gpu, idle))
             if gpu.uuid not in before:
                 began = []
-            changes += [one._replace(is_new=False) for one in present if one not in began]
+            for change in present:
+                if change not in began:
+                    changes.append(change._replace(is_new=False))
         changes += began
         changes += _find_recovered(earlier, record, gpu)
     return records, [_add_name(change, records[change.gpu].name) for change in changes]

@@ -194,7 +194,8 @@ def _uid(tenant: Tenant) -> str:
 
 
 def _container_id(tenant: Tenant) -> str:
-    return sha256(f"{tenant.namespace}/{tenant.pod}/{tenant.container}".encode()).hexdigest()
+    name = f"{tenant.namespace}/{tenant.pod}/{tenant.container}"
+    return sha256(name.encode()).hexdigest()
 
 
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:

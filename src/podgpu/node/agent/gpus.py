@@ -230,9 +230,10 @@ class TelemetryCollector:
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
-        known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
+        known = [*self._known, *self._absent, *self._forgotten]
+        known_names = {uuid.lower() for uuid in known}
         for uuid in sorted(uuids):
-            if uuid.lower() not in known:
+            if uuid.lower() not in known_names:
                 self._absent[uuid] = (Device(None, uuid),)
 
     def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
@@ -289,14 +290,17 @@ class TelemetryCollector:
 
         visible = 0
         if sources[0].up:
-            silent = {source.device for source in sources if source.device and not source.up}
-            silent |= self._forgotten & self._known.keys()
+            silent = set(self._forgotten & self._known.keys())
+            for source in sources:
+                if source.device and not source.up:
+                    silent.add(source.device)
             visible = len(self._inventory.gpus) - len(silent)
+        shown_sources = [source for source in sources if source.device not in self._forgotten]
         return TelemetryResult(
             devices=tuple(devices),
             selected=tuple(selected),
             readings=readings,
-            sources=tuple(source for source in sources if source.device not in self._forgotten),
+            sources=tuple(shown_sources),
             gpus_expected=self._telemetry.expected,
             gpus_visible=visible,
             gpus_lost=self._count_lost(visible),

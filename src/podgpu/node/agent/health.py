@@ -278,11 +278,14 @@ class HealthWatch:
     def _count_clock_events(self, values_of: Mapping[str, FieldValues], now: float) -> None:
         for key, values in values_of.items():
             mask = values.get(CLOCK_EVENTS_FIELD)
-            if isinstance(mask, int):
-                begun = mask & ~self._clock_masks.get(key, mask)
-                self._clock_masks[key] = mask
-                self._clock_events.add([(key, event) for event in clock_events_of(mask)], now)
-                self._clock_events.totals.update((key, event) for event in clock_events_of(begun))
+            if not isinstance(mask, int):
+                continue
+            before = self._clock_masks.get(key, mask)
+            self._clock_masks[key] = mask
+            present = [(key, event) for event in clock_events_of(mask)]
+            self._clock_events.add(present, now)
+            for event in clock_events_of(mask & ~before):
+                self._clock_events.totals[key, event] += 1
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         now = self._clock()

@@ -71,10 +71,11 @@ class Identities:
     def _index_uids(self) -> None:
         self._by_uid: _WorkloadsById = defaultdict(set)
         self._uids: _IdsByName = defaultdict(set)
-        for pod in self.logged | self.current:
-            if pod.uid:
-                self._by_uid[pod.uid].add(Workload(pod.namespace, pod.pod, uid=pod.uid))
-                self._uids[pod.namespace, pod.pod].add(pod.uid)
+        for known in self.logged | self.current:
+            if known.uid:
+                pod = Workload(known.namespace, known.pod, uid=known.uid)
+                self._by_uid[known.uid].add(pod)
+                self._uids[known.namespace, known.pod].add(known.uid)
 
     def _index_containers(self) -> None:
         self._by_container_id: _WorkloadsById = defaultdict(set)

@@ -260,7 +260,9 @@ class ProcessOwners:
     def _keep_recent(self, owners: Mapping[int, ProcessOwner]) -> None:
         now = self._finder.clock()
         oldest = now - RECENT_SECONDS
-        self._recent = {pid: one for pid, one in self._recent.items() if one.at > oldest}
+        for pid, recent in list(self._recent.items()):
+            if recent.at <= oldest:
+                del self._recent[pid]
         for pid, owner in owners.items():
             if owner.workload or self._lookups[pid].outcome != "gone":
                 self._recent[pid] = _Recent(now, owner)
@@ -288,9 +290,12 @@ class ProcessOwners:
         """Uses the early lookups of processes that have ended since."""
         oldest = self._finder.clock() - CACHE_SECONDS
         with self._early_lock:
-            self._early = {pid: early for pid, early in self._early.items() if early.at > oldest}
-            for pid, early in self._early.items():
-                if pid in self._lookups and self._lookups[pid].outcome == "gone":
+            for pid, early in list(self._early.items()):
+                if early.at <= oldest:
+                    del self._early[pid]
+                    continue
+                lookup = self._lookups.get(pid)
+                if lookup is not None and lookup.outcome == "gone":
                     self._lookups[pid] = early.lookup
 
     def _find_owners(

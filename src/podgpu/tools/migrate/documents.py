@@ -113,7 +113,10 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
 
     # Legends, columns and patterns may contain label names. They are renamed where the exporter's
     # series are read.
-    readers = {_owner_of(string) for string, result in rewritten.items() if result.reads_exporter}
+    readers = set()
+    for string, result in rewritten.items():
+        if result.reads_exporter:
+            readers.add(_owner_of(string))
     for string in strings:
         if string not in rewritten and _owner_of(string) in readers:
             rewritten[string] = _rewrite_label_text(string)
@@ -262,11 +265,11 @@ def _rewrite_scalars(scalars: Iterable[_Scalar]) -> dict[_Scalar, RewriteResult]
                 results[scalar] = result
 
         readers = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
-        records = (scalar for scalar in scalars if scalar.use == "record")
-        found = frozenset(scalar.value for scalar in records if scalar.rule in readers)
+        records = [scalar for scalar in scalars if scalar.use == "record"]
+        found = {scalar.value for scalar in records if scalar.rule in readers}
         if found == recorded:
             break
-        recorded = found
+        recorded = frozenset(found)
 
     # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
     # from other exporters.

@@ -74,7 +74,11 @@ class NodeLayout:
 
     def find_entities(self, uuid: str) -> list[DcgmEntity]:
         """Returns the GPU with this UUID, its instances and its links."""
-        return [e for e in self.entities if e.device is not None and e.device.uuid == uuid]
+        found = []
+        for entity in self.entities:
+            if entity.device is not None and entity.device.uuid == uuid:
+                found.append(entity)
+        return found
 
 
 class _Mig(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
+from podgpu.known import select_known
 from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall
 from podgpu.metrics.values import Blank, value_of
 from podgpu.model import Device, ProcessUsage, Value, device_key
@@ -334,8 +335,7 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     for usage in usages:
         key = usage.device, usage.pid
         known = merged.get(key, usage)
-        memories = [one.memory for one in (known, usage) if one.memory is not None]
-        memory = max(memories, default=None)
+        memory = max(select_known([known.memory, usage.memory]), default=None)
         merged[key] = replace(known, memory=memory, mps=known.mps or usage.mps)
     return tuple(merged[key] for key in sorted(merged))
 

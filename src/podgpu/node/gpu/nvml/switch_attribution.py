@@ -108,9 +108,10 @@ class RecordDecoder:
         expected = [number % _NUMBERS for number in range(first, end)]
         if numbers != expected:
             pairs = zip(numbers, expected, strict=True)
-            lost = next(number - wanted for number, wanted in pairs if number != wanted)
+            number, wanted = next(pair for pair in pairs if pair[0] != pair[1])
+            lost = (number - wanted) % _NUMBERS
             raise SwitchLogError(
-                "sequence_gap", f"{lost % _NUMBERS} records are missing in the context-switch log"
+                "sequence_gap", f"{lost} records are missing in the context-switch log"
             )
         self._next_number = end % _NUMBERS
 
@@ -437,9 +438,12 @@ class BusyShareModel:
         """
         ages_by_kind = _measure_ages(residency)
         shares = self._compute_shares(ages_by_kind)
-        saving = _compute_saving(
-            residency, lambda pid, age: shares[pid, age > _LONG_NS][_find_age_class(age)]
-        )
+
+        def share_at(pid: int, age: int) -> float:
+            of_kind = shares[pid, age > _LONG_NS]
+            return of_kind[_find_age_class(age)]
+
+        saving = _compute_saving(residency, share_at)
         estimates: defaultdict[int, _Estimate] = defaultdict(_Estimate)
         for pid, ns in saving.items():
             estimates[pid].busy -= ns
@@ -463,8 +467,11 @@ class BusyShareModel:
             estimates[pid].busy += learnt
             estimates[pid].uncertainty += uncertainty
 
-        at_most = {pid: ns - saving.get(pid, 0) for pid, ns in residency.resident.items()}
-        return _fit(max(0, busy - sum(saving.values())), estimates, at_most)
+        at_most = {}
+        for pid, ns in residency.resident.items():
+            at_most[pid] = ns - saving.get(pid, 0)
+        worked = max(0, busy - sum(saving.values()))
+        return _fit(worked, estimates, at_most)
 
     def _compute_shares(self, kinds: Iterable[_Kind]) -> dict[_Kind, list[float]]:
         """Returns the estimated fraction of busy time by age class, for each of these kinds."""
@@ -503,7 +510,8 @@ def _list_sampled_parts(
     """
     ordered = sorted(samples)
     # Each sample is the nearest one up to the middle between it and the following sample.
-    nearest_until = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
+    times = [moment for moment, _ in ordered]
+    nearest_until = [(before + after) // 2 for before, after in pairwise(times)]
     nearest_until.append(residency.until)
     nearest_from = 0
     for (moment, busy), nearest_to in zip(ordered, nearest_until, strict=False):
