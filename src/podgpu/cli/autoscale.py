@@ -214,9 +214,10 @@ class AutoscaleServer:
             # There is no snapshot yet.
             return make_families("autoscale", samples)
 
+        pods = [pod for _, pod in snapshot.last.rows if pod]
         values = {
             "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
-            "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
+            "podgpu_autoscale_pods": len(pods),
             "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
             "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
         }

@@ -266,8 +266,11 @@ class Recording:
             self._find_tracks({period.pid for period in residency.periods})
             if device.key not in self._engines:
                 self._engines[device.key] = EngineTrace(_name_engine(device))
-            busy_share = 1.0 if usage.busy_ns is None else usage.busy_ns / max(1, usage.window_ns)
-            self._engines[device.key].add(residency, samples, busy_share)
+            busy_share = 1.0
+            if usage.busy_ns is not None:
+                busy_share = usage.busy_ns / max(1, usage.window_ns)
+            engine = self._engines[device.key]
+            engine.add(residency, samples, busy_share)
         self._elapsed = now - self._began_at
         self._add_marks(self._engines[self._gpu.key].marks, now)
 

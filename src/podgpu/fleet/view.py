@@ -359,8 +359,10 @@ def _sum_unallocated(fleet: FleetCounts, prices: Prices) -> WasteRate:
         allocated[share.cluster, model] += share.allocated * (fraction or 0.0)
     unallocated = WasteRate()
     for (cluster, model), gpus in fleet.models.items():
-        free = Waste(unallocated=max(0.0, gpus - allocated[cluster, model]))
-        unallocated = unallocated.plus(make_rate(free, 1.0, _find_price(prices, model)))
+        free = max(0.0, gpus - allocated[cluster, model])
+        price = _find_price(prices, model)
+        rate = make_rate(Waste(unallocated=free), 1.0, price)
+        unallocated = unallocated.plus(rate)
     return unallocated
 
 
@@ -661,7 +663,11 @@ def make_details(
 
     `more`: DCGM fields that are read only for this response, by id.
     """
-    gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
+    gpu = DeviceState()
+    for device in state.devices:
+        if gpu_id(device) == uuid:
+            gpu = device
+            break
     values: dict[str, Value] = {}
     if gpu.pci_bus_id:
         values["DCGM_FI_DEV_PCI_BUSID"] = gpu.pci_bus_id

@@ -99,9 +99,10 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
     DCGM fields to store, besides those that podgpu needs. If None, all fields are stored.
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
-    rules: dict[str, FamilySpec | Meaning] = {
-        name: spec for name, spec in families_in("exporter").items() if spec.part
-    }
+    rules: dict[str, FamilySpec | Meaning] = {}
+    for name, spec in families_in("exporter").items():
+        if spec.part:
+            rules[name] = spec
     for declared in fields().values():
         if declared.level not in DEVICE_LEVELS or declared.type == "text" or declared.id >= 9000:
             continue
@@ -383,7 +384,11 @@ def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workl
 
 def first_label(labels: LabelMap, names: Iterable[str]) -> str:
     """Returns the first label of `names` that is set, or an empty string."""
-    return next((labels[name] for name in names if labels.get(name)), "")
+    for name in names:
+        value = labels.get(name)
+        if value:
+            return value
+    return ""
 
 
 def read_gpu_id(labels: LabelMap) -> str:

@@ -218,9 +218,12 @@ def make_resource(
 
 def make_attributes(pairs: Iterable[tuple[str, str]]) -> list[pb.KeyValue]:
     """Omits empty values."""
-    return [
-        pb.KeyValue(key=name, value=pb.AnyValue(string_value=text)) for name, text in pairs if text
-    ]
+    attributes = []
+    for name, text in pairs:
+        if text:
+            value = pb.AnyValue(string_value=text)
+            attributes.append(pb.KeyValue(key=name, value=value))
+    return attributes
 
 
 def unix_ns(seconds: float) -> int:

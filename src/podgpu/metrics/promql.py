@@ -116,7 +116,10 @@ def series_queries(
         f"max {own_pods} (up) and on (job, instance) "
         f"group by (job, instance) ({select(timed, match)})"
     )
-    scrape_times = [f"max {by(*target_labels)} (timestamp({select((n,), match)}))" for n in timed]
+    scrape_times = []
+    for name in timed:
+        series = select((name,), match)
+        scrape_times.append(f"max {by(*target_labels)} (timestamp({series}))")
     faulty = [fields()[number].name for number in FIELD_CONDITIONS]
     return [
         query("GPUs", field_names(UTIL, ENGINE, TEMPERATURE, *kept), *identity, required=True),

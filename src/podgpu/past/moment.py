@@ -154,11 +154,16 @@ def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceReco
         devices[gpu].conditions.append(Condition(name, since, text=text))
     for gpu, account, started in db.execute(_IDLE_SPANS, time):
         devices[gpu].idle_alarms[account] = started
-    for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
-        owner = WorkloadOwner(kind, owner_name) if owner_name else None
-        record = _HolderRecord(account, bool(mps), owner, Holder(*names))
+    for gpu, record in _read_holders(db, time):
         devices[gpu].holders.append(record)
     return [device for device in devices.values() if device.has_record]
+
+
+def _read_holders(db: Connection, time: Mapping[str, float]) -> Iterator[tuple[int, _HolderRecord]]:
+    for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
+        owner = WorkloadOwner(kind, owner_name) if owner_name else None
+        holder = Holder(*names)
+        yield gpu, _HolderRecord(account, bool(mps), owner, holder)
 
 
 def _make_node(

@@ -200,9 +200,11 @@ class _LoadReader:
     async def count_pods(self) -> int:
         labels = by(self.server.cluster_label, *_RULE_LABELS)
         series = select((_UNUSED_RULE,), self.server.match)
-        query = f"count(group {labels} (last_over_time({series}[2h])))"
-        samples = await self.client.query(query, self.fleet.end)
-        return round(samples[0].value) if samples else 0
+        pods = f"group {labels} (last_over_time({series}[2h]))"
+        samples = await self.client.query(f"count({pods})", self.fleet.end)
+        if not samples:
+            return 0
+        return round(samples[0].value)
 
     async def read_recorded(self, names: Collection[AccountKey]) -> None:
         for key, pod in collect_held(self.state).items():

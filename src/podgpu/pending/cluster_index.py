@@ -149,7 +149,8 @@ def _list_offers(cluster: ClusterIndex, place: Place) -> Iterator[tuple[str, _Of
         if total and is_gpu_resource(name):
             free = max(0, total - place.usage.amounts[name])
             yield name, _Offer(total / MILLI, free / MILLI, is_open)
-    for driver, (total_devices, free_devices) in count_devices(cluster, node).items():
+    devices = count_devices(cluster, node)
+    for driver, (total_devices, free_devices) in devices.items():
         yield driver, _Offer(total_devices, free_devices, is_open)
 
 

@@ -166,16 +166,17 @@ def _without_figures(gpu: GpuView) -> GpuView:
         slot.temperature_celsius = None
         slot.memory_used_bytes = None
         slot.memory_total_bytes = None
-        slot.holders = [
-            HolderView(
-                *parts_of(holder),
-                share_ratio=holder.share_ratio,
-                owner=holder.owner,
-                cost_per_hour=holder.cost_per_hour,
-            )
-            for holder in slot.holders
-        ]
+        slot.holders = [_drop_figures(holder) for holder in slot.holders]
     return gpu
+
+
+def _drop_figures(holder: HolderView) -> HolderView:
+    return HolderView(
+        *parts_of(holder),
+        share_ratio=holder.share_ratio,
+        owner=holder.owner,
+        cost_per_hour=holder.cost_per_hour,
+    )
 
 
 def _make_slot_line(

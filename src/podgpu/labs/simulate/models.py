@@ -72,9 +72,10 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
         values[column] = int(float(row[f"{column}_mib"]) * MIB)
     values["pci_device"] = int(row["pci_device"], 16)
     names = ("name", "compute_slices", "memory_slices", "memory_mib")
-    values["profiles"] = [
-        dict(zip(names, profile.split(":"), strict=True)) for profile in row["profiles"].split()
-    ]
+    values["profiles"] = []
+    for profile in row["profiles"].split():
+        parts = profile.split(":")
+        values["profiles"].append(dict(zip(names, parts, strict=True)))
     return msgspec.convert(values, GpuModel, strict=False)
 
 

@@ -125,9 +125,9 @@ class SimulatedNvml:
         with self.lock:
             self.recover(number)
             self.advance(gpu).reset()
-            self._targets = {
-                address: target for address, target in self._targets.items() if target[0] is not gpu
-            }
+            for address, target in list(self._targets.items()):
+                if target[0] is gpu:
+                    del self._targets[address]
 
     def advise(self, number: int, action: int) -> None:
         """Sets the recovery action of a GPU. A reset clears it."""

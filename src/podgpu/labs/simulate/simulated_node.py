@@ -206,7 +206,10 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
             containers = held[tenant.namespace, tenant.pod]
             resources = containers.setdefault(tenant.container, {})
             resources.setdefault(tenant.resource, []).append(tenant.device_id)
-    return [SimulatedPod(*pod, containers) for pod, containers in held.items()]
+    listed = []
+    for (namespace, name), containers in held.items():
+        listed.append(SimulatedPod(namespace, name, containers))
+    return listed
 
 
 class SimulatedProc:

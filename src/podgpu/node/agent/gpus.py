@@ -164,7 +164,10 @@ class TelemetryCollector:
         calls = {}
         for job in jobs:
             known = self._readings.get(job.uuid, {})
-            unread = [group for group in self._groups if group in groups or group not in known]
+            unread = []
+            for group in self._groups:
+                if group in groups or group not in known:
+                    unread.append(group)
             calls[f"{job.name}-{job.uuid}"] = partial(_read_groups, job.read, unread)
         return self._workers.run(calls, self._deadline).values()
 

@@ -202,9 +202,9 @@ class ExporterTelemetry:
             )
 
         self._companion.update()
-        self._devices = {
-            device.key: (self._companion.complete(device), values) for device, values in devices
-        }
+        self._devices = {}
+        for device, values in devices:
+            self._devices[device.key] = self._companion.complete(device), values
         for key, (_, values) in self._devices.items():
             # A changed last XID is the only sign of a new error.
             xid = int(values.get(XID_NAME, 0))

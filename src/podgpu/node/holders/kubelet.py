@@ -119,8 +119,9 @@ class KubeletAllocation(AllocationSource):
         allocation = map_held(KUBELET, gpus, devices, self._replicas)
         if self.claims is not None:
             allocation = _unite(allocation, self.claims.held(response, devices))
-        pods = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)
-        return replace(allocation, vcuda=count_vcuda(held), listed_pods=pods)
+        listed = [(pod.namespace, pod.name) for pod in response.pod_resources]
+        vcuda = count_vcuda(held)
+        return replace(allocation, vcuda=vcuda, listed_pods=frozenset(listed))
 
     def _update_allocatable(self, response: Any) -> None:
         """Reads the offered GPUs and replicas.

@@ -515,10 +515,11 @@ class Explanation(NamedTuple):
 @cache
 def explanations() -> Mapping[tuple[str, str], Explanation]:
     """Returns the explanations by source and reason. An empty source stands for all sources."""
-    return {
-        (row["source"], row["reason"]): Explanation(row["says"], row["do"], bool(row["harmless"]))
-        for row in table_rows("unmapped.csv")
-    }
+    explanations = {}
+    for row in table_rows("unmapped.csv"):
+        key = row["source"], row["reason"]
+        explanations[key] = Explanation(row["says"], row["do"], bool(row["harmless"]))
+    return explanations
 
 
 def explain(unmapped: Unmapped) -> Explanation:

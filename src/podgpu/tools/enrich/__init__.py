@@ -148,9 +148,10 @@ class Enricher:
             else:
                 self._log_failure(source.name, source.error, source.message)
 
-        assignments = [
-            replace(one, holder=held.with_api_uid(one.holder)) for one in held.assignments
-        ]
+        assignments = []
+        for assignment in held.assignments:
+            holder = held.with_api_uid(assignment.holder)
+            assignments.append(replace(assignment, holder=holder))
         families, ambiguous = relabel(exposition, assignments, self.policy)
         if ambiguous:
             self.errors.add(SOURCE, "copies_differ", ambiguous)
