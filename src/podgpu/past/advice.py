@@ -289,14 +289,8 @@ class _Rules:
         load = pod.load
         if not load.is_whole or load.peak_bytes is None or not load.gpu_bytes:
             return None
-        compute = pod.peak * (1 + COMPUTE_HEADROOM)
         memory = load.peak_bytes * (1 + MEMORY_HEADROOM) / load.gpu_bytes
-        target = ""
-        after = float(max(1, math.ceil(compute), math.ceil(memory)))
-        if after < load.devices:
-            target = plural(int(after), "GPU")
-        elif load.devices == 1:
-            after, target = _find_mig_size(load.model, compute, memory, load.gpu_bytes)
+        after, target = _find_target(pod, memory, load.gpu_bytes)
         if not target:
             return None
 
@@ -305,6 +299,8 @@ class _Rules:
         if load.devices == 1:
             assumes += " Others use the rest of the GPU."
         price = None if load.price is None else load.price * saved
+        verb = "has" if after <= 1 else "have"
+        most_busy = after / (1 + COMPUTE_HEADROOM)
         return Advice(
             kind="shrink",
             model=load.model,
@@ -312,8 +308,8 @@ class _Rules:
             says=_describe_peaks(pod),
             assumes=assumes,
             falsified_by=(
-                f"A mean of 5 minutes above {after / (1 + COMPUTE_HEADROOM):.2f} busy GPUs, or more"
-                f" memory than {target} {'has' if after <= 1 else 'have'}."
+                f"A mean of 5 minutes above {most_busy:.2f} busy GPUs, or more"
+                f" memory than {target} {verb}."
             ),
             pods=[_describe(pod)],
             gpus_before=round(load.gpus, _DIGITS),
@@ -337,7 +333,8 @@ class _Rules:
             memory = total / (1 + MEMORY_HEADROOM)
             for mix in find_mixes(candidates, memory, self._query.slowdown):
                 mixed.update(mix.pods)
-                lines.append(self._make_mix(model, [pods[place] for place in mix.pods], mix))
+                together = [pods[place] for place in mix.pods]
+                lines.append(self._make_mix(model, together, mix))
             for place, pod in enumerate(pods):
                 if place in mixed:
                     continue
@@ -432,6 +429,21 @@ def _add_idle(pod: _Pod, values: Sequence[int]) -> None:
         pod.worked = worked / (len(values) - last)
 
 
+def _find_target(pod: _Pod, memory: float, gpu_bytes: float) -> tuple[float, str]:
+    """Returns the GPUs that are enough, and their name. Empty if the pod needs all it has.
+
+    `memory`: in memories of one GPU, with headroom.
+    """
+    load = pod.load
+    compute = pod.peak * (1 + COMPUTE_HEADROOM)
+    gpus = max(1, math.ceil(compute), math.ceil(memory))
+    if gpus < load.devices:
+        return float(gpus), plural(gpus, "GPU")
+    if load.devices == 1:
+        return _find_mig_size(load.model, compute, memory, gpu_bytes)
+    return float(gpus), ""
+
+
 def _find_mig_size(
     model: str, compute: float, memory: float, gpu_bytes: float
 ) -> tuple[float, str]:
@@ -468,7 +480,9 @@ def _days(seconds: float) -> str:
     if hours < 48:
         return plural(hours, "hour")
     days, rest = divmod(hours, 24)
-    return plural(days, "day") + (f" and {plural(rest, 'hour')}" if rest else "")
+    if not rest:
+        return plural(days, "day")
+    return f"{plural(days, 'day')} and {plural(rest, 'hour')}"
 
 
 def _describe(
