@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 
+from podgpu.fleet.parts import gpu_id
+from podgpu.fleet.view import make_details
 from podgpu.labs.simulate.gpu import SimulatedLoad
+from podgpu.metrics.usage_methods import IMPROVEMENTS
 from podgpu.model import Assignment, UsageMethod, WantedMethod, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.gpu.nvml.switch_attribution import SwitchLogError
@@ -496,6 +499,10 @@ def test_auto_is_the_best_method_that_works(
     node.run(5)
     assert node.series("podgpu_device_usage_method") == {method: 1}
     assert set(node.series("podgpu_device_usage_method_limit")) == ({limit} if limit else set())
+    state = node.agent.published.state
+    details = make_details(state, gpu_id(state.devices[0]), {}, None)
+    assert details.method == method
+    assert details.improvement == (IMPROVEMENTS[limit] if limit else "")
     assert node.errors() == {}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from msgspec.structs import replace
 
 from podgpu.fleet.view import ConditionView
+from podgpu.metrics.usage_methods import IMPROVEMENTS, NO_CAPABILITY
 from podgpu.model import WaitPart
 from tests.browser.chromium import Tab, opened, went
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
@@ -150,6 +152,18 @@ def test_free_memory_has_one_value(tab: Tab, url: str, shown: Showing) -> None:
     memory = tab.text(".groups section:nth-child(2)").replace("\u00a0", " ").split("\n")
     assert memory[memory.index("Free") + 1] == "18.0 GiB"
     assert "20.0 GiB" not in tab.evaluate("document.body.textContent").replace("\u00a0", " ")
+
+
+def test_how_usage_is_measured_and_what_would_improve_it(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    better = IMPROVEMENTS[NO_CAPABILITY]
+    answer = {"fields": [], "method": "switches", "improvement": better}
+    shown.picture = picture(node("n1", [one := gpu(0, "n1")]))
+    shown.records = lambda path, query: answer if path.startswith("gpus") else None
+    opened(tab, url, f"#gpu={one.uuid}")
+    text = f"Usage measured by: switches. Better: {better}"
+    tab.wait_for(f"document.body.textContent.includes({json.dumps(text)})", text)
 
 
 def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown: Showing) -> None:

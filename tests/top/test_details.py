@@ -191,3 +191,9 @@ def test_any_name_and_width(text: str, width: int) -> None:
         last_holders=[Workload(text, text)],
     )
     assert all(line.isprintable() for line in shown(device, width))
+
+
+def test_how_usage_is_measured_and_what_would_improve_it() -> None:
+    details = GpuDetails(method="switches", improvement="exact busy time needs more")
+    lines = shown(HEALTHY, fetched=FetchedDetails("GPU-7", details))
+    assert lines[-2:] == ["usage measured by: switches", "better: exact busy time needs more"]
