@@ -15,6 +15,7 @@ from podgpu.cli.tables import UNKNOWN, write_table
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
 from podgpu.errors import UsageError, one_line, plural, utc_text
+from podgpu.known import divide_known
 from podgpu.past.bill import describe_owner
 from podgpu.past.savings import (
     Advice,
@@ -145,21 +146,25 @@ def make_pods(answer: SavingsAnswer) -> list[list[str]]:
 
 def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
     node = f"{pod.node} → {pod.to_node}" if pod.to_node else pod.node
-    memory = pod.peak_memory_bytes
+    wait_percent = None if pod.wait is None else 100 * pod.wait
     return [
         line.kind,
         name_pod(pod),
         describe_owner(pod.owner) or UNKNOWN,
         node,
         _number(pod.gpus),
-        UNKNOWN if pod.busy is None else f"{pod.busy:.3f}",
-        UNKNOWN if pod.peak_busy is None else f"{pod.peak_busy:.3f}",
-        UNKNOWN if pod.wait is None else f"{100 * pod.wait:.1f} %",
-        UNKNOWN if pod.slowdown is None else f"{pod.slowdown:.2f}",
-        UNKNOWN if pod.worst_slowdown is None else f"{pod.worst_slowdown:.2f}",
-        UNKNOWN if memory is None else f"{memory / _GIB:.1f}",
-        UNKNOWN if pod.idle_seconds is None else f"{pod.idle_seconds / 3600:.0f}",
+        _write_known(pod.busy, "{:.3f}"),
+        _write_known(pod.peak_busy, "{:.3f}"),
+        _write_known(wait_percent, "{:.1f} %"),
+        _write_known(pod.slowdown, "{:.2f}"),
+        _write_known(pod.worst_slowdown, "{:.2f}"),
+        _write_known(divide_known(pod.peak_memory_bytes, _GIB), "{:.1f}"),
+        _write_known(divide_known(pod.idle_seconds, 3600), "{:.0f}"),
     ]
+
+
+def _write_known(value: float | None, pattern: str) -> str:
+    return UNKNOWN if value is None else pattern.format(value)
 
 
 def list_notes(answer: SavingsAnswer) -> list[str]:
