@@ -46,19 +46,38 @@ def read_bounded(path: str, limit: int) -> bytes:
 
     Raises SourceError if it cannot be read, or is larger than `limit` bytes.
     """
+    return _read(path, limit).content
+
+
+def read_settled(path: str, limit: int) -> bytes | None:
+    """Like `read_bounded`, but returns None if the file was written over at the same time."""
+    reading = _read(path, limit)
+    return reading.content if reading.is_settled else None
+
+
+class _Reading(NamedTuple):
+    content: bytes
+    is_settled: bool  # the file had the same size and time before and after
+
+
+def _read(path: str, limit: int) -> _Reading:
     # Rejects devices and FIFOs before they are opened, because opening them has side effects.
     if identify_file(path).size > limit:
         raise _too_large(path, limit)
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
-            _require_regular(os.fstat(file.fileno()), path)
+            before = os.fstat(file.fileno())
+            _require_regular(before, path)
             content = file.read(limit + 1)
+            after = os.fstat(file.fileno())
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
     # The size of files in /proc and /sys is reported as 0.
     if len(content) > limit:
         raise _too_large(path, limit)
-    return content
+    is_settled = before.st_mtime_ns == after.st_mtime_ns
+    is_settled = is_settled and before.st_size == after.st_size == len(content)
+    return _Reading(content, is_settled)
 
 
 def _open_without_waiting(name: str, flags: int) -> int:

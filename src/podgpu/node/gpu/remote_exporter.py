@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 
 from podgpu.errors import DeviceLost, SourceError, UsageError
-from podgpu.files import identify_file, read_bounded
+from podgpu.files import identify_file, read_settled
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -77,12 +77,12 @@ class FileExposition:
                 f"{self.path} was last written {age:.0f} s ago and is ignored after {_MAX_AGE:g} s:"
                 " check that the program that writes it is running",
             )
-        content = read_bounded(self.path, MAX_METRICS_BYTES)
-        if not content.endswith(b"\n"):
+        content = read_settled(self.path, MAX_METRICS_BYTES)
+        if content is None or not content.endswith(b"\n"):
             raise SourceError(
                 "being_written",
-                f"{self.path} is empty or ends in the middle of a line: the program that writes "
-                "it should write to a temporary file and then rename it",
+                f"{self.path} is empty, ends in the middle of a line or changed while it was read: "
+                "the program that writes it should write to a temporary file and then rename it",
             )
         return content
 
