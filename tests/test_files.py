@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import AtomicFile, OutputError, ReadOnChange, identify_file, read_bounded
+from podgpu.files import (
+    AtomicFile,
+    OutputError,
+    ReadOnChange,
+    identify_file,
+    read_bounded,
+    read_settled,
+)
 from tests.privilege import without_privilege
 
 HOUR_NS = 3_600 * 10**9
@@ -258,3 +265,35 @@ def test_a_file_that_changes_while_it_is_read(file: Path, monkeypatch: pytest.Mo
         "the program that writes it should replace it by rename, and less often"
     )
     assert not parser.parsed
+
+
+@pytest.mark.parametrize("content", [b"a 1\nb 1\n", b"a 2\n"], ids=["longer", "of the same size"])
+def test_a_file_that_is_written_over_while_it_is_read(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.prom"
+    path.write_bytes(b"a 1\n")
+    os.utime(path, ns=(0, HOUR_NS))
+    assert read_settled(str(path), 100) == b"a 1\n"
+
+    real = os.fstat
+
+    def write_after(descriptor: int) -> os.stat_result:
+        status = real(descriptor)
+        path.write_bytes(content)
+        return status
+
+    monkeypatch.setattr(os, "fstat", write_after)
+    assert read_settled(str(path), 100) is None
+
+
+def test_a_file_of_which_only_a_part_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer truncates it after the size was read, and has written the same size again."""
+    path = tmp_path / "in.prom"
+    path.write_bytes(b"a 1\n")
+    status = path.stat()
+    path.write_bytes(b"")
+    monkeypatch.setattr(os, "fstat", lambda _: status)
+    assert read_settled(str(path), 100) is None

@@ -168,7 +168,7 @@ def test_errors_name_file_and_field(tmp_path: Path, cluster: Any, user: Any, fie
     ("content", "message"),
     [
         ("", "current-context is not set"),
-        ("[]", "expected `object`, got `array`"),
+        ("[]", "expected `object`, got `array`: is it a kubeconfig?"),
         ("current-context: x", "contexts has no entry 'x'"),
         (
             "contexts: [{name: x, context: {cluster: y}}]\ncurrent-context: x",

@@ -1,3 +1,3 @@
-"""The cluster view: reads all nodes, chooses, divides and publishes one `ClusterState` per
-round.
+"""The cluster view. In each round, it reads all nodes, chooses one exporter per node and one node
+per GPU, divides shared GPUs among their holders, and publishes a `ClusterState`.
 """

@@ -243,7 +243,7 @@ def _read_kubeconfig(
         except OSError as error:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
-            raise NoApi(str(error)) from None
+            raise NoApi(f"{error}: is it a kubeconfig?") from None
     chosen = context_name
     for file in files.values():
         chosen = chosen or file.current_context or ""

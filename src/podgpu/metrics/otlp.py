@@ -244,7 +244,7 @@ class _Metrics:
         at: float | None,
         since: float | None = None,
     ) -> None:
-        """Adds a data point. A value or a time that is unknown has none."""
+        """Adds a data point, unless its value or its time is unknown."""
         if value is None or at is None:
             return
         point = self._series_of(metric).data_points.add(time_unix_nano=unix_ns(at))

@@ -99,7 +99,8 @@ class _Parser:
     def __init__(self) -> None:
         self.families: dict[str, ParsedFamily] = {}
         self.by_sample_name: dict[str, ParsedFamily] = {}
-        # parsed labels by their text, including the closing brace
+        # Text of a sample's labels, up to and including "}" -> these labels, parsed. Many samples
+        # have the same labels.
         self.labels: dict[str, dict[str, str]] = {}
         self._label_names: set[str] = set()
 

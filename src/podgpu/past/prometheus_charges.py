@@ -599,7 +599,7 @@ class _RangeReader:
             pod = key.cluster, key.workload.pod_name
             served = tokens.get(pod)
             if served is not None:
-                # The first GPU of the pod is charged for all of them.
+                # The tokens are those of the pod, not of a GPU: its first GPU gets all of them.
                 new_tokens = served.tokens if pod in uncharged else Tokens()
                 time = time._replace(tokens=new_tokens)
                 account = account._replace(model=served.model)

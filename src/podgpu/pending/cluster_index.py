@@ -84,7 +84,7 @@ class ClusterIndex:
                 self.claims_of[user].append(claim)
 
     def find_workload(self, pod: PendingPod) -> HeldWorkload | None:
-        """Returns the Kueue Workload that holds the pod back."""
+        """Returns the pod's Kueue Workload, if that still waits for its quota."""
         return self.quotas.find_workload(pod.namespace, pod.workload, (pod.uid, pod.owner_uid))
 
     def find_classes(self, pod: PendingPod) -> Iterator[str]:

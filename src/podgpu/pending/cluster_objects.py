@@ -162,9 +162,8 @@ class PendingPod:
     claims: tuple[PodClaim, ...] = ()
     gates: tuple[str, ...] = ()
     nominated_node: str = ""
-    # Of the condition PodScheduled. `is_seen`: a scheduler has written it.
-    is_seen: bool = False
-    message: str = ""
+    is_seen: bool = False  # a scheduler has written the pod's condition PodScheduled
+    message: str = ""  # of this condition
     node: str = ""  # set if it is bound and has not started
     waiting: tuple[str, ...] = ()  # reasons why containers of a bound pod have not started
     workload: str = ""  # name of its Kueue Workload, if a label has it
