@@ -278,6 +278,7 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
     most = time.held - idle if time.busy_max is None else time.busy_max
     hourly = (price or 0.0) / _HOUR
     tokens = time.tokens or _NO_TOKENS
+
     return Amounts(
         allocated_seconds=allocated * size,
         idle_seconds=unused * size,

@@ -85,6 +85,7 @@ class FaultLog(Generic[K]):
             is_recent = now - logged_at[reason] < self._seconds
             if is_recent or key in self._failing:
                 return False
+
         logged_at[reason] = now
         self._failing.add(key)
         return True

@@ -85,6 +85,7 @@ def _select_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
                 selected[first].append((tag, re.compile("(?:true|false)$")))
             elif kind in ("null", "merge"):
                 selected[first].append((tag, pattern))
+
     return selected
 
 
@@ -106,6 +107,7 @@ class _TextLoader(yaml.CSafeLoader):
                 problem = f"the key {key.value[:60]} is repeated"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
+
         return super().construct_mapping(node, deep=deep)
 
 
@@ -135,6 +137,7 @@ def _find_type(outer: inspect.Type | None, step: str) -> inspect.Type | None:
         return found.value_type
     if isinstance(found, inspect.ListType | inspect.VarTupleType):
         return found.item_type
+
     return found
 
 
@@ -147,8 +150,10 @@ def _list_keys(error: msgspec.ValidationError, kind: Any) -> str:
     found: inspect.Type | None = inspect.type_info(kind)
     for step in re.findall(r"\.[^.\[`]+|\[[^]]*\]", path):
         found = _find_type(found, step)
+
     if not isinstance(found, inspect.StructType):
         return ""
+
     return f"; valid keys are {', '.join(field.encode_name for field in found.fields)}"
 
 

@@ -186,6 +186,7 @@ class Workload(Document, frozen=True):
             return "uid", self.uid, self.container or self.container_id
         if not self.user:
             return ()
+
         return "user", self.user
 
     @property
@@ -221,16 +222,20 @@ class Workload(Document, frozen=True):
             if self.user:
                 return f"job {self.job} ({self.user})"
             return f"job {self.job}"
+
         if self.pod:
             return "/".join(filter(None, (self.namespace, self.pod, self.container)))
+
         short_id = self.container_id[:_SHORT_ID]
         if self.uid:
             return "pod " + "/".join(filter(None, (self.uid, self.container or short_id)))
+
         container = short_id or self.container
         if container:
             return f"container {container}"
         if not self.user:
             return ""
+
         return f"user {self.user}"
 
 
@@ -577,6 +582,7 @@ def optional_numbers() -> Mapping[str, Any]:
         for member in msgspec.structs.fields(shape):
             if not member.required and _is_valid(0, member.type):
                 numbers[member.name] = member.type
+
     return numbers
 
 
@@ -605,6 +611,7 @@ def convert_node(document: Any) -> NodeState:
         _drop_impossible(document, dropped)
         state = msgspec.convert(document, NodeState)
         state = msgspec.structs.replace(state, dropped={**state.dropped, **dropped})
+
     _check(state)
     return state
 
@@ -616,6 +623,7 @@ def _drop_impossible(value: Any, dropped: Counter[str]) -> None:
             _drop_impossible(item, dropped)
     if not isinstance(value, dict):
         return
+
     for name, member in list(value.items()):
         if name not in optional_numbers():
             _drop_impossible(member, dropped)
@@ -638,6 +646,7 @@ def _check(state: NodeState) -> None:
         raise msgspec.ValidationError(
             f"schema {state.schema} is newer than {SCHEMA}, so update this podgpu"
         )
+
     _check_unique("GPU", [gpu.uuid or gpu.index for gpu in state.devices])
     for gpu in state.devices:
         _check_holders(gpu)

@@ -89,10 +89,12 @@ def parse_budgets(content: bytes, file: str) -> BudgetFile:
         if bool(budget.namespace) == is_label or bool(budget.label) != bool(budget.value):
             text = "a budget needs either a namespace, or a label and its value"
             raise UsageError(f"{file}: budgets[{number}]: {text}")
+
     names = Counter(budget.name for budget in parsed.budgets)
     twice = [name for name, number in names.items() if number > 1]
     if twice:
         raise UsageError(f"{file}: {twice[0]} has several budgets")
+
     return parsed
 
 

@@ -89,12 +89,15 @@ def choose_nodes(
         others = {copy.target for copy in copies[name] if chooser.is_rival(copy, reading)}
         if others:
             alerts.append(_describe_conflict(reading, others, "this node"))
+
     for name, other in same_gpus:
         others = {f"{chosen[other].target} (node {other})"}
         alerts.append(_describe_conflict(chosen[name], others, "the same GPUs"))
+
     for node in nodes:
         if node.silent:
             alerts.append(_describe_silent(node.reading, node.silent))
+
     return nodes, alerts
 
 
@@ -128,6 +131,7 @@ class _Chooser:
             owner = self.owners.get(gpu.uuid, reading.name)
             if owner != reading.name:
                 taken[gpu.uuid] = owner
+
         return NodeEntry(
             reading,
             state,
@@ -193,6 +197,7 @@ class _Chooser:
             is_podgpu = reading.state.producer == "podgpu"
             if is_podgpu and _has_holders(reading.state) and self._is_kept(reading):
                 silent |= dict.fromkeys(_present_gpus(reading.state), reading)
+
         return silent
 
     # Sort keys: the smallest is preferred
@@ -202,6 +207,7 @@ class _Chooser:
         shown = self.before.get(reading.name)
         was_chosen = shown is not None and shown.reading.target == reading.target
         is_kept = was_chosen and bool(reading.state.devices) and _names_holders(reading, shown)
+
         return (
             # current values first, then exporters that are still listed
             self.is_stale(reading),
@@ -223,6 +229,7 @@ class _Chooser:
         shown = self.before.get(reading.name)
         was_chosen = shown is not None and _has_gpu(shown.state, uuid)
         names_holders = _names_holders(reading, shown)
+
         return (
             # current values first, then a node on which the GPU is present
             self.is_stale(reading),
@@ -254,12 +261,14 @@ class _Chooser:
             for name in names:
                 reading = chosen[name]
                 ranks[name] = self.rank_node(reading, uuid, conflicts[reading.target])
+
             best, *others = sorted(ranks, key=ranks.__getitem__)
             for other in others:
                 hidden[other].add(uuid)
                 is_present = _has_gpu(chosen[other].state, uuid)
                 if is_present and self.is_rival(chosen[other], chosen[best]):
                     rivals[best, other] = None
+
         return hidden, list(rivals)
 
 
@@ -310,15 +319,18 @@ def _describe_reading(
     for target in dict.fromkeys(copy.target for copy in copies):
         if target in outcomes and outcomes[target].error:
             yield outcomes[target].text
+
     if reading.listed is False:
         yield (
             f"{reading.target} no longer reports this node: check that the exporter runs and that "
             "podgpu reads it"
         )
+
     if reading.state.dropped:
         yield f"impossible values are ignored: {few_of(sorted(reading.state.dropped))}"
     if reading.state.stale:
         yield "the exporter serves no GPU values, because its last readings are too old"
+
     skew = reading.skew_seconds or 0.0
     if skew > CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
@@ -365,6 +377,7 @@ def _present_gpus(state: NodeState) -> list[str]:
 def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
     if not uuids:
         return state
+
     kept = []
     lost = state.gpus_lost or 0
     for gpu in state.devices:
@@ -372,6 +385,7 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
             kept.append(gpu)
         elif is_lost(gpu):
             lost -= 1
+
     sources = [source for source in state.sources if source.device not in uuids]
     return replace(state, devices=tuple(kept), gpus_lost=max(0, lost), sources=tuple(sources))
 
@@ -401,11 +415,13 @@ def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
     for condition in gpu.conditions:
         if condition.name == LOST:
             lost = Condition(LOST, condition.since)
+
     holders = list(gpu.holders)
     instances = []
     for instance in gpu.instances:
         holders += instance.holders
         instances.append(MigInstance(id=instance.id, profile=instance.profile))
+
     last_holders = tuple(Workload(*parts_of(holder)) for holder in holders)
     return DeviceState(
         uuid=gpu.uuid,
@@ -454,8 +470,10 @@ def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
             shown.append(alert)
         else:
             left_out.append(alert)
+
     if left_out:
         shown.append(Alert(left_out[0].severity, f"and {len(left_out)} more"))
+
     return tuple(shown)
 
 
@@ -480,6 +498,7 @@ def _describe_conditions(name: str, broken: Iterable[DeviceState]) -> Iterator[A
     if len(without_driver) > 1:
         described.add(DRIVER_AWAY)
         yield _describe_without_driver(name, without_driver)
+
     for gpu in broken:
         for condition in gpu.conditions:
             if condition.name not in described:
@@ -502,6 +521,7 @@ def _describe_sources(
         # Failures of gpu0, gpu1… are conditions of these GPUs.
         if source.up is False and not is_gpu_source(source) and source.name not in ignored:
             failing.append(source.name)
+
     if failing:
         text = (
             f"node {name}: podgpu cannot read {', '.join(failing)}: "
@@ -522,6 +542,7 @@ def _describe_lost(name: str, state: NodeState, broken: Iterable[DeviceState]) -
     lost = state.gpus_lost or 0
     for gpu in broken:
         lost -= any(condition.name in _NOT_ANSWERING for condition in gpu.conditions)
+
     if lost > 0:
         verb = "does" if lost == 1 else "do"
         text = (
@@ -565,6 +586,7 @@ def describe_condition(condition: Condition, gpu: DeviceState = _UNKNOWN_GPU) ->
         return condition.text, ""
     if condition.name not in conditions():
         return condition.name, ""
+
     if condition.name == RECURRING and gpu.failures:
         failures = []
         for failure in gpu.failures:
@@ -572,10 +594,12 @@ def describe_condition(condition: Condition, gpu: DeviceState = _UNKNOWN_GPU) ->
                 failures.append((failure.condition, failure.count))
         last = max(failure.last for failure in gpu.failures)
         return words_for(RECURRING, describe_failures(failures, last))
+
     repeated = []
     for xid in gpu.xids:
         if xid.total > 1:
             repeated.append((xid.xid, xid.total))
+
     return words_for(condition.name, condition.detail, tuple(repeated), find_recovery(gpu))
 
 

@@ -54,25 +54,31 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     usage = holder.known_usage
     if usage.idle_since is not None:
         return "idle"
+
     whole = device.utilization_ratio
     if holder.source == RESERVATION:
         if whole:
             return "used"
         return "unknown"
+
     if is_mps_client(device, holder):
         return "unknown"
+
     own = usage.utilization_ratio
     if own == 0 and usage.processes != 0 and whole:
         # The driver attributes a whole sample to the busiest process, so a holder with 0 may be
         # busy.
         return "unknown"
+
     ratio = whole if own is None else own
     if ratio is None:
         if usage.processes == 0:
             return "idle"
         return "unknown"
+
     if ratio:
         return "used"
+
     return "idle"
 
 
@@ -118,6 +124,7 @@ class IdleTimes:
         self._is_restarted = then.state.exporter_id != self.node.state.exporter_id
         if then.stale or self._is_restarted:
             return
+
         seconds = _counted_at(self.node) - _counted_at(then)
         # The difference is large if a clock was set, or if the exporter did not count for some
         # time.
@@ -136,6 +143,7 @@ class IdleTimes:
             use = "idle"
         elif use == "idle":
             use = "used"  # for some time since the last reading
+
         window = None if part is None else self._compare(part, usage)
         return HolderTimes(use, since, self._measure(part, usage, window), window)
 
@@ -154,6 +162,7 @@ class IdleTimes:
             return self._estimated_start(part, use, usage)
         if use == "idle":
             return self.node.reading.read_at + self.offset - self._known_idle(device, usage)
+
         return None
 
     def _measured_start(self, idle_since: float, part: HeldPart | None) -> float:
@@ -162,10 +171,12 @@ class IdleTimes:
         last_since = None if part is None else self._last_start(part)
         if part is None or last_since is None:
             return since
+
         last = part.holder.known_usage
         goes_on = self._is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
         if goes_on:
             return min(since, last_since)
+
         return since
 
     def _estimated_start(self, part: HeldPart, use: Use, usage: HolderUsage) -> float | None:
@@ -173,11 +184,13 @@ class IdleTimes:
         last_since = self._last_start(part)
         if self.node.reading.read_at <= self._last_read_at + _SAME_READING:
             return last_since
+
         last = part.holder.known_usage
         if use != "idle" or _growth(last.busy_ns, usage.busy_ns, NS):
             return None
         if last_since is None:
             return self._last_read_at + self.offset
+
         return last_since
 
     def _last_start(self, part: HeldPart) -> float | None:
@@ -194,6 +207,7 @@ class IdleTimes:
             return None
         if seconds < _SAME_COUNTERS:
             return part.window
+
         last = part.holder.known_usage
         busy = None
         idle = None
@@ -201,6 +215,7 @@ class IdleTimes:
         if usage.utilization_ratio is not None and last.utilization_ratio is not None:
             busy = _growth(last.busy_ns, usage.busy_ns, NS)
             idle = _growth(last.idle_ns, usage.idle_ns, NS)
+
         return HeldTime(
             held=seconds,
             busy=busy,
@@ -215,18 +230,22 @@ class IdleTimes:
         """Returns the seconds for which the exporter's counters prove that the holder is idle."""
         if usage.utilization_ratio is None or usage.busy_ns is None or usage.idle_ns is None:
             return None
+
         if self.node.state.exporter_id:
             if usage.idle_since is None:
                 return None
             return max(0.0, _counted_at(self.node) - usage.idle_since)
+
         if part is None or window is None or window.busy is None or window.idle is None:
             if usage.busy_ns:
                 return 0.0
             return usage.idle_ns / NS
+
         if window is part.window:
             return part.measured_idle
         if window.busy:
             return None
+
         is_covered = window.held - window.idle <= self.longest_gap
         before = part.measured_idle if is_covered else None
         return window.idle + (before or 0.0)
@@ -235,12 +254,15 @@ class IdleTimes:
         """Returns the idle seconds before podgpu first read it, from counters or Prometheus."""
         if self.earlier is not None:
             return 0.0  # the holder is new on a known node
+
         counted = divide_known(usage.idle_ns, NS)
         if counted is not None and usage.busy_ns == 0:
             return counted
+
         observed = self.idle_for.get(device, 0.0)
         if counted is None:
             return observed
+
         return min(observed, counted)
 
 
@@ -320,4 +342,5 @@ def find_rest(node: NodeEntry, gpu: DeviceState, held: Mapping[str, Sequence[Hel
         is_unknown = is_unknown or may_be_busy(gpu_utilization(gpu), device_memory(gpu))
     if is_unknown:
         return Rest(unknown=max(0.0, 1.0 - allocated))
+
     return Rest(unallocated=unallocated)

@@ -99,14 +99,17 @@ def make_job(state: ClusterState, kind: str, namespace: str, name: str) -> JobRe
     for key, gpus in state.jobs.items():
         if (key.kind, key.namespace, key.name) != (kind, namespace, name):
             continue
+
         slow = state.slow.get(key)
         devices = []
         for device, gpu in gpus.items():
             is_slowest = slow is not None and slow.device == device
             devices.append(_make_device(gpu, is_slowest))
+
         fields = _job_fields(state, key)
         currency = state.prices.currency
         return JobResponse(taken_at=state.taken_at, currency=currency, devices=devices, **fields)
+
     return None
 
 
@@ -123,6 +126,7 @@ def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
     gpus = state.jobs[key].values()
     parts = [part for gpu in gpus for part in gpu.parts]
     sums = sum_held(parts, state.prices.currency).rounded()
+
     return {
         "kind": key.kind,
         "namespace": key.namespace,
@@ -143,8 +147,10 @@ def _make_slowest(state: ClusterState, key: JobKey) -> SlowestView | None:
     slow = state.slow.get(key)
     if slow is None:
         return None
+
     gpu = state.jobs[key][slow.device]
     explanation = explain_slow(slow)
+
     return SlowestView(
         **_place(gpu),
         reason=slow.reason,
@@ -159,6 +165,7 @@ def _make_slowest(state: ClusterState, key: JobKey) -> SlowestView | None:
 def _make_device(gpu: JobGpu, is_slowest: bool) -> JobDevice:
     first = gpu.parts[0]
     sample = gpu.sample
+
     return JobDevice(
         **_place(gpu),
         model=device_model(first.gpu, first.instance),

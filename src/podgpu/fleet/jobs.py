@@ -95,6 +95,7 @@ def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jo
             parts = tuple(part for _, part in pairs)
             gpus[device] = JobGpu(node, parts, _make_sample(node, parts, before.get(node.name)))
         jobs[key] = gpus
+
     return jobs
 
 
@@ -121,6 +122,7 @@ def find_slow(detector: JobDetector, now: float, jobs: Jobs) -> dict[JobKey, Slo
         earlier = slow.get(group.job)
         if earlier is None or found.difference > earlier.difference:
             slow[group.job] = found
+
     return slow
 
 
@@ -161,12 +163,14 @@ def _make_sample(
     instance = parts[0].instance
     if node.stale or node.gone or is_blind(gpu):
         return JobGpuSample()
+
     device = instance or gpu
     waiting = None
     for part in parts:
         ratio = part.holder.known_usage.wait_ratio
         if ratio is not None:
             waiting = max(ratio, waiting or 0.0)
+
     sample = JobGpuSample(
         busy=device_utilization(device),
         tensor=_read(device, TENSOR_ACTIVE),
@@ -179,6 +183,7 @@ def _make_sample(
     moved = None
     for name in (*PCIE_BYTES, *NVLINK_BYTES):
         moved = add_known(moved, _read(gpu, name))
+
     throttled = _measure_throttling(node, gpu, earlier)
     return sample._replace(
         clock=_read(gpu, SM_CLOCK),
@@ -203,15 +208,18 @@ def _measure_throttling(
     """Returns the ratio of time since the last round, by reason. Empty if it is unknown."""
     if earlier is None:
         return {}
+
     seconds = node.reading.read_at - earlier.reading.read_at
     last = next((each for each in earlier.state.devices if each.uuid == gpu.uuid), None)
     if last is None or seconds <= 0:
         return {}
+
     ratios = {}
     for reason, ns in gpu.throttled_ns.items():
         then = last.throttled_ns.get(reason)
         if then is not None and ns >= then:
             ratios[reason] = min(1.0, (ns - then) / NS / seconds)
+
     return ratios
 
 

@@ -135,9 +135,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
             return WasteRate()
         if self.use == "idle":
             return self._make_rate(Waste(idle=self.share, underused=0.0))
+
         spent = self.spent
         if spent is None or spent.underused is None or not spent.held:
             return self._make_rate(Waste(idle=0.0))
+
         unused = min(self.share, spent.underused / spent.held)
         return self._make_rate(Waste(idle=0.0, underused=unused))
 
@@ -228,12 +230,14 @@ def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
     holders = device.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
         return holders
+
     lost = is_lost(gpu)
     unique: dict[tuple[str, ...], Holder] = {}
     for holder in holders:
         is_identified = holder.key and (holder.source or not lost)
         if is_identified or holder.source == RESERVATION:
             unique.setdefault(holder.key, holder)
+
     return tuple(unique.values())
 
 
@@ -257,12 +261,14 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
         if gpu.hidden:
             return []
         return [(None, 1.0)]
+
     instances = [instance for instance in gpu.instances if not instance.hidden]
     wanted = [fraction_of_gpu(gpu.model, instance.profile) for instance in instances]
     fractions = _divide(wanted)
     devices: list[tuple[MigInstance | None, float]] = list(zip(instances, fractions, strict=True))
     if not gpu.hidden:
         devices.append((None, max(0.0, 1.0 - sum(fractions))))
+
     return devices
 
 
@@ -301,9 +307,11 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
         if latest is None:
             return window
         return latest
+
     whole = latest if window is None else window
     if whole is None:
         return sum(known)
+
     return max(whole, sum(known))
 
 
@@ -320,10 +328,12 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
             size = slices_of_profile(instance.profile) or 1
             total += ratio * size
             slices += size
+
     if slices:
         return total / slices
     if gpu.hidden:
         return None
+
     return device_utilization(gpu)
 
 
@@ -361,6 +371,7 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
         for name, amount in asdict(self).items():
             if isinstance(amount, float):
                 setattr(sums, name, round(amount, _DIGITS))
+
         error = sums.allocated - (sums.used + sums.idle + sums.unknown)
         largest = max(("used", "idle", "unknown"), key=lambda name: getattr(sums, name))
         setattr(sums, largest, round(getattr(sums, largest) + error, _DIGITS))
@@ -394,8 +405,10 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
         cost = part.cost_per_hour
         if cost is not None:
             costs.append(cost)
+
     idle_cost = waste.cost_per_hour and waste.cost_per_hour.idle
     has_cost = bool(costs) or (is_empty and bool(currency))
+
     return HeldSums(
         allocated=sum(uses.values()),
         **uses,

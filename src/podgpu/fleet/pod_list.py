@@ -47,6 +47,7 @@ class PodRow(msgspec.Struct, omit_defaults=True, kw_only=True):
     def name(self) -> str:
         if self.hidden:
             return "other namespaces"
+
         named = Workload(
             self.namespace,
             self.pod,
@@ -93,6 +94,7 @@ def make_pods(view: View) -> PodsResponse:
     groups = group_by_key(_list_held(view.nodes))
     rows = [_make_row(key, held) for key, held in groups.items()]
     rows.sort(key=lambda row: (row.hidden, row.cluster, row.namespace, row.name))
+
     return PodsResponse(
         taken_at=view.taken_at,
         simulated=view.simulated,
@@ -117,6 +119,7 @@ def _list_held(nodes: Iterable[NodeView]) -> Iterator[tuple[_RowKey, _Held]]:
                     # Figures of a stale node are those of an earlier time.
                     if node.old:
                         utilization = memory = None
+
                     held = _Held(holder, node.name, utilization, memory)
                     yield _make_key(node.cluster, holder), held
 
@@ -156,6 +159,7 @@ def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
 
     for name in ("allocated_gpus", "used_gpus", "idle_gpus", "unknown_gpus"):
         setattr(row, name, round(getattr(row, name), _DIGITS))
+
     row.utilization_ratio = round_known(_mean_utilization(held))
     row.wait_ratio = round_known(mean_known(one.holder.wait_ratio for one in held))
     row.idle_since = _find_idle_since(held)
@@ -164,6 +168,7 @@ def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
     if row.cost_per_hour is not None:
         cost = waste.cost_per_hour or Waste()
         row.wasted_per_hour = round(cost.idle or 0.0, 4)
+
     return row
 
 
@@ -187,8 +192,10 @@ def _mean_utilization(held: Iterable[_Held]) -> float | None:
             weight = holder.part or 1.0
             busy += utilization * weight
             weights += weight
+
     if not weights:
         return None
+
     return busy / weights
 
 

@@ -140,13 +140,16 @@ class Prices:
     def _find(self, model: str) -> Price:
         if self.nodes:
             return Price()
+
         price = self._by_name.get(_dashed(model))
         if price is not None:
             return price
+
         parent, fraction = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
         if whole.gpu_hour is None or fraction is None:
             return Price()
+
         return Price(whole.gpu_hour * fraction)
 
 
@@ -182,6 +185,7 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
             rules.append((rule.labels, Prices(parsed.currency, _adapt(models, rule), source)))
         start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
         periods.append((start, Prices(parsed.currency, models, source, nodes=rules)))
+
     prices = periods[0][1]
     prices.changes = periods[1:]
     return prices

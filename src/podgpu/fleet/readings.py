@@ -92,10 +92,12 @@ def full_scale(field: str) -> float:
         raise UsageError(
             f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}"
         )
+
     if spec.field.unit.startswith("%"):
         return 100.0
     if spec.field.unit.startswith("ratio"):
         return 1.0
+
     raise UsageError(
         f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as "
         "DCGM_FI_DEV_GPU_UTIL"

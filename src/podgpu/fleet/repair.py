@@ -53,6 +53,7 @@ def _list_commands(action: str, node: str, gpu: str, has_pods: bool) -> Iterator
         # Lists all pods that the next command evicts, and evicts none.
         yield RepairCommand("terminal", f"{drain} --dry-run=server")
         yield RepairCommand("terminal", drain)
+
     if action == "reset":
         # A drain leaves DaemonSets, so the exporter still has the driver open.
         release = f"podgpu release --seconds {RELEASE_SECONDS}"
@@ -61,6 +62,7 @@ def _list_commands(action: str, node: str, gpu: str, has_pods: bool) -> Iterator
         else:
             yield RepairCommand("node", release)
         yield RepairCommand("node", f"nvidia-smi -r -i {gpu}")
+
     if action == "reboot":
         yield RepairCommand("node", "systemctl reboot")
     if action == "replace":

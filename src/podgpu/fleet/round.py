@@ -219,6 +219,7 @@ class Cluster:
                 if not node.gone and not is_lost(gpu):
                     return "present"
                 presence = "missing"
+
         return presence
 
     # Start and stop
@@ -277,9 +278,11 @@ class Cluster:
         for name, (reason, text) in faults.items():
             if self._faults.fail(name, reason):
                 _log.warning("%s", text)
+
         for name in sorted(names - faults.keys()):
             if self._faults.recover(name):
                 _log.info("%s: answers again", name)
+
         self._faults.remove(lambda name: name not in names and name not in faults)
 
 
@@ -291,10 +294,13 @@ def _find_faults(state: ClusterState) -> dict[str, tuple[str, str]]:
         described.add(outcome.text)
         if outcome.error:
             faults[outcome.target] = (outcome.error, f"{outcome.text}; podgpu will retry")
+
     for node in state.nodes:
         if node.stale:
             faults[node.name] = ("stale", f"{node.name}: stale, no current values")
+
     for note in state.notes:
         if note not in described:
             faults[note] = ("note", note)
+
     return faults

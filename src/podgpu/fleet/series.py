@@ -61,6 +61,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     families = make_families("seed", {"pod_and_gpu_map_info": pod_map})
     if state.settings.legacy_map_metrics:
         families += _legacy_map_families(rows)
+
     families += _used_families(state, rolling)
     idle = {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}
     families += make_families("cluster", idle)
@@ -115,13 +116,16 @@ def self_families(state: ClusterState) -> list[Family]:
         labels = Labels([("target", outcome.target)])
         add("target_up", labels, 0 if outcome.error else 1)
         add("target_duration_seconds", labels, outcome.seconds)
+
     for key, count in sorted(state.errors.items()):
         add("target_errors_total", _labels(("target", "reason"), key), count)
+
     for node in state.nodes:
         labels = Labels([("node", node.name)])
         last_seen = round(taken_at - (node.age_seconds or 0.0), 3)
         add("node_up", labels, 0 if node.stale else 1)
         add("node_last_seen_timestamp_seconds", labels, last_seen)
+
     return make_families("cluster", samples)
 
 
@@ -156,6 +160,7 @@ def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
                 pods.update(list_pod_names(holders_of(gpu, device)))
             for namespace, pod in sorted(pods):
                 rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
+
     return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
 
 
@@ -184,6 +189,7 @@ def metric_name(node: str) -> str:
     name = re.sub(r"[^a-zA-Z0-9]", escape, node)
     if name[:1].isdigit():
         return f"_{name}_info"
+
     return f"{name}_info"
 
 
@@ -202,6 +208,7 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
         labels = _scope_labels(scope)
         ratios.append(Sample(labels, state.used[scope].mean / full))
         counts.append(Sample(labels, state.used[scope].devices))
+
     window = ("window", duration_text(state.settings.window))
     means = [Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]
     samples = {
@@ -227,12 +234,15 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
             since = wasteful_since(part, state.taken_at, state.settings.idle_after)
             if since is None or not part.holder.has_labels:
                 continue
+
             labels = _list_device_labels(node, part)
             for name, text in holder_names(part.holder).items():
                 if text or part.holder.pod:
                     labels.append((name, text))
+
             key = tuple(labels)
             idle_since[key] = min(since, idle_since.get(key, since))
+
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
@@ -250,7 +260,9 @@ def _slow_samples(state: ClusterState) -> list[Sample]:
         ]
         if key.cluster:
             labels.append(("cluster", key.cluster))
+
         samples.append(Sample(Labels(labels), round(slow.difference, 4)))
+
     return samples
 
 
@@ -284,6 +296,7 @@ def _count_families(state: ClusterState) -> list[Family]:
                 counts = _count_device(gpu, instance or gpu)
                 by_node[node.name, model].update(counts)
                 by_model[(model,)].update(counts)
+
     samples = _count_samples("node", ("node", "model"), by_node)
     samples |= _count_samples("model", ("model",), by_model)
     return make_families("cluster", samples) + _namespace_families(nodes, state)
@@ -333,10 +346,12 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         for part in parts:
             if wasteful_since(part, state.taken_at, state.settings.idle_after) is not None:
                 long_idle += part.share
+
         allocated.append(Sample(labels, round(sums.allocated, 9)))
         idle.append(Sample(labels, round(long_idle, 9)))
         if sums.used or sums.idle or not sums.unknown:
             used.append(Sample(labels, round(sums.used, 9)))
+
     samples = {
         "podgpu_namespace_allocated_gpus": allocated,
         "podgpu_namespace_used_gpus": used,
@@ -377,8 +392,10 @@ def _cost_families(state: ClusterState) -> list[Family]:
         if namespace and sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
             samples["podgpu_namespace_cost_per_hour"].append(Sample(labels, sums.cost_per_hour))
             samples["podgpu_namespace_wasted_per_hour"].append(Sample(labels, sums.wasted_per_hour))
+
     for cluster, waste in sorted(unallocated.items()):
         add_waste(waste, "", cluster)
+
     return make_families("cluster", samples)
 
 
@@ -386,6 +403,7 @@ def _price_families(state: ClusterState) -> list[Family]:
     currency = state.prices.currency
     if not currency:
         return []
+
     # Each value is a set: with prices by node label, the nodes may differ.
     prices: dict[tuple[str, str, str], set[float | None]] = defaultdict(set)
     for node in state.nodes:
@@ -395,6 +413,7 @@ def _price_families(state: ClusterState) -> list[Family]:
                 profile = "" if instance is None else instance.profile
                 hour = node.prices.of(device_model(gpu, instance)).gpu_hour
                 prices[gpu.model, profile, cluster].add(hour)
+
     if state.fleet is not None and not state.prices.label_names:
         for cluster, model in state.fleet.models:
             prices[model, "", cluster].add(state.prices.of(model).gpu_hour)
@@ -405,24 +424,28 @@ def _price_families(state: ClusterState) -> list[Family]:
         if hour is not None and not hours:
             labels = _some_labels(_PRICE_LABELS, (model, profile, currency, cluster))
             samples.append(Sample(labels, hour))
+
     return make_families("cluster", {"podgpu_gpu_price_per_hour": samples})
 
 
 def _token_families(state: ClusterState) -> list[Family]:
     if not state.settings.export_tokens:
         return []
+
     # A container may hold several GPUs.
     engines: dict[tuple[ContainerName, str], EngineState] = {}
     for node in state.nodes:
         for part in node.held:
             if part.engine is not None and part.engine.engine:
                 engines[container_name(part.holder), part.cluster] = part.engine
+
     samples = []
     for (container, cluster), engine in sorted(engines.items()):
         tokens = {"prompt": engine.counted.prompt, "generation": engine.counted.generated}
         for kind, count in tokens.items():
             labels = _some_labels(_TOKEN_LABELS, (kind, *container, cluster))
             samples.append(Sample(labels, count))
+
     return make_families("cluster", {"podgpu_container_llm_tokens_total": samples})
 
 
@@ -440,6 +463,7 @@ def _budget_families(state: ClusterState) -> list[Family]:
         if budget.forecast_ratio is not None:
             sample = Sample(labels, budget.forecast_ratio)
             samples["podgpu_budget_forecast_ratio"].append(sample)
+
     return make_families("cluster", samples)
 
 
@@ -456,9 +480,11 @@ def _savings_families(savings: SavingsFigures) -> list[Family]:
                 labels = Labels([*named.pairs, ("currency", savings.currency)])
                 cost = Sample(labels, round(row.cost, 2))
                 samples[f"{name}_cost_per_month"].append(cost)
+
     if savings.prediction_error_ratio is not None:
         error = Sample(NO_LABELS, savings.prediction_error_ratio)
         samples["podgpu_savings_prediction_error_ratio"].append(error)
+
     return make_families("cluster", samples)
 
 

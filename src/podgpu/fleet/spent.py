@@ -63,6 +63,7 @@ class Spending:
         self._most_seconds = 0.0  # that an increase may cover
         if self.earlier is None:
             return
+
         self.rejected.update(self.earlier.rejected)
         self._before = self.earlier.held_by_holder()
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
@@ -83,6 +84,7 @@ class Spending:
         """Returns what the holder did since the last reading. None if this is unknown."""
         if self.seconds is None:
             return None
+
         usage = holder.known_usage
         before = self._before.get((device_key, holder.key))
         self._most_seconds = _most(self.seconds)
@@ -91,6 +93,7 @@ class Spending:
             # Counters that stood still for some time may catch up at once.
             self._most_seconds = _most(self.node.reading.read_at - before.counted_at)
             last = before.holder.known_usage
+
         if before is not None and not self._is_gap:
             return self._compare(last, usage, gpu, self.seconds, share)
 
@@ -98,9 +101,11 @@ class Spending:
         # share. A new holder on an unknown GPU may have been there before.
         if gpu.uuid not in self._totals:
             return None
+
         counted = self._increase_of_time(last.allocated_ns, usage.allocated_ns)
         if counted is None:
             return None
+
         held = counted / (holder.share_ratio or share)
         return self._compare(last, usage, gpu, min(held, self.seconds), share)
 
@@ -151,11 +156,13 @@ class Spending:
         """Maps each device that both readings have to its energy that no holder used."""
         if self.seconds is None or self.earlier is None:
             return {}
+
         # Energy is read with the GPU's usage, which may stand still for some time.
         self._most_seconds = _most(max(self.seconds, self.longest_gap))
         known = _list_holders(self.earlier)
         if self._is_gap and known.keys() != _list_holders(self.node).keys():
             return {}  # the MIG layout changed
+
         rest: dict[str, float | None] = {}
         for gpu in self.node.state.devices:
             for instance, _ in divide_gpu(gpu):
@@ -167,6 +174,7 @@ class Spending:
                 if self._is_gap and not _are_counted(holders, instance or gpu):
                     continue
                 rest[key] = self.measure_rest(gpu, instance)
+
         return rest
 
     def _seconds_of(self, name: str, before: int | None, now: int | None) -> float | None:
@@ -183,12 +191,14 @@ class Spending:
         """Returns the increase of a counter, or None if it is unknown or more than possible."""
         if before is None or now is None or not self._is_comparable:
             return None
+
         # If the exporter restarted, its counters restarted at 0.
         start = 0 if self._has_restarted or now < before else before
         increase = (now - start) / scale
         if increase > most:
             self.rejected[name] += 1
             return None
+
         return increase
 
 

@@ -197,6 +197,7 @@ def build_cluster_state(
     all_notes = [*notes, *reading.notes]
     all_notes += unread
     all_notes += describe_unpriced(nodes, prices)
+
     return ClusterState(
         settings=settings,
         taken_at=wall,
@@ -258,6 +259,7 @@ def _keep_gpus(
     reported: set[str] = set()
     for node in chosen:
         reported.update(gpu.uuid for gpu in node.state.devices)
+
     shown = []
     for node in chosen:
         earlier = before.get(node.name)
@@ -266,6 +268,7 @@ def _keep_gpus(
         kept = hide_missing_gpus(node, removed) if removed else node
         if kept is not None:
             shown.append(kept)
+
     return shown
 
 
@@ -293,6 +296,7 @@ def build_single_node_state(
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
+
     return ClusterState(
         settings=settings,
         taken_at=state.taken_at,
@@ -321,6 +325,7 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
     """
     if not prices.currency:
         return
+
     priced = []
     unlabelled = []
     for node in nodes:
@@ -328,6 +333,7 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
             priced.append(node)
         elif not node.gone:
             unlabelled.append(node.name)
+
     yield from _describe_unlabelled(priced, unlabelled, prices)
 
     unpriced = _list_unpriced(priced)
@@ -361,6 +367,7 @@ def _describe_unlabelled(
     labels: set[str] = set()
     for node in priced:
         labels.update(node.reading.labels or ())
+
     elsewhere = [name for name in prices.label_names if name not in labels]
     if priced and elsewhere:
         yield (
@@ -405,6 +412,7 @@ def complete_node(
             rejected=spending.rejected,
             notes=(*node.notes, note) if note else node.notes,
         )
+
     counted_at = idle.counted_at if idle else node.reading.read_at
     return replace(node, notes=bound_notes(node.notes), held=held, counted_at=counted_at)
 
@@ -415,6 +423,7 @@ def _hold(
     for gpu in node.state.devices:
         if not gpu.holders and not gpu.instances:
             continue
+
         is_unknown = node.stale or is_blind(gpu)
         for instance, device_size in divide_gpu(gpu):
             device = instance or gpu
@@ -429,11 +438,13 @@ def _hold(
                     times = HolderTimes(measure_use(device, holder), holder.known_usage.idle_since)
                 else:
                     times = idle.find(gpu, instance, holder)
+
                 spent = None
                 counted_at = 0.0
                 if spending is not None:
                     spent = spending.measure(gpu, key, holder, share)
                     counted_at = spending.find_counted_at(key, holder)
+
                 yield HeldPart(
                     gpu,
                     instance,
@@ -472,6 +483,7 @@ def mean_by_scope(
                 if value > 0:
                     total[0] += 1
                     total[1] += min(value, full)
+
     return {scope: UsedMean(int(n), total / n if n else 0.0) for scope, (n, total) in sums.items()}
 
 
@@ -490,6 +502,7 @@ def _find_scopes(
         owner = owners.get(holder.pod_name)
         if owner is not None:
             scopes.add(Scope("owner", namespace, "", "", owner.kind, owner.name, cluster))
+
     return scopes
 
 
@@ -507,8 +520,10 @@ def measured_devices(
             if value is not None:
                 has_instances = True
                 yield gpu, instance, value
+
         if has_instances or gpu.hidden:
             continue
+
         value = used_value(gpu, settings)
         if value is not None:
             yield gpu, None, value

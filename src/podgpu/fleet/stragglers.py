@@ -144,6 +144,7 @@ class StragglerDetector(Generic[K]):
                 job.rounds.setdefault(device, []).append(sample)
             if job.slow is not None and job.slow.device in samples:
                 found[key] = job.slow
+
         return found
 
 
@@ -162,6 +163,7 @@ def _close_minute(job: _JobHistory, since: float) -> None:
     job.since_past += 1
     if job.since_past < WINDOW:
         return
+
     job.since_past = 0
     for device, sample in windows.items():
         # The past of a slower GPU stays as it was before.
@@ -187,12 +189,14 @@ def _make_windows(minutes: Iterable[Mapping[str, JobGpuSample]]) -> dict[str, Jo
         for device, sample in minute.items():
             if _is_busy(sample):
                 working.setdefault(device, []).append(sample)
+
     windows = {}
     for device, samples in working.items():
         usual = _combine(samples, median)
         even = [sample for sample in samples if _is_even(sample, usual)]
         if len(even) >= _NEEDED:
             windows[device] = _combine(even, median)
+
     return windows
 
 
@@ -215,14 +219,17 @@ def _keep_slow(job: _JobHistory, found: SlowGpu | None, evidence: _Evidence) -> 
     before = job.slow
     if before is None:
         return found
+
     if found is not None:
         job.unjudged = 0
         if found.device == before.device:
             return found._replace(since=before.since)
         return found
+
     if evidence.judges(before) or job.unjudged >= WINDOW:
         job.unjudged = 0
         return None
+
     job.unjudged += 1
     return before
 
@@ -236,6 +243,7 @@ def _find_slowest(job: _JobHistory, evidence: _Evidence, since: float) -> SlowGp
             found += [siblings, past]
         elif siblings is not None and past is not None and siblings.device == past.device:
             found.append(siblings)
+
     findings = select_known(found)
     if not findings:
         return None
@@ -275,11 +283,13 @@ def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> fl
     difference: float | None = getattr(differences, rule.reason)
     if difference is None:
         return None
+
     size = -difference if rule.is_lower else difference
     if not rule.same_work:
         return size
     if differences.busy is None or abs(differences.busy) > _SAME_BUSY:
         return None
+
     amounts = _compare_work(rule, differences)
     # A slower GPU may do less work in the same time, or the same work in more time.
     tolerance = _SAME_WORK
@@ -290,11 +300,13 @@ def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> fl
 
     if rule.reason == "clock":
         return _measure_clock(size, sample, differences)
+
     if rule.reason in _WORK:
         if not amounts:
             return None
         less_work = min(0.0, *amounts)
         return 1.0 - (1.0 + difference) / (1.0 + less_work)
+
     return size
 
 
@@ -320,15 +332,19 @@ def _measure_clock(size: float, sample: JobGpuSample, differences: _Differences)
     """At the power limit, more work lowers the clock of a good GPU."""
     if not _is_capped(sample):
         return size
+
     computed = []
     for amount in (_compare_operations(differences), differences.dram):
         if amount is not None:
             computed.append(amount)
+
     if not computed:
         return None
+
     explained = _CLOCK_BY_WORK * max(0.0, *computed)
     if size < 0:
         return size
+
     return max(0.0, size - explained)
 
 
@@ -366,6 +382,7 @@ def _compare_with_siblings(minute: Mapping[str, JobGpuSample]) -> dict[str, _Dif
             expected = None if value is None else others.median_without(value)
             compared.append(_difference(name, value, expected))
         differences[device] = _Differences(*compared)
+
     return differences
 
 
@@ -411,6 +428,7 @@ class _Recent(NamedTuple):
                 sample = _combine(samples[device], median)
                 middle = _combine(compared_minutes, median)
                 recent[device] = cls(sample, middle, compared_minutes)
+
         return recent
 
 
@@ -423,6 +441,7 @@ def _find_among_siblings(
         size = _measure(rule, gpu.sample, gpu.differences)
         if size is not None:
             sizes[device] = size
+
     if len(sizes) <= rule.others:
         return None
 
@@ -433,6 +452,7 @@ def _find_among_siblings(
     limit = _limit(job, worst, max(limits[worst], _SPREADS * spread))
     if sizes[worst] < limit or not _is_lasting(recent[worst].minutes, rule, limit):
         return None
+
     return _Finding(worst, rule, sizes[worst], "siblings")
 
 
@@ -458,6 +478,7 @@ def _find_against_past(
         change = _find_change(rule, window)
         if change is not None:
             changes[device] = change
+
     if not changes:
         return None
 
@@ -467,20 +488,25 @@ def _find_against_past(
     others = [change.size for device, change in changes.items() if device != worst]
     if rule.others > 1 and len(others) < rule.others:
         return None
+
     if others:
         # A sibling that is faster than before proves nothing about this GPU.
         size -= max(0.0, median(others))
         spread = max(spread, _spread(others))
+
     limit = _limit(job, worst, max(limits[worst], _SPREADS * spread))
     if size < limit:
         return None
+
     usual = _combine(job.past[worst], median)
     minutes = []
     for minute in job.minutes:
         if worst in minute.samples:
             minutes.append(_compare(minute.samples[worst], usual))
+
     if not _is_lasting(minutes, rule, limit):
         return None
+
     return _Finding(worst, rule, size, "past")
 
 
@@ -499,8 +525,10 @@ def _find_change(rule: _Rule, window: _Window) -> _Change | None:
         size = _measure(rule, window.sample, differences)
         if size is not None:
             sizes.append(size)
+
     if len(sizes) < _NEEDED_WINDOWS:
         return None
+
     return _Change(median(sizes), _spread(sizes))
 
 
@@ -530,9 +558,11 @@ class _Evidence(NamedTuple):
             if window is None:
                 return False
             return _find_change(rule, window) is not None
+
         gpu = self.recent.get(slow.device)
         if gpu is None:
             return False
+
         return _measure(rule, gpu.sample, gpu.differences) is not None
 
 

@@ -25,6 +25,7 @@ def charge_tokens(
     """
     if not engines:
         return list(nodes), before
+
     gpus: dict[ContainerName, int] = defaultdict(int)  # that are charged in this round
     for node in nodes:
         for part in node.held:
@@ -46,6 +47,7 @@ def charge_tokens(
     for node in nodes:
         held = tuple(_add_engine(part, engines, shares, pods) for part in node.held)
         complete.append(replace(node, held=held))
+
     return complete, charged
 
 

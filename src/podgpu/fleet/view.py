@@ -282,6 +282,7 @@ class GpuResponse(GpuDetails, kw_only=True):
 def make_view(state: ClusterState) -> View:
     prices = state.prices
     is_cluster = state.scope == "cluster"
+
     return View(
         scope=state.scope,
         taken_at=state.taken_at,
@@ -318,6 +319,7 @@ def _find_hints(state: ClusterState) -> list[SetupHint]:
 def total_of(state: ClusterState) -> Totals:
     if state.fleet is not None:
         return _total_of_fleet(state, state.fleet)
+
     gpus = broken = 0
     unknown = 0.0
     watts = []
@@ -332,6 +334,7 @@ def total_of(state: ClusterState) -> Totals:
             unallocated = unallocated.plus(rest.unallocated)
             if gpu.power_mw is not None and not node.stale:
                 watts.append(gpu.power_mw / 1000)
+
     power = round(sum(watts), 1) if watts else None
     sums = sum_held(_held_parts(state), state.prices.currency)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
@@ -345,6 +348,7 @@ def _total_of_fleet(state: ClusterState, fleet: FleetCounts) -> Totals:
         # Neither holders nor costs are known.
         currency = ""
         unknown = fleet.gpus
+
     sums = sum_held(_held_parts(state), currency)
     unallocated = _sum_unallocated(fleet, state.prices)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
@@ -357,12 +361,14 @@ def _sum_unallocated(fleet: FleetCounts, prices: Prices) -> WasteRate:
     for share in fleet.held:
         model, fraction = parent_and_fraction(share.model)
         allocated[share.cluster, model] += share.allocated * (fraction or 0.0)
+
     unallocated = WasteRate()
     for (cluster, model), gpus in fleet.models.items():
         free = max(0.0, gpus - allocated[cluster, model])
         price = _find_price(prices, model)
         rate = make_rate(Waste(unallocated=free), 1.0, price)
         unallocated = unallocated.plus(rate)
+
     return unallocated
 
 
@@ -396,6 +402,7 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         for node in state.nodes:
             yield from node.held
         return
+
     for share in state.fleet.held:
         underused = share.underused
         used = HeldPart(
@@ -433,6 +440,7 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
                 waste=held.waste,
             )
         )
+
     return namespaces
 
 
@@ -443,6 +451,7 @@ def _make_node(node: NodeEntry, is_cluster: bool) -> NodeView:
         view = _make_gpu(gpu, held, node)
         view.repair = _make_repair(gpu, node, is_cluster)
         gpus.append(view)
+
     return NodeView(
         name=node.name,
         cluster=node.reading.cluster,
@@ -459,11 +468,13 @@ def _make_repair(gpu: DeviceState, node: NodeEntry, is_cluster: bool) -> Repair 
     action = repair_of(gpu)
     if not action or node.gone:
         return None
+
     holders = [part.holder for part in node.held]
     has_pods = any(holder.namespace for holder in holders)
     if not has_pods:
         # The exporter of a node without pods does not know whether Kubernetes manages the node.
         has_pods = is_cluster and not any(holder.user or holder.job for holder in holders)
+
     name = gpu_id(gpu) if gpu.index is None else str(gpu.index)
     pods = [holder.pod_name for holder in holders]
     return make_repair(action, node.name, name, has_pods=has_pods, pods=pods)
@@ -479,10 +490,12 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
         parts = held.get(key_of(gpu, instance), ())
         for part in parts:
             waste = waste.plus(part.waste)
+
         members = _device_fields(gpu, instance, parts, prices)
         if instance is None:
             values = members
             continue
+
         instances.append(
             InstanceView(
                 id=str(instance.id),
@@ -493,10 +506,12 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
                 **members,
             )
         )
+
     if not gpu.hidden:
         values["power_watts"] = round_known(divide_known(gpu.power_mw, 1000), 1)
         values["temperature_celsius"] = gpu.temperature_celsius
         values["last_holders"] = gpu.last_holders
+
     values["utilization_ratio"] = round_known(gpu_utilization(gpu))
     return GpuView(
         uuid=uuid,
@@ -513,6 +528,7 @@ def _device_fields(
 ) -> dict[str, Any]:
     device: GpuOrInstance = instance or gpu
     usage = device.known_usage
+
     return {
         "utilization_ratio": round_known(device_utilization(device)),
         "memory_used_bytes": device_memory(device),
@@ -534,10 +550,12 @@ def _make_holder(part: HeldPart) -> HolderView:
     if power is not None and usage.power_ratio is not None:
         # Rounded down, so that the watts of all holders do not exceed the watts of the GPU.
         watts = power * usage.power_ratio // 100 / 10
+
     waits_for = []
     for other in usage.waits_for:
         rounded = replace(other, seconds=round(other.seconds, 4), ratio=round(other.ratio, 4))
         waits_for.append(rounded)
+
     return HolderView(
         *parts_of(holder),
         share_ratio=round_known(holder.share_ratio),
@@ -606,6 +624,7 @@ def make_pod(
         gpus = list(_select_held_by(node.gpus, namespace, pod))
         if gpus and cluster in (None, node.cluster):
             nodes.append(replace(node, gpus=gpus))
+
     if not nodes:
         return None
 
@@ -615,6 +634,7 @@ def make_pod(
             is_pod = part.holder.pod_name == (namespace, pod)
             if is_pod and cluster in (None, part.cluster):
                 parts.append(part)
+
     owners = {part.owner for part in parts if part.owner is not None}
     return PodResponse(
         taken_at=view.taken_at,
@@ -668,13 +688,17 @@ def make_details(
         if gpu_id(device) == uuid:
             gpu = device
             break
+
     values: dict[str, Value] = {}
     if gpu.pci_bus_id:
         values["DCGM_FI_DEV_PCI_BUSID"] = gpu.pci_bus_id
+
     for number, value in more.items():
         values[fields()[number].name] = value
+
     values |= gpu.fields or {}
     source = next((status.name for status in state.sources if status.up is not None), "")
+
     return GpuDetails(
         fields=_make_fields(values, source, links_up),
         xids=_make_xids(gpu),
@@ -689,6 +713,7 @@ def _make_xids(gpu: DeviceState) -> list[XidView]:
     counts = list(gpu.xids)
     for instance in gpu.instances:
         counts += instance.xids
+
     counts.sort(key=lambda count: (-count.last_seen, count.xid))
     views = []
     for count in counts:
@@ -704,6 +729,7 @@ def _make_xids(gpu: DeviceState) -> list[XidView]:
                 culprits=count.culprits[::-1],
             )
         )
+
     return views
 
 
@@ -719,6 +745,7 @@ def _make_sources(state: NodeState, gpu: DeviceState) -> list[SourceView]:
                     message=status.message[:512],
                 )
             )
+
     return views
 
 
@@ -730,6 +757,7 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
         field = field_named(name)
         if field is not None:
             known_fields.append((field, value))
+
     known_fields.sort(key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id))
 
     views = []
@@ -740,11 +768,13 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
         views.append(
             FieldView(name=field.name, help=text, unit=field.unit, value=value, source=source)
         )
+
     if links_up is not None:
         text = "NVLinks that are up."
         views.append(
             FieldView(name="nvlinks_up", help=text, unit="links", value=links_up, source=source)
         )
+
     return views
 
 

@@ -26,8 +26,10 @@ async def find_version(client: ApiClient, group: str, versions: Sequence[str], a
             return versions[0]
         if error.reason != "not_found":
             raise
+
     for version in versions:
         if version in offered:
             return version
+
     text = f"the API server has no supported version of {path}: {advice}; podgpu retries"
     raise SourceError("not_found", text)

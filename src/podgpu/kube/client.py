@@ -152,6 +152,7 @@ class ApiClient:
                         f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that "
                         "podgpu accepts",
                     ) from error
+
             if not line:
                 return
             if line := line.strip():
@@ -190,6 +191,7 @@ class ApiClient:
             content["server_hostname"] = self.config.tls_server_name or None
         if self._session is None:
             self._session = open_session()
+
         request = self._session.request(
             method,
             self.config.server + path,
@@ -245,6 +247,7 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
         message = str(find_decoder(KubeObject).decode(body).get("message"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = body[:2000].decode("utf-8", "replace")
+
     message = one_line(" ".join(message.split()))[:600]
     text = (
         f"the API server answered {path} with status {status} ({message}); the credentials are "
@@ -252,6 +255,7 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     )
     if status == 403:
         text += ": add this permission to podgpu's ClusterRole or Role"
+
     return SourceError(reason, text)
 
 
@@ -316,6 +320,7 @@ class Credentials:
             cluster = None
             if config.plugin.provide_cluster_info:
                 cluster = await asyncio.to_thread(describe_cluster, config)
+
             credential = await run_plugin(
                 config.plugin, is_attended=self._is_attended, cluster=cluster
             )
@@ -323,6 +328,7 @@ class Credentials:
             self._is_attended = False
             expires = credential.expires.timestamp() if credential.expires else float("inf")
             renew_at = expires - min(_RENEW_BEFORE_SECONDS, (expires - self._clock()) / 2)
+
         try:
             # Files are read in a thread, because the disk may be slow.
             token = await asyncio.to_thread(self._read_token, credential)
@@ -334,26 +340,31 @@ class Credentials:
             # The old credentials are kept, because another program may be replacing the files right
             # now.
             _log.warning("%s; the previous credentials are still used", error)
+
         self._renew_at = renew_at
 
     def _read_token(self, credential: Credential) -> str:
         config = self._config
         if credential.token:
             return credential.token
+
         if not config.token_file:
             if not config.token:
                 return ""
             return _check_token(config.token, config.origin)
+
         try:
             text = read_bounded(config.token_file, _MAX_TOKEN).decode("ascii", "replace").strip()
         except SourceError as error:
             raise SourceError("no_token", f"cannot read the token: {error}") from error
+
         return _check_token(text, config.token_file)
 
     def _load_tls(self, credential: Credential) -> ssl.SSLContext | None:
         config = self._config
         if not config.server.startswith("https:"):
             return None
+
         try:
             ca = config.ca.read() if config.ca else None
             if credential.certificate and credential.key:
@@ -364,6 +375,7 @@ class Credentials:
                 key = config.key.read()
         except SourceError as error:
             raise SourceError("tls", f"{config.origin}: {error}") from error
+
         return self._cached_context(ca, certificate, key)
 
     def _make_context(self, ca: bytes | None, certificate: bytes, key: bytes) -> ssl.SSLContext:
@@ -396,6 +408,7 @@ def describe_cluster(config: ApiConfig) -> KubeObject:
         cluster["insecure-skip-tls-verify"] = True
     if config.ca:
         cluster["certificate-authority-data"] = base64.b64encode(config.ca.read()).decode()
+
     # kubectl sends the key also without a value.
     cluster["config"] = config.plugin_config
     return cluster
@@ -412,6 +425,7 @@ async def run_plugin(
     spec: KubeObject = {"interactive": is_interactive}
     if cluster is not None:
         spec["cluster"] = cluster
+
     process = await _start_plugin(plugin, spec, is_attended)
     try:
         timeout = None if is_attended else seconds
@@ -421,11 +435,13 @@ async def run_plugin(
     finally:
         if process.returncode is None:
             await _kill_plugin(process, is_interactive)
+
     if process.returncode != 0:
         # If the plugin wrote to the terminal, its message is there.
         last_line = (errors or b"").decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
         reason = f": {one_line(last_line)}" if last_line else ""
         raise _plugin_error(plugin, f"failed with exit code {process.returncode}{reason}")
+
     return parse_credential(output, plugin)
 
 
@@ -491,6 +507,7 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
         raise SourceError(
             "exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin"
         ) from None
+
     credential = answer.status
     is_pair = bool(credential.certificate) == bool(credential.key)
     has_any = bool(credential.token or credential.certificate)
@@ -500,6 +517,8 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
             f"{name} must have the API version {plugin.api_version} of the kubeconfig, and a token "
             "or a certificate with its key: update the plugin",
         )
+
     if credential.token:
         _check_token(credential.token, name, "exec_plugin")
+
     return credential

@@ -96,6 +96,7 @@ def load_config(
             config.origin,
             config.server,
         )
+
     _check_secrecy(config)
     return config
 
@@ -114,6 +115,7 @@ def load_user_config(
             f"there is no kubeconfig: {' and '.join(files)} cannot be found: set $KUBECONFIG or "
             "--kubeconfig to the file that you use with kubectl"
         )
+
     config = _read_kubeconfig(existing, context, is_attended=True)
     _check_secrecy(config)
     return config
@@ -133,13 +135,16 @@ def _check_secrecy(config: ApiConfig) -> None:
 def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
     if kubeconfig:
         return _read_kubeconfig([kubeconfig])
+
     in_cluster = _find_service_account(environ, service_account)
     if in_cluster is not None:
         return in_cluster
+
     files = _list_files(environ)
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
         return _read_kubeconfig(existing)
+
     raise NoApi(
         f"no Kubernetes API server is configured: there is neither {service_account}/token nor "
         f"{' nor '.join(files)}: in a pod, set automountServiceAccountToken: true in its spec; "
@@ -165,6 +170,7 @@ def _find_service_account(environ: Mapping[str, str], directory: str) -> ApiConf
         return None
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
+
     server = f"https://{host}:{port}"
     return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
 
@@ -221,10 +227,12 @@ class _Entry:
         data = self.text(key)
         if not data:
             return Pem(file=self.path(self.text(name)))
+
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
         except ValueError:  # without the original error, which quotes the value
             raise self.error(key, "is not PEM in base64") from None
+
         return Pem(text=text, origin=f"{self.file}: {self.where}.{key}")
 
 
@@ -244,9 +252,11 @@ def _read_kubeconfig(
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
         except UsageError as error:
             raise NoApi(f"{error}: is it a kubeconfig?") from None
+
     chosen = context_name
     for file in files.values():
         chosen = chosen or file.current_context or ""
+
     if not chosen:
         raise NoApi(
             f"{', '.join(files)}: current-context is not set: run kubectl config use-context"
@@ -254,11 +264,13 @@ def _read_kubeconfig(
 
     if context_name:
         _require_context(files, context_name)
+
     context = _find_entry(files, "contexts", chosen)
     cluster = _find_entry(files, "clusters", context.text("cluster"))
     user = _Entry(context.file, "user", {})
     if context.text("user"):
         user = _find_entry(files, "users", context.text("user"))
+
     config = _make_config(cluster, user, f"{context.file} (context {chosen})", is_attended)
     return replace(config, namespace=context.text("namespace"))
 
@@ -291,13 +303,16 @@ def _make_config(cluster: _Entry, user: _Entry, origin: str, is_attended: bool) 
             raise user.error(
                 name, "is not supported: use a token, a client certificate or an exec plugin"
             )
+
     url = cluster.text("server").rstrip("/")
     if not _SERVER.fullmatch(url):
         raise cluster.error("server", "is not a URL such as https://10.0.0.1:6443")
+
     if cluster.text("proxy-url"):
         raise cluster.error(
             "proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy"
         )
+
     return ApiConfig(
         server=url,
         origin=origin,
@@ -325,17 +340,21 @@ def _make_plugin(user: _Entry, is_attended: bool) -> ExecPlugin:
         plugin = convert(user.values["exec"], ExecPlugin)
     except msgspec.ValidationError as error:
         raise user.error("exec", format_error(error)) from None
+
     if plugin.api_version not in _EXEC_VERSIONS:
         versions = " or ".join(_EXEC_VERSIONS)
         raise user.error(
             "exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry"
         )
+
     if plugin.interactive_mode == "Always" and not is_attended:
         raise user.error(
             "exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal"
         )
+
     # As in kubectl, a name without a slash is searched in $PATH, and a path is relative to the
     # kubeconfig.
     if os.sep in plugin.command:
         plugin = msgspec.structs.replace(plugin, command=user.path(plugin.command))
+
     return plugin

@@ -141,6 +141,7 @@ def parse_pod(
     api_uid = metadata.get("uid")
     if not name or not api_uid:
         return None
+
     annotations = read_map(metadata, "annotations")
     kept = {key: text for key, text in annotations.items() if keeps_annotation(key)}
     uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
@@ -154,6 +155,7 @@ def parse_pod(
     containers = _read_containers(
         read_list(spec, "containers"), read_list(status, "containerStatuses"), claims
     )
+
     return PodRecord(
         namespace=intern(metadata.get("namespace", "")),
         name=name,
@@ -186,11 +188,13 @@ def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[s
         for claim in read_list(resources, "claims"):
             used = names.get(claim["name"]) or "", claim.get("request") or ""
             claims[container["name"]].append(used)
+
     # Resources such as nvidia.com/gpu, provided by DRA.
     extended = read_map(status, "extendedResourceClaimStatus")
     for mapping in read_list(extended, "requestMappings"):
         used = extended["resourceClaimName"], mapping["requestName"]
         claims[mapping["containerName"]].append(used)
+
     return claims
 
 
@@ -244,6 +248,7 @@ def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:
             break
     else:
         return None
+
     labels = read_map(metadata, "labels")
     kind, name = _find_top_owner(controller["kind"], controller["name"], labels)
     pod = intern(metadata.get("namespace", "")), metadata["name"]
@@ -262,13 +267,16 @@ def _find_top_owner(kind: str, name: str, labels: Mapping[str, str]) -> tuple[st
         # Only Deployments set this label.
         if template and deployment not in (name, ""):
             return "Deployment", deployment
+
     for created, label, owner_kind in _OPERATOR_LABELS:
         if kind == created and labels.get(label):
             return owner_kind, labels[label]
+
     trained = labels.get(_TRAINING_LABEL)
     training_kind = _TRAINING_KINDS.get(labels.get(_TRAINING_OPERATOR, ""))
     if kind == "Job" and trained and training_kind:
         return training_kind, trained
+
     return kind, name
 
 
@@ -308,6 +316,7 @@ def parse_endpoint(body: KubeObject) -> tuple[PodName, PodEndpoint] | None:
     ip = read_map(body, "status").get("podIP")
     if not ip:
         return None
+
     annotations = read_map(metadata, "annotations")
     metrics_port = 0
     metrics_path = ""
@@ -318,6 +327,7 @@ def parse_endpoint(body: KubeObject) -> tuple[PodName, PodEndpoint] | None:
             metrics_port = int(port_text)
         if _METRICS_PATH.fullmatch(path) and not metrics_path:
             metrics_path = path
+
     endpoint = PodEndpoint(
         ip=ip,
         ports=tuple(_list_ports(body)),

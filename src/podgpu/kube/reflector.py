@@ -146,6 +146,7 @@ class Informer(Generic[T]):
             # Closing the client first aborts TLS connections. If the task closed them, it would
             # wait for the server.
             await client.close()
+
             with suppress(asyncio.CancelledError):
                 await reflecting
 
@@ -179,12 +180,14 @@ class Informer(Generic[T]):
             is_expected = is_gone or (self._is_optional and error.reason == "not_found")
             level = logging.INFO if is_expected else logging.WARNING
             _log.log(level, "watch of %s: %s", self._path, error)
+
         self.error = error
 
         limit = self._settings.max_delay
         if error.reason in REFUSALS:
             limit = self._settings.max_refused_delay
             self._answered.set()
+
         longest = min(limit, self._delays.get(error.reason, self._settings.first_delay))
         self._delays[error.reason] = 2 * longest
         # Random, so that thousands of nodes do not reconnect together.
@@ -193,6 +196,7 @@ class Informer(Generic[T]):
     async def _list(self, client: ApiClient) -> None:
         if self._find_path is not None:
             self._path = await self._find_path(client)
+
         query: dict[str, str] = {}
         if self._page_size:
             query = {"limit": str(self._page_size)}
@@ -209,13 +213,16 @@ class Informer(Generic[T]):
                 value = self._reduce(item)
                 if value is not None:
                     objects[_key(item)] = value
+
             token = page.metadata.get("continue")
             if not token:
                 break
+
             query = {"limit": str(self._page_size), "continue": token}
 
         with self._lock:
             self._objects = objects
+
         self.synced = True
         self._answered.set()
         self._resume_version = page.metadata["resourceVersion"]
@@ -247,6 +254,7 @@ class Informer(Generic[T]):
         finally:
             if clock() - started > settings.max_delay:
                 self._delays.clear()
+
         # A server may end each watch at once.
         await asyncio.sleep(settings.first_delay)
 
@@ -258,6 +266,7 @@ class Informer(Generic[T]):
             raise explain_status(
                 item.get("code", 0), msgspec.json.encode(item), self._path, self._config.origin
             )
+
         if event.type != "BOOKMARK":
             value = None
             if event.type != "DELETED":
@@ -267,6 +276,7 @@ class Informer(Generic[T]):
                     self._objects.pop(_key(item), None)
                 else:
                     self._objects[_key(item)] = value
+
         self._resume_version = item["metadata"]["resourceVersion"]
         self._delays.clear()
 

@@ -154,6 +154,7 @@ class KubeAddress:
             return _explain_view(service, response)
         if response.status == 401:
             return _refuse_login(self._config)
+
         if response.status == 403:
             user = await _find_user(client)
             text = (
@@ -161,12 +162,14 @@ class KubeAddress:
                 f"services/proxy, namespace {service.namespace} ({message})"
             )
             return AccessDenied(text, service, user)
+
         if response.status == 404:
             text = (
                 f"there is no Service {service.text} ({message}): install podgpu's chart with the "
                 "cluster view, or name its Service with --service NAMESPACE/NAME"
             )
             return SourceError("not_found", text)
+
         if response.status == 503:
             text = (
                 f"the Service {service.text} does not answer ({message}): check that its pod is "
@@ -174,6 +177,7 @@ class KubeAddress:
                 "policies let the API server reach it"
             )
             return SourceError("unreachable", text)
+
         text = f"the API server answers {response.status} for the Service {service.text}: {message}"
         return SourceError(f"http_{response.status}", text)
 
@@ -195,16 +199,19 @@ class KubeAddress:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/services"
         if not namespace:
             path = "/api/v1/services"
+
         response = await client.fetch(path, {"labelSelector": _SELECTOR})
         if response.status == 403:
             return None
         if response.status == 401:
             raise _refuse_login(self._config)
+
         try:
             if response.status == 200:
                 return read_list(find_decoder(KubeObject).decode(response.body), "items")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
+
         message = _read_status(response.body) or "the answer is not a list of Services"
         text = (
             f"{self._config.server} answers {path} with status {response.status} ({message}): "
@@ -231,6 +238,7 @@ class KubeAddress:
                 "podgpu's Service with --service NAMESPACE/NAME"
             )
             raise SourceError("not_found", text)
+
         denied = next(service for service in services if service not in is_missing)
         text = (
             "you may not read podgpu through the API server: verb get, resource services/proxy; "
@@ -285,6 +293,7 @@ def _explain_view(service: ServiceName, response: ApiResponse) -> SourceError:
             "--url http://USER:PASSWORD@localhost:9401; for --auth kubernetes, see docs/kubectl.md"
         )
         return SourceError("unauthorized", text)
+
     message = read_error(response.body) or "is it the Service of podgpu cluster?"
     return SourceError(f"http_{status}", f"Service {service.text} answers {status}: {message}")
 
@@ -310,10 +319,12 @@ def _choose(objects: list[KubeObject]) -> ServiceName:
             "chart with cluster.enabled, or name a Service with --service NAMESPACE/NAME"
         )
         raise SourceError("not_found", text)
+
     if len(services) > 1:
         names = few_of(service.text for service in services)
         text = f"there are {len(services)} views of podgpu: choose one of {names} with --service"
         raise SourceError("ambiguous", text)
+
     return services[0]
 
 

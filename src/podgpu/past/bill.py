@@ -153,6 +153,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     is_label = by.startswith(_LABEL) and by != _LABEL
     if by not in ("pod", "owner", "namespace", "model") and not is_label:
         raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace, model or label:NAME")
+
     form = query.get("format", "json")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
@@ -162,6 +163,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     end = parse_time(query, "to")
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:.15g} is not before to={end:.15g}")
+
     return RangeQuery(by, seconds, start, end, form == "csv", order)
 
 
@@ -196,6 +198,7 @@ def make_range(
         if own and query.by == "pod" and not row.hidden:
             row.labels = _read_labels(own[0].account)
             row.model = own[0].account.model
+
         rows.append(row)
 
     totals = RangeFigures()
@@ -208,6 +211,7 @@ def make_range(
     for account in {charge.account for charge in usage}:
         if query.shows(account):
             labels.update(_read_labels(account))
+
     answer = RangeAnswer(
         from_=bounds[0],
         to=bounds[1],
@@ -230,6 +234,7 @@ def _sort_rows(rows: Sequence[RangeRow], order: Order) -> list[RangeRow]:
         held.sort(key=describe_row)
         held.sort(key=_wasted, reverse=True)
         return held
+
     return sorted(
         rows,
         key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)),
@@ -258,6 +263,7 @@ def group_now(
         known["", charge.account.key] = charge
         if charge.account != UNALLOCATED:
             groups[name_row(charge, query)] = []
+
     for charge in usage:
         known[charge.cluster, charge.account.key] = charge
 
@@ -270,6 +276,7 @@ def group_now(
             named = Charge(account, cluster=part.cluster or only_cluster)
             charge = known.get((named.cluster, account.key), named)
             groups.setdefault(name_row(charge, query), []).append(part)
+
     return {name: _add_up_now(held) for name, held in groups.items()}
 
 
@@ -279,6 +286,7 @@ def account_of(
     holder = part.holder
     owner = part.owner or _NO_OWNER
     labels = pod_labels.get(f"{holder.namespace}/{holder.pod}") if pod_labels else None
+
     return UsageAccount(
         namespace=holder.namespace,
         pod=holder.pod,
@@ -303,14 +311,17 @@ def name_row(charge: Charge, query: RangeQuery) -> RowName:
         return ("hidden", True), cluster
     if query.label:
         return cluster, ("label", _read_labels(account).get(query.label, ""))
+
     namespace = ("namespace", account.namespace)
     if query.by == "namespace":
         return cluster, namespace
     if query.by == "model":
         return cluster, namespace, ("model", account.model)
+
     owner = account.owner
     if query.by == "owner" and owner is not None:
         return cluster, namespace, ("owner", owner)
+
     return (
         cluster,
         namespace,
@@ -342,6 +353,7 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     sums.waited_hours = sums.waited_hours or None
     if held.measured_seconds:
         sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
+
     if everything.allocated_seconds:
         seconds = _make_waste(
             held, held.idle_seconds, held.underused_seconds, rest.allocated_seconds
@@ -352,6 +364,7 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
 
     if not currency:
         return
+
     priced = [charge for charge in usage if charge.currency == currency]
     held_cost = _sum_amounts(priced, is_held=True)
     rest_cost = _sum_amounts(priced, is_held=False)
@@ -359,6 +372,7 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     sums.unpriced_hours = _hours(everything.allocated_seconds - cost.allocated_seconds) or None
     if priced:
         _show(sums, "money", cost)
+
     if priced and sums.waste is not None:
         waste = _make_waste(
             held_cost, held_cost.idle_cost, held_cost.underused_cost, rest_cost.cost
@@ -436,6 +450,7 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     now = sum_held(held).rounded()
     since = select_known(part.idle_since for part in held)
     are_all_idle = bool(since) and len(since) == len(held)
+
     return {
         "gpus": now.allocated,
         "idle_gpus": now.idle,
@@ -454,6 +469,7 @@ def _describe_missing(
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports"
             " it in kube_pod_labels)"
         )
+
     unpriced = [charge for charge in usage if charge.currency != prices.currency]
     hours = sum(charge.amounts.allocated_seconds for charge in unpriced) / 3600
     if not prices.currency:
@@ -463,6 +479,7 @@ def _describe_missing(
             f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in"
             " the cost"
         )
+
     if "mps" in answer.methods and answer.totals.unknown_hours:
         yield (
             f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers"
@@ -482,6 +499,7 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
         return "/".join(filter(None, (row.cluster, "unallocated")))
     if row.hidden:
         return "/".join(filter(None, (row.cluster, "other namespaces")))
+
     owner = "" if row.pod else describe_owner(row.owner)
     job = f"job {row.job}" if row.job and not row.user else row.job
     model = "" if row.pod else row.model
@@ -535,12 +553,14 @@ def read_range_answer(
     steps: Sequence[tuple[int, Charge]] = ()
     if any(charge.amounts.token_seconds for charge in sums):
         steps = read_token_steps(db, start, end)
+
     answer = make_range(query, (start, end), sums, state.prices, current, since or 0.0, steps)
     answer.simulated = state.simulated
     answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
     if since is None or start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
+
     return answer
 
 

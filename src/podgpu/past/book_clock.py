@@ -61,6 +61,7 @@ class BookClock:
             self._unsettled_since = now
         if now - self._unsettled_since < STABLE_SECONDS:
             return BookTime(now + self._offset, is_settled=False)
+
         return self._settle(now, offset)
 
     def _agree(self, now: float, offset: float) -> BookTime:
@@ -74,6 +75,7 @@ class BookClock:
             self._unsettled_since = now
         if now - self._unsettled_since < STABLE_SECONDS:
             return BookTime(now + self._offset, is_settled=False)
+
         return self._settle(now, self._offset)
 
     def _settle(self, now: float, offset: float) -> BookTime:

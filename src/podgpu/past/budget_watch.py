@@ -46,6 +46,7 @@ class BudgetWatch(Watch):
                     answers[by] = await self._past.costs(query)
                 except PodgpuError as error:
                     return (), (*notes, f"--budgets: the cost is unknown: {error}")
+
             answer = answers[by]
             if answer.currency and answer.currency != file.currency:
                 text = (
@@ -53,9 +54,11 @@ class BudgetWatch(Watch):
                     f" {answer.currency}: use one currency"
                 )
                 return (), (*notes, text)
+
             use = _compare(budget, answer)
             if use is not None:
                 uses.append(use)
+
         return uses, notes
 
 
@@ -63,6 +66,7 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
     """Returns None if the cost of this month is unknown."""
     if not any(cost is not None for cost in answer.totals.steps.cost):
         return None
+
     costs = []
     forecasts = []
     for row in answer.rows:
@@ -70,13 +74,16 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
             continue
         costs.append(row.cost)
         forecasts.append(row.forecast)
+
     total = sum_all(costs)
     if total is None:
         return None
+
     cost = round(total, 4)
     forecast = None
     if answer.forecast is not None:
         forecast = round_known(sum_all(forecasts), 4)
+
     return BudgetUse(
         namespace=budget.namespace,
         label=budget.label,

@@ -82,6 +82,7 @@ class CostsQuery(NamedTuple):
             if self.step == HOUR:
                 advice += ", or step=day"
             raise UsageError(f"the range has {steps:,} steps, but at most {MAX_STEPS}: {advice}")
+
         first = min(last, max(first, self.kept_since))
         return CostsWindows(first, last, previous, min(end, now))
 
@@ -186,13 +187,16 @@ def parse_costs_query(query: Mapping[str, str]) -> CostsQuery:
     step = query.get("step", "day")
     if step not in _STEPS:
         raise UsageError(f"step={step[:60]!r}: use hour or day")
+
     is_month = query.get("range") == MONTH
     if is_month and ("from" in query or "to" in query):
         raise UsageError("range=month: from and to cannot be combined with it")
+
     given = {"by": "namespace", "range": "30d", **query}
     given.pop("format", "")
     if is_month:
         del given["range"]
+
     return CostsQuery(parse_range_query(given), _STEPS[step], is_month)
 
 
@@ -208,6 +212,7 @@ def select_budgets(budgets: Iterable[BudgetUse], query: RangeQuery) -> list[Budg
             same = query.by == "namespace"
         if is_shown and same:
             selected.append(budget)
+
     return selected
 
 
@@ -243,6 +248,7 @@ def make_costs(
 
     charges = _list_charges(own)
     bill = make_range(query.range, (windows.start, windows.now), charges, prices, {})
+
     return CostsAnswer(
         from_=windows.start,
         to=windows.now,
@@ -285,6 +291,7 @@ def _make_rows(
         forecast = _forecast([day for day in own_days[name] if day], now, currency)
         row.forecast = forecast.cost if forecast else None
         rows.append(row)
+
     return sorted(rows, key=_row_order)
 
 
@@ -311,6 +318,7 @@ def _choose_names(
     most = len(candidates) if query.most_rows is None else query.most_rows
     for place, (_, name) in enumerate(candidates):
         names[name] = name if place < most else _OTHERS
+
     return names
 
 
@@ -327,6 +335,7 @@ def _split(
         charges = group_by(step.charges, lambda one: names.get(name_row(one, query), _OTHERS))
         for name, own in rows.items():
             own.append(step._replace(charges=charges.get(name, [])))
+
     return rows
 
 
@@ -339,11 +348,13 @@ def _add_up_steps(row: Row, steps: Steps, currency: str) -> Row:
             for values in (figures.cost, figures.gpu_hours, figures.mean_use):
                 values.append(None)
             continue
+
         sums = RangeFigures()
         add_up(sums, step.charges, currency)
         figures.cost.append(_cost_of(step.charges, currency))
         figures.gpu_hours.append(sums.gpu_hours)
         figures.mean_use.append(sums.mean_use)
+
     row.steps = figures
     return row
 
@@ -366,8 +377,10 @@ def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:
         earlier_cost = _cost_of(earlier.charges, currency)
         if cost is not None and earlier_cost is not None:
             costs.append((cost, earlier_cost))
+
     if not costs:
         return None
+
     now, then = (round(fsum(part), _DIGITS) for part in zip(*costs, strict=True))
     return Comparison(steps=len(costs), cost=now, previous_cost=then)
 
@@ -383,12 +396,15 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
             so_far += day.charges
         if day.is_complete and day.start >= first:
             means.append(_cost_of(day.charges, currency))
+
     known = select_known(means)
     spent = _cost_of(so_far, currency)
     if not known or spent is None:
         return None
+
     per_day = fmean(known)
     cost = spent + per_day * (end - now) / DAY
+
     return Forecast(
         from_=start,
         to=end,
@@ -415,6 +431,7 @@ def read_costs_answer(
     asked = query.windows(now)
     if query.step == HOUR and kept is not None:
         query = query._replace(kept_since=kept)
+
     windows = query.windows(now)
 
     first = max(query.first_step(now), query.kept_since)
@@ -435,6 +452,7 @@ def read_costs_answer(
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
     if asked.start < windows.start:
         answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
+
     return answer
 
 

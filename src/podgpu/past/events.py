@@ -129,6 +129,7 @@ def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
     conditions = [span for span in spans if span.kind != HOLDER]
     for at, group in _group(conditions, lambda span: span.started):
         yield _condition_event(at, group)
+
     faults = [span for span in conditions if span.name != IDLE]
     for at, group in _group(faults, lambda span: span.ended):
         event = _condition_event(at, group)
@@ -156,6 +157,7 @@ def make_events(spans: Sequence[Span], start: float, end: float, began: float) -
     events = [*_condition_events(spans), *_pod_events(spans, began)]
     events = [event for event in events if start <= event.at <= end]
     events.sort(key=lambda event: (-event.at, event.text))
+
     return EventsAnswer(
         from_=start,
         to=end,
@@ -188,6 +190,7 @@ def _find_runs(spans: Sequence[Span]) -> Iterator[tuple[list[Span], float]]:
             until = math.inf if span.ended is None else span.ended
             ended = max(ended, back.get((span.node, span.ended), until))
             run.append(span)
+
         yield run, ended
 
 
@@ -219,6 +222,7 @@ def _pod_event(kind: str, at: float, spans: list[Span], seconds: float | None = 
     first = spans[0]
     gpus = sorted({span.gpu for span in spans})
     name = "/".join(filter(None, (first.namespace, first.workload)))
+
     return Event(
         at=at,
         kind=kind,
@@ -234,6 +238,7 @@ def _pod_event(kind: str, at: float, spans: list[Span], seconds: float | None = 
 def _condition_event(at: float, spans: list[Span]) -> Event:
     first = spans[0]
     gpus = {span.uuid for span in spans}
+
     return Event(
         at=at,
         kind=first.name,

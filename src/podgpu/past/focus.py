@@ -44,11 +44,13 @@ def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
         start = max(start, whole.recorded_from - COARSE)
     if whole.to - start > _MAX_DAYS * DAY:
         raise UsageError(f"format=csv: a range has at most {_MAX_DAYS} days; ask for a shorter one")
+
     days = []
     while start < whole.to:
         midnight = floor_time(start, DAY) + DAY
         days.append(query._replace(start=start, end=min(midnight, whole.to)))
         start = midnight
+
     return days
 
 
@@ -70,6 +72,7 @@ def write_table(columns: Collection[str], rows: Iterable[dict[str, Any]]) -> byt
             if isinstance(value, str):
                 cells[name] = escape_cell(value)
         writer.writerow(cells)
+
     return text.getvalue().encode()
 
 
@@ -98,12 +101,14 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
     if day.by.startswith("label:"):
         tags[day.by.removeprefix("label:")] = row.label
+
     month = datetime.fromtimestamp(day.from_, UTC).replace(day=1, hour=0, minute=0, second=0)
     next_month = (month + _LONGEST_MONTH).replace(day=1)
     amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
     waste = row.waste or RangeWaste(Waste())
     tokens = row.tokens or TokenFigures()
     per_million = tokens.cost_per_million
+
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -164,6 +169,7 @@ def _make_allocation(day: RangeAnswer, row: RangeRow) -> dict[str, str]:
     )
     if row.unallocated:
         return cells
+
     cells["AllocatedMethodId"] = _METHOD
     if row.cost is not None and day.totals.cost:
         part = {
@@ -172,9 +178,11 @@ def _make_allocation(day: RangeAnswer, row: RangeRow) -> dict[str, str]:
             "UsageQuantity": row.gpu_hours,
         }
         cells["AllocatedMethodDetails"] = json.dumps({"Elements": [part]})
+
     name = row.pod or row.job or row.uid or row.container_id
     if row.owner is not None:
         name = name or row.owner.name
+
     cells["AllocatedResourceId"] = describe_row(row)
     cells["AllocatedResourceName"] = name or row.label or row.namespace
     cells["AllocatedTags"] = _write_object(row.labels)

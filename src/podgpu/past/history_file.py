@@ -63,6 +63,7 @@ class HistoryFile(ABC):
                 with self._in_memory:
                     yield self._db
                 return
+
             uri = f"{self._path.absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(uri, uri=True)) as db:
                 db.execute("PRAGMA temp_store = MEMORY")
@@ -78,6 +79,7 @@ class HistoryFile(ABC):
         with self._translate_errors("write"), self._in_memory:
             if self._damage is not None:
                 self._replace_file(self._damage)
+
             self._restore_deleted_file()
             try:
                 with self._db:  # commits, or rolls back on an exception
@@ -122,18 +124,22 @@ class HistoryFile(ABC):
         """Checks the schema of the file. Creates the tables of a new file."""
         if self._path is not None:
             self._path.chmod(0o600)  # pod names are private
+
         version = self._fetch_value("PRAGMA user_version")
         if version not in (0, 4, SCHEMA_VERSION):
             raise HistoryError(
                 f"{self._path} was written by another version of podgpu (schema {version}; this"
                 f" version supports {SCHEMA_VERSION}); use that version or another --history-dir"
             )
+
         for setting in _SETTINGS:
             self._db.execute(f"PRAGMA {setting}")
+
         if version == 0:
             self._db.executescript(SCHEMA)
         elif version < SCHEMA_VERSION:
             migrate(self._db, self._path)
+
         add_columns(self._db)
         self._inode = None if self._path is None else self._path.stat().st_ino
         self._reset_caches()
@@ -145,6 +151,7 @@ class HistoryFile(ABC):
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
+
         _log.error(
             "%s is damaged (%s); it was renamed to %s, and a new file was created",
             self._path,
@@ -158,14 +165,18 @@ class HistoryFile(ABC):
         """Writes the file again if it was deleted or replaced: its content is still readable."""
         if self._path is None:
             return
+
         with suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:
                 return
+
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+
         if not _lock_path(self._path).exists():
             # The whole directory may be gone.
             self._lock.enter_context(_lock_file(self._path))
+
         if self._path.exists():
             aside = _find_free_name(f"{self._path}.other")
             os.replace(self._path, aside)
@@ -174,8 +185,10 @@ class HistoryFile(ABC):
             )
         else:
             _log.error("%s was deleted while podgpu runs; it is written again", self._path)
+
         with closing(sqlite3.connect(self._path)) as copy:
             self._db.backup(copy)
+
         self._db.close()
         self._open()
 
@@ -210,6 +223,7 @@ def _lock_file(path: Path) -> IO[bytes]:
         raise HistoryError(
             f"{path} is in use by another podgpu; give each process its own --history-dir"
         ) from None
+
     return lock
 
 

@@ -110,6 +110,7 @@ def read_summary(
     spans = db.execute(_SPANS, (namespace, pod)).fetchall()
     if not spans:
         return None
+
     started, _, owner_kind, owner_name = spans[0]
     end, duration = _measure_spans(spans, now)
     is_running = any(ended is None for _, ended, *_ in spans)
@@ -131,6 +132,7 @@ def read_summary(
     if any(charge.amounts.token_seconds for charge in own):
         first = floor_time(started, COARSE)
         fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
+
     add_tokens(summary, own, summary.currency, duration, fit)
 
     start = max(started, end - _LONGEST)
@@ -141,10 +143,12 @@ def read_summary(
         summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
         if not summary.shared:
             _add_activity(summary, history, state)
+
     if is_running:
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
             summary.hint = advise_pod(load, fleet.end - fleet.start)
+
     return summary
 
 
@@ -153,6 +157,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     finished = None
     if summary.to is None:
         finished = int((end - history.from_) // history.step_seconds)
+
     use: list[float] = []
     p95: list[float] = []
     memory: list[float] = []
@@ -172,6 +177,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.mean_use = _mean(use)
         summary.peak_use = max(use)
         summary.p95_use = max(p95)
+
     summary.peak_memory_bytes = max(memory, default=None)
     _add_causes(summary, history, end)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
@@ -188,11 +194,13 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
         for mark in history.marks:
             if (mark.uuid, mark.instance) != (device.uuid, device.instance):
                 continue
+
             interval = Interval(mark.at, end if mark.until is None else mark.until)
             if mark.condition in _THROTTLING:
                 throttled.append(interval)
             elif _is_broken(mark):
                 failed.append(interval)
+
             if mark.condition == NODE_GONE and any(mark.at == one.end for one in held):
                 held.append(interval)  # the holders of the node are unknown meanwhile
 
@@ -201,6 +209,7 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
         for interval in held:
             start = max(interval.start, history.from_)
             known.append(Interval(start, min(interval.end, end)))
+
         held_seconds += measure_common(known, known)
         throttled_seconds += measure_common(throttled, known)
         failed_seconds += measure_common(failed, known)
@@ -248,6 +257,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
         watts += select_known(past.series["power_watts"])
         if not past.instance:
             uuids.add(past.uuid)
+
     summary.mean_power_watts = _mean(watts)
 
     limits = []
@@ -259,6 +269,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
         for part in node.held:
             if _is_of(part.holder, summary) and not node.stale:
                 devices[part.device_key] = part.device
+
     summary.power_limit_watts = _mean(divide_known(limit, 1000) for limit in limits)
 
     for device in devices.values():

@@ -127,6 +127,7 @@ class LoadSteps:
             seconds = sum(charge.amounts.allocated_seconds for charge in gpu.charges)
             if gpu.is_instance:
                 seconds = COARSE
+
             held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
             is_alone = len(held) == 1 or len({charge.account for charge in held}) == 1
             for charge in held:
@@ -136,13 +137,17 @@ class LoadSteps:
                     own = sums[key] = _Sums()
                 if not own.round_gpus:
                     added.append(own)
+
                 used = gpu.memory
                 if charge.figures is not None:
                     used = charge.figures.memory_used_bytes
+
                 own.add_gpu(seconds, used)
                 own.add(charge, is_alone)
+
         for own in added:
             own.end_round()
+
         if sum(map(len, self._steps.values())) > _MAX_STEPS:
             self._steps = {start: sums}
 
@@ -167,6 +172,7 @@ def write_steps_of(
             earlier = merged.get(account_id)
             # A job on several nodes, or a pod of which the labels became known in this step.
             merged[account_id] = own if earlier is None else earlier.plus(own)
+
         hour = floor_time(start, HOUR)
         offset = (start - hour) // COARSE * STEP_BYTES
         rows = []
@@ -175,6 +181,7 @@ def write_steps_of(
             busy[offset : offset + STEP_BYTES] = own.value.to_bytes(STEP_BYTES, "little")
             memory = None if own.memory is None else round(own.memory / MIB)
             rows.append((hour, account_id, bytes(busy), memory))
+
         sql = _SAVE.format(
             before=offset, place=offset + 1, length=STEP_BYTES, after=offset + STEP_BYTES + 1
         )

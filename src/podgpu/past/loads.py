@@ -72,6 +72,7 @@ def read_fleet_load(
     ids: dict[int, AccountKey] = {}
     for account_id, *key in db.execute(_ACCOUNTS):
         ids[account_id] = tuple(key)
+
     fleet.pods = [pod.load for pod in collect_held(state).values()]
     _add_steps(fleet, _read_history(db, ids, fleet))
     _add_costs(db, fleet, now)
@@ -92,16 +93,19 @@ def read_pod_load(
     row = db.execute(f"{_ACCOUNTS} WHERE namespace = ? AND pod = ?", (namespace, pod)).fetchone()
     if row is None:
         return fleet
+
     account_id, *key = row
     ids = {account_id: tuple(key)}
     for held in collect_held(state).values():
         if held.load.account.key == ids[account_id]:
             fleet.pods.append(held.load)
+
     _add_steps(fleet, _read_history(db, ids, fleet, account_id))
     for load in fleet.pods:
         before = _count_unknown(load.steps)
         load.steps = load.steps[before * STEP_BYTES :]
         fleet.start += before * COARSE
+
     _check_gpus(db, fleet, ids, state)
     return fleet
 
@@ -155,6 +159,7 @@ def _read_history(
     rows = db.execute(_LOADS, (first, last))
     if account_id is not None:
         rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))
+
     hours = (last - first) // HOUR
     blank = UNKNOWN_HOUR * hours
     lines: dict[int, bytearray] = {}
@@ -164,12 +169,14 @@ def _read_history(
         line = lines.get(account)
         if line is None:
             line = lines[account] = bytearray(blank)
+
         offset = (time - first) // HOUR * HOUR_BYTES
         line[offset : offset + HOUR_BYTES] = busy
         if mib is None:
             unknown.add(account)
         elif mib > memory.get(account, -1):
             memory[account] = mib
+
     for account, mib in db.execute(_EARLIER_MEMORY, (first,)):
         if mib is not None and account in memory:
             memory[account] = max(memory[account], mib)
@@ -185,6 +192,7 @@ def _read_history(
         steps[key] = bytes(line[before:after])
         if account not in unknown:
             peaks[key] = float(memory[account] * MIB)
+
     return _History(steps, peaks)
 
 
@@ -214,6 +222,7 @@ def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
         load = _make_load(key[0], own, state)
         load.job_gpus = jobs[_job_of(key[0], own[0][1])]
         pods[key] = HeldPod(load, [part for _, part in own])
+
     return pods
 
 
@@ -238,6 +247,7 @@ def _make_load(
         sizes.append(part.gpu.memory_total_bytes)
         costs.append(part.cost_per_hour)
         is_whole = is_whole and _is_whole(part)
+
     known_sizes = [size for size in sizes if size]
     load = PodLoad(
         account_of(own[0][1]),
@@ -254,6 +264,7 @@ def _make_load(
     load.problem = _find_problem(load.account, state)
     if not load.problem and (len(models) > 1 or not load.model):
         load.problem = "model"
+
     return load
 
 
@@ -278,6 +289,7 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
     for node in state.nodes:
         if node.gone or node.stale or node.silent is not None:
             continue
+
         held = node.held_by_device()
         cluster = node.reading.cluster
         whole = [gpu for gpu in node.gpus if not gpu.instances and not is_blind(gpu)]
@@ -313,6 +325,7 @@ def _check_gpus(
         clusters[node.name] = node.reading.cluster
         for gpu in node.gpus:
             models[gpu.uuid] = gpu.model
+
     before: dict[AccountKey, set[str]] = defaultdict(set)
     for account, node, uuid, count, uuids in db.execute(_HELD, (fleet.end, fleet.start)):
         key = ids.get(account)
@@ -322,6 +335,7 @@ def _check_gpus(
         before[key].update(models.get(one, "") for one in uuids.split(","))
         model = clusters.get(node, ""), models.get(uuid, "")
         fleet.sizes.setdefault(model, set()).add(count)
+
     for pod in fleet.pods:
         if not pod.problem and before.get(pod.account.key, set()) - {pod.model}:
             pod.problem = "model"
@@ -350,10 +364,12 @@ def _read_shared(
             pods = {account.key: account for account in accounts}
             if len(pods) < 2 or node.gone or not _has_measured_waits(parts[0]):
                 continue
+
             lines = [steps.get(key, b"") for key in pods]
             common = _find_common(fleet, lines, hours_since)
             if common is None:
                 continue
+
             first, last = common
             began = round(fleet.start)
             start = (first - began) // COARSE * STEP_BYTES
@@ -362,6 +378,7 @@ def _read_shared(
             for key, account in pods.items():
                 ratio = _read_wait_ratio(db, account_ids[key], first, last)
                 shared.append(SharedPodLoad(account, steps[key][start:stop], ratio))
+
             yield SharedLoad(node.reading.cluster, node.name, parts[0].gpu.model, shared)
 
 
@@ -377,8 +394,10 @@ def _find_common(
         if not line:
             return None
         first = max(first, _count_unknown(line))
+
     start = max(hours_since, ceil_time(fleet.start + first * COARSE, HOUR))
     end = floor_time(fleet.end, HOUR)
     if start < end:
         return (start, end)
+
     return None

@@ -85,6 +85,7 @@ class Candidate:
         if zeroed is not self.steps:
             unknown = int.from_bytes(self.steps, "little") & _all_lanes(count, _HIGH)
             self.known ^= _spread(unknown)
+
         high = _all_lanes(count, _HIGH)
         self.active = _spread((self.lanes + _all_lanes(count, _HIGH - 1)) & high)
         values = read_steps(zeroed)
@@ -92,6 +93,7 @@ class Candidate:
         for start in range(0, count, _STEPS_PER_HOUR):
             hour = start // _STEPS_PER_HOUR % _HOURS
             self.profile[hour] += sum(values[start : start + _STEPS_PER_HOUR])
+
         self.total = sum(self.profile)
 
 
@@ -134,12 +136,14 @@ def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: fl
         candidate = candidates[place]
         if candidate.memory > memory:
             continue
+
         joined = _join(open_mixes, place, candidate, memory, most_slowdown)
         if joined is None:
             open_mixes.append(_start_mix(place, candidate))
         elif len(joined.pods) == MAX_PODS:
             open_mixes.remove(joined)
             full.append(joined)
+
     return [mix for mix in (*full, *open_mixes) if len(mix.pods) > 1]
 
 
@@ -172,14 +176,17 @@ def _join(
                 overlap = _estimate_overlap(mix, candidate)
             if overlap <= most_overlap:
                 possible.append((overlap, len(possible), mix))
+
     possible.sort()
     for _, _, mix in possible[:_COMPUTED]:
         if not _is_below_limit(mix, candidate):
             continue
+
         members = [*mix.members, candidate]
         known = mix.known & candidate.known
         if known.bit_count() < LEAST_KNOWN * _LANE_BITS * len(candidate.steps) / STEP_BYTES:
             continue
+
         shared = _predict(members, known)
         if all(one.slowdown < most_slowdown for one in shared):
             mix.pods.append(place)
@@ -191,6 +198,7 @@ def _join(
             mix.profile = list(map(add, mix.profile, candidate.profile))
             mix.shared = shared
             return mix
+
     return None
 
 
@@ -230,9 +238,11 @@ def _read_members(members: Sequence[Candidate], known: int) -> _Members:
         own = read_steps((member.lanes & known).to_bytes(length, "little"))
         values.append(own)
         weights.append([_WEIGHTS[value] for value in own])
+
     sums = weights[0]
     for others in weights[1:]:
         sums = list(map(add, sums, others))
+
     # `slowdown.stretch`, written out: it is applied to 2,000 steps of each mix.
     return _Members(values, [1 / (1 - SWITCH_COST * weight) for weight in sums])
 
@@ -246,6 +256,7 @@ def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
         weights = [_WEIGHTS[value] for value in values]
         wait = max(0.0, sum(map(mul, weights, read.factors)) - alone) * member.wait_factor
         shared.append(Shared(alone / steps, wait / steps))
+
     return shared
 
 

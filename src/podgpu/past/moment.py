@@ -121,6 +121,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     nodes = []
     for name, own in group_by(devices, lambda device: device.node).items():
         nodes.append(_make_node(name, own, at, now.get(name, _UNKNOWN_NODE), current))
+
     return dataclasses.replace(
         current,
         taken_at=at,
@@ -156,6 +157,7 @@ def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceReco
         devices[gpu].idle_alarms[account] = started
     for gpu, record in _read_holders(db, time):
         devices[gpu].holders.append(record)
+
     return [device for device in devices.values() if device.has_record]
 
 
@@ -174,6 +176,7 @@ def _make_node(
     gpus = []
     for uuid, parts in group_by(devices, lambda device: device.uuid).items():
         gpus.append(_make_gpu(parts, known.get(uuid, _UNKNOWN_GPU), current.settings.idle_after))
+
     state = NodeState(
         producer="podgpu",
         node=name,
@@ -239,9 +242,11 @@ def _make_gpu(
                 temperature_celsius=values.temperature,
                 **_make_shared(device, now, idle_after),
             )
+
         for condition in device.conditions:
             if condition.name != NODE_GONE:
                 conditions[condition.name] = condition
+
     return replace(gpu, instances=tuple(instances), conditions=tuple(conditions.values()))
 
 
@@ -256,6 +261,7 @@ def _make_shared(
         own = device.values.get(record.account)
         if record.is_mps_client and own is not None and own.utilization is None:
             usage = DeviceTotals(method="mps")
+
     return {
         "utilization_ratio": values.utilization,
         "memory_used_bytes": values.memory,
@@ -302,6 +308,7 @@ def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
         memory = (values.memory for values in own.values())
         if _exceed(utilizations, whole.utilization) or _exceed(memory, whole.memory):
             return {}
+
     return {account: values for account, values in own.items() if holders[account] == 1}
 
 

@@ -161,6 +161,7 @@ async def read_costs(
         answer.recorded_from = now
     elif recorded_from > windows.start:
         answer.recorded_from = recorded_from
+
     return answer
 
 
@@ -196,12 +197,14 @@ class _SteppedClient(PrometheusClient):
             return await super().query(query, at)
         if query in self._failed:
             raise self._failed[query]
+
         if query not in self._answers:
             try:
                 self._answers[query] = await self._query_steps(query)
             except SourceError as error:
                 self._failed[query] = error
                 raise
+
         return self._answers[query].get(round(at), [])
 
     async def _query_steps(self, query: str) -> dict[int, list[ParsedSample]]:
@@ -277,6 +280,7 @@ class _RangeReader:
         for first, since, until, prices, vectors in read:
             usage = await self._make_usage(vectors, since, until, prices)
             steps.setdefault(first, []).extend(usage)
+
         self.owners = None
 
         complete = await self._find_complete(step, client.ends)
@@ -292,6 +296,7 @@ class _RangeReader:
             counts = await self._ask("complete days", query, at)
             if counts and counts[0].value >= step / part:
                 complete.add(at - step)
+
         return complete
 
     async def _read_vectors(self, start: float, end: float, step: int) -> Vectors:
@@ -306,12 +311,15 @@ class _RangeReader:
             self.notes.append(
                 f"missing: methods of usage: {self.rule} was recorded by rules of an older version"
             )
+
         if not await self._may_have_gpus(start + step):
             self.notes.append(
                 f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range"
             )
+
         if not any(any(one.account) for one in usage):
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
+
         self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
         if self.rule and self.prices.label_names:
             self.notes.append(
@@ -340,10 +348,12 @@ class _RangeReader:
         is_by_node = self.prices.label_names and self.state.fleet is None
         if self.query.by not in ("owner", "namespace") or is_by_node:
             return ""
+
         length = end - start
         for name, seconds in _RULES.items():
             if length < _MIN_SAMPLES * seconds:
                 continue
+
             series = select((name,), 'kind="gpu_seconds"', self.server.match)
             query = f"max(count_over_time({series}[{round(length)}s]))"
             counts = await self._ask("recording rules", query, end)
@@ -352,6 +362,7 @@ class _RangeReader:
                 return name
             if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
                 return name  # the server has no older samples
+
         return ""
 
     async def _may_have_gpus(self, at: float) -> bool:
@@ -388,6 +399,7 @@ class _RangeReader:
         keys = [cluster, *MODEL_LABELS]
         if self.prices.label_names:
             keys += UUID_LABELS
+
         queries["gpu_seconds"] = f"{step} * sum {by(*keys)} ({counts})"
         if self.server.reads_tokens:
             queries |= token_queries(cluster, match, window, length, step)
@@ -414,6 +426,7 @@ class _RangeReader:
             if not self.state.nodes:
                 return {}
             return group_now(self.state, usage, self.query)
+
         function = f"last_over_time({{}}[{2 * COARSE}s])"
         recorded = await self._read_rule(USAGE_RULE, function, end)
         held = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
@@ -425,11 +438,13 @@ class _RangeReader:
             cost = None
             if any(one.currency for one in group):
                 cost = round(amounts.cost * HOUR / COARSE, 2)
+
             rows[name] = {
                 "gpus": round(amounts.allocated_seconds / COARSE, 2),
                 "idle_gpus": round(amounts.idle_seconds / COARSE, 2),
                 "cost_per_hour": cost,
             }
+
         return rows
 
     # Tokens of every 5 minutes
@@ -443,6 +458,7 @@ class _RangeReader:
             if one.amounts.token_seconds and one.account.pod:
                 pod = one.account.namespace, one.account.pod
                 accounts[one.cluster, pod] = one.account
+
         first = ceil_time(max(start, end - _TOKEN_SECONDS), COARSE) + COARSE
         last = floor_time(end, COARSE)
         if not accounts or len(accounts) > _MAX_ENGINES or first > last:
@@ -467,10 +483,12 @@ class _RangeReader:
             for labels, points in lines:
                 for at, value in points:
                     vectors[round(at)][kind].append(ParsedSample("", labels, value))
+
         steps = []
         for at, step in sorted(vectors.items()):
             for one in _make_token_charges(step, cluster, accounts):
                 steps.append((at // COARSE, one))
+
         return steps
 
     # Names of pods
@@ -486,6 +504,7 @@ class _RangeReader:
         labels: dict[tuple[str, PodName], str] = {}
         if self.query.label:
             labels = await self._read_labels(self.query.label, window, end)
+
         owners = await self._read_owners(keys, window, end)
         methods_of = self._group_methods(samples)
         accounts = {}
@@ -495,10 +514,12 @@ class _RangeReader:
             ids = (workload.job, workload.uid, workload.container_id)
             if workload.pod:
                 ids = ("", "", "")
+
             owner = key.owner or owners.get(pod)
             if owner is None and not self.rule:
                 # Recording rules know only owners from kube-state-metrics.
                 owner = self.state.owners.get(workload.pod_name)
+
             owner = owner or WorkloadOwner("", "")
             methods = methods_of.get(key if self.rule else key[:3], set())
             accounts[key] = UsageAccount(
@@ -509,6 +530,7 @@ class _RangeReader:
                 labels.get(pod, ""),
                 " ".join(sorted(methods)),
             )
+
         return accounts
 
     async def _read_owners(
@@ -519,11 +541,13 @@ class _RangeReader:
             return self.owners
         if self.query.by not in ("pod", "owner"):
             return {}
+
         owners: dict[tuple[str, PodName], WorkloadOwner] = {}
         pods: dict[str, set[PodName]] = {}  # by cluster
         for key in keys:
             if key.workload.pod:
                 pods.setdefault(key.cluster, set()).add(key.workload.pod_name)
+
         for cluster, names in pods.items():
             label = self.server.cluster_label
             reader = PodOwners(self.client, self.server.match, label, cluster)
@@ -532,8 +556,10 @@ class _RangeReader:
             except SourceError as error:
                 self.notes.append(f"missing: owners of pods: {error}")
                 continue
+
             for pod, owner in known.items():
                 owners[cluster, pod] = owner
+
         return owners
 
     def _group_methods(self, samples: Iterable[ParsedSample]) -> dict[tuple[Any, ...], set[str]]:
@@ -558,6 +584,7 @@ class _RangeReader:
         places: list[tuple[Sequence[str], str]] = [(("kube_pod_labels",), f"label_{name}")]
         if not name[0].isdecimal():  # otherwise it is no label name in Prometheus
             places.insert(0, (_GPU_NAMES, name))
+
         for names, label in places:
             selector = select(names, f'{label}!=""', self.server.match)
             keys = by(cluster, *WORKLOAD_LABELS, label)
@@ -567,6 +594,7 @@ class _RangeReader:
                 if pod is not None and pod.pod:
                     key = sample.labels.get(cluster, ""), pod.pod_name
                     values[key] = json.dumps({name: sample.labels[label]})
+
         return values
 
     # Usage
@@ -579,6 +607,7 @@ class _RangeReader:
             key = self._read_key(sample.labels)
             if key is not None:
                 billed[key] = sample
+
         accounts = await self._read_accounts(list(billed), vectors.get("method", ()), start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
         seconds = self._add_by_model(vectors.get("gpu_seconds", ()), prices, gpu_prices)
@@ -604,10 +633,12 @@ class _RangeReader:
                 time = time._replace(tokens=new_tokens)
                 account = account._replace(model=served.model)
                 uncharged.discard(pod)
+
             _, fraction = parent_and_fraction(name)
             amounts = charge(time, fraction or 0.0, price)
             if served is not None:
                 amounts = served.cover(amounts, time.held)
+
             currency = "" if price is None else prices.currency
             usage.append(Charge(account, amounts=amounts, currency=currency, cluster=key.cluster))
             group = key.cluster, model, own
@@ -626,6 +657,7 @@ class _RangeReader:
         """
         if not prices.nodes or self.rule:
             return {}
+
         window = f"{round(end - start)}s"
         node_labels = self.server.node_labels
         cluster_label = self.server.cluster_label
@@ -640,10 +672,12 @@ class _RangeReader:
             node = first_label(sample.labels, node_labels)
             own = prices.on_node(known.get((cluster, node)))
             variants[cluster, read_gpu_id(sample.labels)].add(own)
+
         known_prices = {}
         for gpu, every in variants.items():
             if len(every) == 1:
                 known_prices[gpu] = every.pop()
+
         return known_prices
 
     def _add_by_model(
@@ -678,6 +712,7 @@ class _RangeReader:
             if workload is None:
                 return None
             return _HolderKey(cluster, read_gpu_id(labels), labels.get("GPU_I_ID", ""), workload)
+
         kind = labels.get("owner_kind", "")
         name = labels.get("owner_name", "")
         namespace = labels.get("namespace", "")
@@ -687,6 +722,7 @@ class _RangeReader:
         if kind == "Pod":
             owner = None
             workload = Workload(namespace, name, job=job)
+
         model = first_label(labels, MODEL_LABELS)
         return _HolderKey(cluster, model, labels.get("GPU_I_PROFILE", ""), workload, owner)
 
@@ -698,6 +734,7 @@ def _make_time(sums: Mapping[str, float]) -> HeldTime:
     """
     share = sums.get("shares") or 1.0
     idle = sums.get("idle")
+
     return HeldTime(
         held=sums["allocated"] / share,
         share=share,
@@ -729,6 +766,7 @@ def _charge_rests(
             cluster=cluster,
         )
         rests.append(rest)
+
     return rests
 
 

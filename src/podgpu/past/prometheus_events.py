@@ -63,6 +63,7 @@ async def read_prometheus_events(
         end = await client.query_time() // FINE * FINE
         if query.end is not None:
             end = min(end, query.end // FINE * FINE)
+
         steps = _STEPS if state.fleet is None else _STEPS_OF_MANY
         step = ceil_time(query.seconds / steps, FINE)
         start = end - query.seconds // step * step
@@ -110,6 +111,7 @@ class _EventReader:
         presence = {}
         for series in nodes:
             presence[self._name_node(series.labels)] = _find_periods(series, gaps)
+
         outages = {name: _find_outages(periods) for name, periods in presence.items()}
 
         spans: list[Span] = []
@@ -121,12 +123,14 @@ class _EventReader:
             holder = read_workload(series.labels, own_pods)
             if holder is None:
                 continue
+
             account = (holder.namespace, _name_workload(holder))
             number = accounts.setdefault(account, len(accounts))
             # A pod that was seen first together with its node may have started earlier.
             known_from = self._start
             if gpu.node in presence:
                 known_from = presence[gpu.node][0].start + self._step
+
             for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
                 if period.start <= known_from:
                     period = period._replace(start=-math.inf)
@@ -137,6 +141,7 @@ class _EventReader:
             name = series.labels.get("condition", "")
             for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
                 spans.append(_condition_span(gpu, period, name))
+
         spans += _list_outages(outages, gpus_of)
 
         spans = _select_spans(spans, query)
@@ -183,6 +188,7 @@ class _EventReader:
         series = []
         for key in came.keys() | went.keys():
             series.append(_Series(dict(key), came.get(key, ()), went.get(key, ())))
+
         return series
 
     async def _read_times(self, query: str) -> dict[frozenset[tuple[str, str]], list[float]]:
@@ -234,6 +240,7 @@ def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Per
     elif _is_in_outage(periods[-1].end, ignored):
         # Its node is gone. It is not known whether the holder or condition ended.
         periods[-1] = periods[-1]._replace(end=math.inf)
+
     return periods
 
 
@@ -318,6 +325,7 @@ def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:
     for span in spans:
         if span.kind == HOLDER and f"{span.namespace}/{span.pod}" == pod:
             own[span.uuid].append(span)
+
     selected = []
     for span in spans:
         if span in own[span.uuid]:
@@ -327,6 +335,7 @@ def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:
             held = own[span.uuid]
             if not held or any(_overlap(span, one) for one in held):
                 selected.append(span)
+
     return selected
 
 

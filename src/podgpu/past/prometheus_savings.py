@@ -91,6 +91,7 @@ async def read_savings(
             await reader.read()
         else:
             await _read_many(reader, state.fleet, prices, read_gpus)
+
     answer = make_savings(query, fleet, prices.currency)
     answer.prices = prices.source
     answer.simulated = state.simulated
@@ -110,6 +111,7 @@ async def _read_many(
             " podgpu-savings.yaml, or choose clusters or nodes with --match"
         )
         return
+
     names, gpus = await reader.find_candidates(_MAX_PODS_OF_MANY)
     reader.state = await read_gpus(gpus)
     await reader.read_recorded(names)
@@ -130,12 +132,15 @@ def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: i
         gpus += share.allocated * (1.0 if fraction is None else fraction)
         hour = prices.of(share.model).gpu_hour if prices.currency else None
         costs.append(None if hour is None else hour * share.allocated)
+
     for pod in fleet.pods:
         gpus -= pod.gpus
         costs.append(None if pod.price is None else -pod.price)
+
     cost = sum_all(costs)
     if cost is not None:
         cost = max(0.0, cost)
+
     return UnreadPods(max(0, pods - len(fleet.pods)), max(0.0, gpus), cost)
 
 
@@ -170,6 +175,7 @@ class _LoadReader:
         if not hours:
             self._set_start(self.fleet.end)
             return False
+
         self._set_start(self.fleet.end - hours * HOUR)
         return True
 
@@ -190,11 +196,13 @@ class _LoadReader:
             workload = read_workload(own)
             if workload is None:
                 continue
+
             job = workload.job_or_user
             account = UsageAccount(workload.namespace, workload.pod, job)
             names.add(account.key)
             cluster = own.get(cluster_label, "")
             gpus.add(TargetGpu(cluster, own.get("instance", ""), own.get("UUID", "")))
+
         return names, sorted(gpus)
 
     async def count_pods(self) -> int:
@@ -212,6 +220,7 @@ class _LoadReader:
                 # Other pods of its job may be on nodes that are not read.
                 pod.load.job_gpus = max(pod.load.job_gpus, _GPUS_OF_A_JOB)
                 self.held[key] = pod
+
         self.fleet.pods = [pod.load for pod in self.held.values()]
         self._add_nodes()
         await self._find_kept()
@@ -231,9 +240,11 @@ class _LoadReader:
             pod.load.steps = unknown
             if not pod.load.problem:
                 pods.append(pod)
+
         pods.sort(key=_rank)
         for pod in pods[MAX_PODS:]:
             pod.load.problem = "many"
+
         return pods[:MAX_PODS]
 
     @property
@@ -256,6 +267,7 @@ class _LoadReader:
         for _, line in points:
             for at, _ in line:
                 first = min(first, at - COARSE)
+
         self._set_start(first)
 
     def _set_start(self, first: float) -> None:
@@ -271,6 +283,7 @@ class _LoadReader:
             samples = await self.client.query(f"group {labels} ({series})", self.fleet.end)
         except SourceError:
             return
+
         for sample in samples:
             key = self._key_of(sample.labels)
             if key is not None:
@@ -288,6 +301,7 @@ class _LoadReader:
         for first in range(0, len(uuids), _GPUS_PER_QUERY):
             chunk = uuids[first : first + _GPUS_PER_QUERY]
             chunks.append(self._read_gpus(chunk, limit, lines, memory))
+
         await asyncio.gather(*chunks)
         for key, own in lines.items():
             self._add_steps(self.held[key], own)
@@ -307,9 +321,11 @@ class _LoadReader:
         if self.is_recorded:
             keys = by(self.server.cluster_label, *_KEYS)
             query = f"max {keys} ({self._select((_STEP_RULE,), uuids)})"
+
         async with limit:
             series = await self.client.query_range(query, start, self.fleet.end, COARSE)
             memory |= await self._read_memory(uuids)
+
         for labels, points in series:
             key = self._key_of(labels)
             if key is not None:
@@ -329,12 +345,14 @@ class _LoadReader:
         workload = read_workload(labels)
         if workload is None:
             return None
+
         cluster = labels.get(self.server.cluster_label, "")
         job = workload.job_or_user
         account = UsageAccount(workload.namespace, workload.pod, job).key
         for name in (cluster, ""):
             if (name, account) in self.held:
                 return name, account
+
         return None
 
     def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, array[float]]]) -> None:
@@ -358,10 +376,12 @@ class _LoadReader:
             if gpus >= load.devices:
                 value = step_value(busy[number] / COARSE, is_idle=idle[number] == gpus)
                 values[number] = min(most, value)
+
         load.steps = write_steps(values)
         if load.price is not None:
             seconds = (len(values) - values.count(UNKNOWN)) * COARSE
             load.cost = round(charge(HeldTime(seconds), 1.0, load.price).cost, 2)
+
         current = {part.gpu.uuid for part in pod.parts}
         for uuid, _ in own:
             gpu = self.gpus.get(uuid)
@@ -405,6 +425,7 @@ class _LoadReader:
                 of = "device" if name == _MEMORY[0] else "container"
                 matcher = one_of("UUID", uuids)
                 selected = select((_MEMORY_RULE,), f'of="{of}"', matcher, self.server.match)
+
             series = f"max_over_time({selected}[{window}])"
             for sample in await self.client.query(f"max {keys} ({series})", self.fleet.end):
                 uuid = first_label(sample.labels, UUID_LABELS)
@@ -414,6 +435,7 @@ class _LoadReader:
                 if key is not None or name == _MEMORY[0]:
                     before = peaks.get((uuid, key), 0.0)
                     peaks[uuid, key] = max(before, sample.value)
+
         return peaks
 
     async def _read_sizes(self) -> None:
@@ -431,6 +453,7 @@ class _LoadReader:
             cluster = sample.labels.get(self.server.cluster_label, "")
             pod = workload.pod_name
             sizes[cluster, gpu.model, self.nodes[uuid], pod, workload.job] += 1
+
         for (cluster, model, *_), count in sizes.items():
             # With a single cluster, the state names none.
             for name in (cluster, ""):
@@ -442,12 +465,14 @@ class _LoadReader:
         groups = list(self._list_shared())
         if not groups:
             return
+
         query = self._sum_increase(select((_WAITED,), self.server.match), self._window)
         waited: dict[PodKey, float] = {}
         for sample in await self.client.query(query, self.fleet.end):
             key = self._key_of(sample.labels)
             if key is not None:
                 waited[key] = waited.get(key, 0.0) + sample.value
+
         seconds = self.fleet.end - self.fleet.start
         for node, parts, pods in groups:
             if any(key not in waited for key in pods):
@@ -465,9 +490,11 @@ class _LoadReader:
         for key, pod in self.held.items():
             for part in pod.parts:
                 keys_of[id(part)] = key
+
         for node in self.state.nodes:
             if node.gone:
                 continue
+
             for parts in node.held_by_device().values():
                 pods: list[PodKey] = []
                 for part in parts:
@@ -495,4 +522,5 @@ def _add_memory(pod: HeldPod, peaks: Mapping[tuple[str, PodKey | None], float]) 
         if known is None:
             return None
         total += known
+
     return total

@@ -115,10 +115,12 @@ class Window(NamedTuple):
                 runs[-1][1] = step
             else:
                 runs.append([step, step])
+
         spans: list[tuple[float, float | None]] = []
         for first, last in runs:
             end = None if last >= self.steps - 1 else self.start + (last + 1) * self.step
             spans.append((self.start + first * self.step, end))
+
         return spans
 
 
@@ -194,6 +196,7 @@ class PrometheusPast(Past):
             # Before the first round, no pod holds a GPU.
             if answer.totals.before.gpus:
                 self._savings.add(query, prices, answer)
+
         return answer
 
     async def find(self, query: GpuQuery) -> PublishedState:
@@ -235,6 +238,7 @@ class PrometheusPast(Past):
             history = device.history_of_pod(name)
             if history is not None:
                 histories.append(history)
+
         histories.sort(key=lambda one: (one.node, one.index or 0, one.uuid, one.instance))
         return make_pod_history(namespace, pod, histories)
 
@@ -250,6 +254,7 @@ class PrometheusPast(Past):
             uuid, instance = _read_device(labels)
             key = f"{uuid}/{instance}" if instance else uuid
             lines[key] = window.align("utilization_ratio", points)
+
         return sparklines_json(times, lines)
 
     async def _make_reader(
@@ -301,6 +306,7 @@ class _HistoryReader:
             queries[name] = self.read("avg", query)
         for name, series in _HOLDER_SERIES.items():
             queries[f"holder {name}"] = self.read("avg", self._of_holders(series, uuids))
+
         results = await asyncio.gather(*queries.values())
         lines = dict(zip(queries, results, strict=True))
 
@@ -310,6 +316,7 @@ class _HistoryReader:
             if labels.get("pod"):
                 own_pod = labels.get("namespace", ""), labels["pod"]
                 exporters[_read_target(labels)].add(own_pod)
+
         devices: dict[UuidAndInstance, _DeviceLines] = {}
 
         def find_device(labels: LabelMap) -> _DeviceLines:
@@ -324,25 +331,30 @@ class _HistoryReader:
             device.node = first_label(labels, self._node_labels)
             if labels.get("gpu", "").isdecimal():
                 device.index = int(labels["gpu"])
+
             steps = self._window.find_steps(points).keys()
             device.present |= steps
             holder = read_holder(labels)
             if holder is not None:
                 device.holders[holder] |= steps
+
         for labels, points in lines["health"]:
             device = find_device(labels)
             steps = self._window.find_steps(points).keys()
             device.present |= steps
             device.conditions[labels.get("condition", "")] |= steps
+
         for name in figures:
             for labels, points in lines[name]:
                 find_device(labels).figures[name] = self._window.align(name, points)
+
         for name in _HOLDER_SERIES:
             for labels, points in lines[f"holder {name}"]:
                 holder = read_holder(labels)
                 if holder is not None:
                     values = self._window.align(name, points)
                     find_device(labels).holder_figures[holder, name] = values
+
         return devices
 
     # PromQL
@@ -423,6 +435,7 @@ class _DeviceLines:
                 held |= steps
             else:
                 shared |= steps
+
         if not held:
             return None
 
@@ -438,12 +451,14 @@ class _DeviceLines:
                     values[step] = sum(known)
                 elif step not in shared or name == "temperature_celsius":
                     values[step] = device[step]
+
         return self.make_history(figures)
 
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
         series = {name: figures.get(name, unknown) for name in Figures._fields}
         uuid, instance = self.device
+
         return GpuHistory(
             uuid=uuid,
             instance=instance,

@@ -67,6 +67,7 @@ def token_queries(
         seconds = f"{step} * count_over_time(({present})[{length}ms:{step}s])"
         counted.append(_mark(seconds, "seconds"))
         queries[f"{_PREFIX}{engine.name}"] = " or ".join(counted)
+
     return queries
 
 
@@ -121,6 +122,7 @@ def read_tokens(
 def _add(pod: PodTokens, engine: Engine, sample: ParsedSample) -> None:
     if not 0 <= sample.value <= MOST_TOKENS:
         return
+
     kind = sample.labels.get(_KIND)
     if kind == "prompt":
         pod.prompt += sample.value
@@ -130,6 +132,7 @@ def _add(pod: PodTokens, engine: Engine, sample: ParsedSample) -> None:
         pod.generated += sample.value
     else:
         pod.seconds = max(pod.seconds, sample.value)
+
     for label in engine.model:
         model = clean_model(sample.labels.get(label, ""))
         if model:

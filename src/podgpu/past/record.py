@@ -93,6 +93,7 @@ def _record_gpu(
             if any(rest):
                 currency = "" if price is None else state.prices.currency
                 charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
+
         yield GpuSample(
             uuid=gpu.uuid,
             instance="" if instance is None else str(instance.id),
@@ -128,10 +129,12 @@ def _charge_holders(
         figures = None
         if has_own_figures and usage:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
+
         amounts = Amounts()
         if part.spent is not None:
             time = _complete(part.spent, part, node.reading.read_at + state.clock_offset)
             amounts = charge(time, part.device_size, part.price)
+
         yield Charge(
             account_of(part, node.state.pod_labels),
             part.holder.container,
@@ -147,12 +150,15 @@ def _complete(spent: HeldTime, part: HeldPart, at: float) -> HeldTime:
     if part.holder.known_usage.busy_ns is None:
         ratio = _utilization(part)
         busy = None if ratio is None else min(1.0, ratio) * spent.held
+
     idle = spent.idle
     if idle is None:
         idle = estimate_idle(part, spent.held, at)
+
     joules = spent.joules
     if joules is None and part.gpu.usage is None:
         joules = _watts(part.gpu) * part.gpu_fraction * spent.held
+
     return spent._replace(busy=busy, idle=idle, joules=joules)
 
 
@@ -282,6 +288,7 @@ class SqlitePast(Past):
         known = self._savings.get(key)
         if known is not None:
             return known
+
         state = self._read_state()
         fleet = read_fleet_load(db, query, now, state)
         answer = make_savings(query, fleet, state.prices.currency)
@@ -293,6 +300,7 @@ class SqlitePast(Past):
             return answer
         if len(self._savings) >= _MAX_SAVINGS:
             self._savings = {}
+
         self._savings[key] = answer
         return answer
 
@@ -344,10 +352,12 @@ class SqlitePast(Past):
         for at in times:
             is_final = at in cached and at + times.step <= now - FINE
             points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
+
         self._points = points
 
         names = set().union(*points.values())
         lines = {}
         for name in sorted(names):
             lines[name] = [values.get(name) for values in points.values()]
+
         return sparklines_json(times, lines)

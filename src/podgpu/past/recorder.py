@@ -63,6 +63,7 @@ class HistoryRecorder:
                 f"--history-dir {directory}: not a directory; give a directory that podgpu may"
                 " write to"
             )
+
         self.fatal: StartError | None = None
         self._read_gpus = read_gpus
         self._clock = clock or Clock()
@@ -95,6 +96,7 @@ class HistoryRecorder:
             gpus = self._read_gpus()
             if gpus is not None:
                 self.add(gpus)
+
         with self._lock:
             latest = self._latest
             self._latest = None
@@ -104,11 +106,13 @@ class HistoryRecorder:
             if moment.settles is not None:
                 self._store.settle_unwritten(moment.settles)
                 self._shifts.append(moment.settles)
+
         is_written = self._try(lambda: self._write(moment, latest))
         with self._lock:
             # A stop, or the next call, writes it if there is no newer round.
             if not is_written and self._latest is None:
                 self._latest = latest
+
         return True
 
     def _write(self, moment: BookTime, gpus: Sequence[GpuSample]) -> None:
@@ -187,26 +191,31 @@ class HistoryRecorder:
                 " cost go on with the former time until the clock has been stable for"
                 f" {STABLE_SECONDS / 60:.0f} minutes"
             )
+
         return tuple(notes)
 
     def _reopen(self) -> None:
         """Opens the file. After a failure, retries every minute and meanwhile uses memory."""
         if self._path is None or self._clock.monotonic() < self._reopen_at:
             return
+
         try:
             store = HistoryStore(self._path)
         except HistoryError as error:
             self._reopen_at = self._clock.monotonic() + _REOPEN_SECONDS
             self._report(f"{error}; history is kept in memory only, and is lost when podgpu ends")
             return
+
         self._reopen_at = float("inf")
         with self._lock:
             store.take_over(self._store)
             self._store = store
+
         self._report("")
         old = []
         for pattern in _OLD_FILES:
             old += [path.name for path in self._path.parent.glob(pattern)]
+
         if old:
             _log.warning(
                 "history: files of podgpu 0.1 or 0.2 in %s are not read: %s",

@@ -93,6 +93,7 @@ class Deletion:
         """
         if not self._exceeds(max_bytes):
             return
+
         self._delete_excess_accounts()
         self._delete_oldest("round", "sample", COARSE, HOUR, max_bytes)
         self._delete_oldest("round", "sample", FINE, HOUR, max_bytes)
@@ -122,12 +123,14 @@ class Deletion:
             # The rows of an hour, or of a day, are deleted together.
             since = floor_time(since, _COARSER.get(resolution, resolution))
             self._db.execute(_KEEP_SINCE, (resolution, since))
+
         deleted = [(table, resolution), (times, resolution)]
         # Times of hours are kept as long as their days: they say which days are complete.
         if (table, resolution) == ("usage", HOUR):
             deleted = [(table, HOUR)]
         elif (table, resolution) == ("usage", DAY):
             deleted.append((times, HOUR))
+
         for name, of in deleted:
             sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
             self._db.execute(sql, (of, since))

@@ -43,19 +43,24 @@ def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
     form = query.get("format", "json")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
+
     seconds = parse_range(query.get("range", "7d"))
     if seconds > MAX_DAYS * DAY:
         raise UsageError(f"range={query['range'][:40]}: savings are computed for up to 8d")
+
     text = query.get("slowdown", "1.25")
     try:
         slowdown = float(text)
     except ValueError:
         slowdown = math.nan
+
     if not _LEAST_SLOWDOWN < slowdown <= _MOST_SLOWDOWN:
         raise UsageError(f"slowdown={text[:40]!r}: write a factor above 1 and up to 2, as 1.25")
+
     idle = parse_range(query.get("idle", "24h"), "idle")
     if idle < HOUR:
         raise UsageError(f"idle={query['idle'][:40]}: write at least 1h")
+
     return SavingsQuery(seconds, slowdown, idle, form == "csv")
 
 
@@ -305,6 +310,7 @@ def encode_savings_csv(answer: SavingsAnswer) -> bytes:
                 for name in _LINE_CELLS:
                     cells[name] = None
             rows.append(cells)
+
     return write_table(_CELLS, rows)
 
 

@@ -38,6 +38,7 @@ class SavingsWatch(Watch):
             self._latest = NO_SAVINGS
             _log.warning("the metrics of savings are missing: %s", error)
             return
+
         self._latest = make_figures(answer)
         if self._latest == NO_SAVINGS:
             self.pause = _FIRST_SECONDS
@@ -47,16 +48,19 @@ def make_figures(answer: SavingsAnswer) -> SavingsFigures:
     # Before the first round, no pod holds a GPU.
     if not answer.is_computed or not answer.totals.before.gpus:
         return NO_SAVINGS
+
     kinds = []
     for row in answer.kinds:
         # Packing gives nothing back.
         if row.kind != "pack":
             cost = (row.saved.cost or 0.0) if answer.currency else None
             kinds.append(SavedGpus(row.kind, row.saved.gpus, cost))
+
     pods: list[SavedGpus] = []
     for line in answer.advice:
         if line.kind != "pack":
             pods += _list_pods(line)
+
     return SavingsFigures(kinds, pods[:_MAX_PODS], answer.currency, answer.prediction_error_ratio)
 
 

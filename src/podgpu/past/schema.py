@@ -207,6 +207,7 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
     # The conversion is tried again every minute while the disk is full.
     if copy.exists() and filecmp.cmp(path, copy):
         return
+
     try:
         size = path.stat().st_size
         free = shutil.disk_usage(path.parent).free

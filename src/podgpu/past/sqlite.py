@@ -126,14 +126,17 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
     """Returns a Unix time of the query, or None if it is not given. Raises UsageError."""
     if name not in query:
         return None
+
     try:
         time = float(query[name])
     except ValueError:
         time = math.nan
+
     if not 0 <= time < most:
         raise UsageError(
             f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}"
         )
+
     return time
 
 
@@ -164,6 +167,7 @@ def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
     for name, line in lines.items():
         if any(ratio is not None for ratio in line):
             devices[name] = b64encode(bytes(map(utilization_byte, line))).decode()
+
     return {
         "api": "podgpu/v1",
         "from": times.start,
@@ -192,8 +196,10 @@ def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> Po
         own = [span for span in gpu.holders if span.pod_name == (namespace, pod)]
         devices.append(_select_device(gpu, own))
         marks += _select_marks(gpu, own)
+
     if not devices:
         return None
+
     marks.sort(key=lambda mark: mark.at)
     return PodHistory(
         from_=gpu.from_,
@@ -329,13 +335,16 @@ def read_job(
         for row in accounts:
             gpu_row = uuid, instance, node, index, gpu_id, row[5]
             histories.append(_read_history(db, gpu_row, window))
+
         gpu = histories[0]
         gpu.series = _add_series([history.series for history in histories])
         own = [span for span in gpu.holders if span.pod_name in pods]
         devices.append(_select_device(gpu, own))
         marks += _select_marks(gpu, own)
+
     if not devices:
         return None
+
     marks.sort(key=lambda mark: mark.at)
     return JobHistory(
         from_=gpu.from_,
@@ -395,6 +404,7 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
         rolled_up = last
     else:
         [rolled_up] = db.execute(_ROLLED_UP).fetchone()
+
     return {
         "resolution": resolution,
         "fine": FINE,

@@ -208,6 +208,7 @@ def _list_windows(
     first_day = last_hour
     if longest == DAY:
         first_day = min(ceil_time(first_hour, DAY), last_hour)
+
     last_day = max(floor_time(last_hour, DAY), first_day)
     windows = [
         _Window(1.0, OPEN, first, last),
@@ -251,11 +252,13 @@ def _split_window(
     for step in sorted({floor_time(start, length), floor_time(end, length)}):
         if not first <= step < last:
             continue
+
         yield window._replace(start=first, end=step)
 
         since = recorded[0]
         if step == since:
             since = start  # the first day may have begun late: its first round is deleted
+
         recorded_from = max(step, since)
         recorded_to = min(step + length, recorded[1])
         counted = min(end, recorded_to) - max(start, recorded_from)
@@ -263,4 +266,5 @@ def _split_window(
         part = max(0.0, counted / whole) if whole > 0 else 1.0
         first = step + length
         yield window._replace(part=part, start=step, end=first)
+
     yield window._replace(start=first, end=last)

@@ -236,6 +236,7 @@ class HistoryStore(HistoryFile):
         with self._unwritten_lock:
             usage = self._unwritten
             self._unwritten = {}
+
         try:
             yield usage
         except BaseException:
@@ -333,13 +334,16 @@ class HistoryStore(HistoryFile):
             WHERE resolution IN ({OPEN}, {UNSETTLED})
                 OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
             rows = db.execute(sql).fetchall()
+
         usage = []
         for resolution, start, currency, node, *row in rows:
             kind = UNSETTLED if resolution == UNSETTLED else OPEN
             key = (kind, start, UsageAccount(*row[:10]), currency, node)
             usage.append((key, Amounts(*row[10:])))
+
         with other._unwritten_lock:
             usage += other._unwritten.items()
+
         self._add_unwritten(usage)
         self.write_notices(other.read_notices())
         other.close()
@@ -386,6 +390,7 @@ class HistoryStore(HistoryFile):
         gpu_ids = [self._find_gpu(gpu) for gpu in gpus]
         for gpu_id, gpu in zip(gpu_ids, gpus, strict=True):
             self._add_gpu(rows, gpu_id, gpu, now)
+
         if rows.unknown_gpus:
             self._keep_open_spans(rows)
 
@@ -426,6 +431,7 @@ class HistoryStore(HistoryFile):
             if condition.account is not None:
                 account_id = self._find_account(condition.account, gpu.node)
                 kind = IDLE
+
             span = (gpu_id, account_id, kind, condition.name, condition.message)
             since = condition.since
             is_new = since is not None and self.last_round - _LATEST < since <= now + 1
@@ -447,10 +453,12 @@ class HistoryStore(HistoryFile):
         known_id = self._ids.get(account)
         if known_id is not None:
             return known_id
+
         if self._db.execute(_FIND_ACCOUNT, account.key).fetchone() is None:
             if self._new_accounts[node] >= MAX_NEW_ACCOUNTS:
                 account = UsageAccount(job=f"more workloads of node {node}")
             self._new_accounts[node] += 1
+
         row = (*account, node)
         row_id: int = self._db.execute(_UPSERT_ACCOUNT, row).fetchone()[0]
         self._ids[account] = row_id
@@ -471,6 +479,7 @@ class HistoryStore(HistoryFile):
         for span, began in rows.spans.items():
             if span not in self._open_spans:
                 new.append((*span, began))
+
         self._db.executemany(_START_SPAN, new)
         # If podgpu did not run for some time, holders and conditions are recorded as ended at the
         # last round before.

@@ -55,6 +55,7 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
         return NoFit(
             f"it needs {_LEAST_STEPS} periods of 5 minutes with work, and {len(used)} are recorded"
         )
+
     busy = [step.busy_seconds for step in used]
     prompts = [step.prompt for step in used]
     generateds = [step.generated for step in used]
@@ -78,6 +79,7 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
     for step in used:
         expected = prompt * step.prompt + generated * step.generated
         errors.append((step.busy_seconds - expected) ** 2)
+
     variance = math.fsum(errors) / (len(used) - 2)
     residual = math.sqrt(variance) / math.fsum(busy) * len(used)
     if residual > _LARGEST_RESIDUAL:
@@ -85,6 +87,7 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
             f"the tokens do not explain the GPU time: 5 minutes differ by {residual:.0%}, and"
             f" {_LARGEST_RESIDUAL:.0%} is the most"
         )
+
     is_clear = prompt >= _LEAST_T * math.sqrt(variance * gg / determinant)
     is_clear = is_clear and generated >= _LEAST_T * math.sqrt(variance * pp / determinant)
     if not is_clear or min(prompt, generated) <= 0:
@@ -92,6 +95,7 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
             "the result is not significant: the GPU time of one kind of tokens is less than"
             f" {_LEAST_T:.0f} times its standard error"
         )
+
     return TokenFit(prompt, generated, residual, len(used))
 
 

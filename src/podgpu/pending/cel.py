@@ -86,8 +86,10 @@ def matches(expression: str, device: CelDevice) -> bool:
         return False
     except RecursionError as error:
         raise UnknownExpression("the expression is nested too deeply") from error
+
     if not isinstance(value, bool):
         raise UnknownExpression("the expression is no condition")
+
     return value
 
 
@@ -120,6 +122,7 @@ def _evaluate(node: ast.expr, device: CelDevice) -> Any:
         return _call(node, device)
     if isinstance(node, ast.List):
         return [_evaluate(item, device) for item in node.elts]
+
     raise UnknownExpression("the expression is not supported")
 
 
@@ -140,21 +143,26 @@ def _evaluate_logic(node: ast.BoolOp, device: CelDevice) -> bool:
                 return decides
         except (MissingValue, UnknownExpression) as error:
             failure = error
+
     if failure is not None:
         raise failure
+
     return not decides
 
 
 def _compare(node: ast.Compare, device: CelDevice) -> bool:
     if len(node.ops) != 1:
         raise UnknownExpression("chained comparisons are not supported")
+
     left = _evaluate(node.left, device)
     right = _evaluate(node.comparators[0], device)
     if isinstance(node.ops[0], ast.In) and isinstance(right, list | _Members):
         return left in right
+
     compare = _COMPARISONS.get(type(node.ops[0]))
     if compare is None or isinstance(left, _Members) or isinstance(right, _Members):
         raise UnknownExpression("the comparison is not supported")
+
     try:
         return bool(compare(left, right))
     except TypeError as error:
@@ -167,6 +175,7 @@ def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
         if not isinstance(owner, _Members):
             raise UnknownExpression(f"{node.attr} is not supported")
         return owner.find(node.attr)
+
     if node.value.id != "device":
         raise UnknownExpression(f"{node.value.id} is not supported")
     if node.attr == "driver":
@@ -177,6 +186,7 @@ def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
         return _Members(device.capacity)
     if node.attr == "allowMultipleAllocations":
         return device.is_shared
+
     raise UnknownExpression(f"device.{node.attr} is not supported")
 
 
@@ -191,11 +201,13 @@ def _find_item(node: ast.Subscript, device: CelDevice) -> Any:
 def _call(node: ast.Call, device: CelDevice) -> Any:
     if node.keywords:
         raise UnknownExpression("the call is not supported")
+
     arguments = [_evaluate(argument, device) for argument in node.args]
     if isinstance(node.func, ast.Name) and node.func.id == "quantity":
         return _make_quantity(arguments)
     if not isinstance(node.func, ast.Attribute):
         raise UnknownExpression("the function is not supported")
+
     owner = _evaluate(node.func.value, device)
     return _call_method(owner, node.func.attr, arguments)
 
@@ -213,6 +225,7 @@ def _call_method(owner: Any, name: str, arguments: Sequence[Any]) -> Any:
             compare = _QUANTITY_METHODS.get(name)
             if compare is not None:
                 return compare(owner, other)
+
     raise UnknownExpression(f"{name} is not supported")
 
 
@@ -234,6 +247,7 @@ def _matches_pattern(text: str, pattern: str) -> bool:
     for piece in pieces:
         if _PLAIN.fullmatch(piece) is None:
             raise UnknownExpression("the regular expression is not supported")
+
     pieces = [piece.replace("\\", "") for piece in pieces]
 
     if pattern.startswith("^"):
@@ -241,16 +255,19 @@ def _matches_pattern(text: str, pattern: str) -> bool:
             return False
         text = text[len(pieces[0]) :]
         pieces = pieces[1:]
+
     last = ""
     if pattern.endswith("$") and pieces:
         last = pieces.pop()
     elif pattern.endswith("$"):
         return not text
+
     for piece in pieces:
         place = text.find(piece)
         if place < 0:
             return False
         text = text[place + len(piece) :]
+
     return text.endswith(last)
 
 

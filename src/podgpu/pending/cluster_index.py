@@ -149,6 +149,7 @@ def _list_offers(cluster: ClusterIndex, place: Place) -> Iterator[tuple[str, _Of
         if total and is_gpu_resource(name):
             free = max(0, total - place.usage.amounts[name])
             yield name, _Offer(total / MILLI, free / MILLI, is_open)
+
     devices = count_devices(cluster, node)
     for driver, (total_devices, free_devices) in devices.items():
         yield driver, _Offer(total_devices, free_devices, is_open)
@@ -157,6 +158,7 @@ def _list_offers(cluster: ClusterIndex, place: Place) -> Iterator[tuple[str, _Of
 def _make_free(resource: str, model: str, offers: Sequence[_Offer]) -> FreeGpus:
     opened = [offer for offer in offers if offer.is_open]
     closed = [offer for offer in offers if not offer.is_open]
+
     return FreeGpus(
         resource=resource,
         model=model,

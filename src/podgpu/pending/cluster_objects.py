@@ -88,6 +88,7 @@ def parse_node(body: KubeObject) -> NodeRecord:
     spec = read_map(body, "spec")
     status = read_map(body, "status")
     name = intern(metadata["name"])
+
     return NodeRecord(
         name=name,
         labels={**read_map(metadata, "labels"), NAME_FIELD: name},
@@ -216,6 +217,7 @@ def parse_pod_state(body: KubeObject) -> PodState | None:
     status = read_map(body, "status")
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
+
     node = intern(spec.get("nodeName") or "")
     needs = parse_needs(metadata, spec)
     bound = None
@@ -231,9 +233,11 @@ def parse_pod_state(body: KubeObject) -> PodState | None:
             share=needs.share,
             groups=_parse_groups(read_map(metadata, "labels")),
         )
+
     pending = None
     if status.get("phase") == "Pending" and not metadata.get("deletionTimestamp"):
         pending = _parse_pending(metadata, spec, status, needs)
+
     return PodState(pending, bound)
 
 
@@ -246,10 +250,12 @@ def _parse_pending(
     for condition in read_list(status, "conditions"):
         if condition.get("type") == "PodScheduled":
             scheduled = condition
+
     message = " ".join((scheduled.get("message") or "").split())
     controllers = [
         each for each in read_list(metadata, "ownerReferences") if each.get("controller")
     ]
+
     return PendingPod(
         namespace=intern(metadata["namespace"]),
         name=metadata["name"],
@@ -284,6 +290,7 @@ def _parse_claims(spec: KubeObject, status: KubeObject) -> Iterator[PodClaim]:
     created = {}
     for entry in read_list(status, "resourceClaimStatuses"):
         created[entry["name"]] = entry.get("resourceClaimName") or ""
+
     for entry in read_list(spec, "resourceClaims"):
         template = entry.get("resourceClaimTemplateName") or ""
         named = entry.get("resourceClaimName") or ""
@@ -315,6 +322,7 @@ def _sum_requests(spec: KubeObject) -> dict[str, int]:
     total: dict[str, int] = {}
     for container in read_list(spec, "containers"):
         _add(total, _read_requests(container))
+
     sidecars: dict[str, int] = {}
     largest: dict[str, int] = {}
     for container in read_list(spec, "initContainers"):
@@ -326,9 +334,11 @@ def _sum_requests(spec: KubeObject) -> dict[str, int]:
         _add(requests, sidecars)
         for name, milli in requests.items():
             largest[name] = max(milli, largest.get(name, 0))
+
     _add(total, sidecars)
     for name, milli in largest.items():
         total[name] = max(milli, total.get(name, 0))
+
     # Requests of the pod as a whole replace those of its containers.
     total |= _read_requests(spec)
     _add(total, _parse_amounts(read_map(spec, "overhead")))
@@ -352,8 +362,10 @@ def _parse_share(annotations: Mapping[str, str]) -> GpuShare | None:
         devices = int(annotations.get(GPU_FRACTION_COUNT, "1"))
     except ValueError:
         return None
+
     if fraction <= 0 and memory <= 0:
         return None
+
     return GpuShare(fraction, max(0, memory), max(1, devices))
 
 
@@ -371,15 +383,18 @@ def _list_unchecked(spec: KubeObject) -> Iterator[str]:
         if read_list(read_map(affinity, kind), "requiredDuringSchedulingIgnoredDuringExecution"):
             yield "pod_affinity"
             break
+
     for constraint in read_list(spec, "topologySpreadConstraints"):
         if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
             yield "topology_spread"
             break
+
     if any(
         "persistentVolumeClaim" in each or "ephemeral" in each
         for each in read_list(spec, "volumes")
     ):
         yield "volumes"
+
     for container in read_list(spec, "containers"):
         if any(port.get("hostPort") for port in read_list(container, "ports")):
             yield "host_ports"

@@ -87,12 +87,14 @@ class Devices:
         self._matches: dict[tuple[DeviceId, str, tuple[str, ...]], bool | None] = {}
         for each in newest_slices(slices):
             self._add_slice(each)
+
         self.taken = index_taken(claims)
 
     def _add_slice(self, each: SliceRecord) -> None:
         for counter_set in each.counter_sets:
             for name, amount in counter_set.amounts:
                 self._counters[each.driver, each.pool, counter_set.counter_set, name] = amount
+
         for device in each.devices:
             candidate = _Candidate((each.driver, each.pool, device.name), device)
             self._device_of[candidate.id] = device
@@ -136,6 +138,7 @@ class Devices:
                 needed += len(found) if first.wants_all else first.number
                 for candidate in found:
                     matching.append((first, candidate))
+
         return Supply(
             needed=max(1, needed) if specs else 0,
             total=self._count(matching, ()),
@@ -195,6 +198,7 @@ class Devices:
         device_class = self.classes.get(request.device_class)
         if device_class is None:
             return False
+
         device = candidate.device
         shown = CelDevice(
             candidate.id[0], dict(device.attributes), dict(device.capacity), device.is_shared
@@ -206,6 +210,7 @@ class Devices:
                     return False
             except UnknownExpression:
                 is_unknown = True
+
         return None if is_unknown else True
 
     def _fits(
@@ -304,6 +309,7 @@ class _Room:
         wanted = len(candidates) if request.wants_all else request.number
         if not wanted or len(candidates) < wanted:
             return False
+
         for candidate in candidates:
             if not wanted:
                 break
@@ -311,21 +317,25 @@ class _Room:
                 wanted -= 1
             elif request.wants_all:
                 return False
+
         return not wanted
 
     def take_one(self, request: DeviceRequest, candidate: _Candidate) -> bool:
         device = candidate.device
         if candidate.id in self._whole or not self._has_counters(candidate):
             return False
+
         if not device.is_shared:
             self._whole.add(candidate.id)
             self._use_counters(candidate.id, device.counters)
             return True
+
         amounts = _find_amounts(request, device)
         for name, amount in amounts:
             capacity = dict(device.capacity).get(name, Fraction(0))
             if self._consumed.get((candidate.id, name), Fraction(0)) + amount > capacity:
                 return False
+
         self._consume(candidate.id, amounts)
         return True
 

@@ -120,6 +120,7 @@ def parse_claim(body: KubeObject) -> ClaimRecord:
             # adminAccess is for monitoring and takes nothing.
             if not result.get("adminAccess"):
                 devices.append(_parse_result(result))
+
     return ClaimRecord(
         namespace=intern(metadata["namespace"]),
         name=metadata["name"],
@@ -145,6 +146,7 @@ def parse_claim_spec(spec: KubeObject) -> ClaimSpec:
         # Empty for adminAccess, which takes no device.
         if alternatives:
             requests.append(alternatives)
+
     matched = []
     has_others = False
     for constraint in read_list(devices, "constraints"):
@@ -154,6 +156,7 @@ def parse_claim_spec(spec: KubeObject) -> ClaimSpec:
             matched.append(attribute)
         else:
             has_others = True
+
     return ClaimSpec(tuple(requests), tuple(matched), has_others)
 
 
@@ -162,9 +165,11 @@ def _parse_request(body: KubeObject) -> Iterator[DeviceRequest]:
     for exact in alternatives or [body.get("exactly") or body]:
         if exact.get("adminAccess"):
             continue
+
         selectors = []
         for selector in read_list(exact, "selectors"):
             selectors.append(read_map(selector, "cel").get("expression") or "")
+
         yield DeviceRequest(
             name=body["name"],
             device_class=exact.get("deviceClassName") or "",
@@ -194,6 +199,7 @@ def parse_slice_record(body: KubeObject) -> SliceRecord:
     for counter_set in read_list(spec, "sharedCounters"):
         amounts = _parse_quantities(read_map(counter_set, "counters"), "")
         counter_sets.append(CounterUse(counter_set["name"], amounts))
+
     return SliceRecord(
         name=body["metadata"]["name"],
         driver=driver,
@@ -212,10 +218,12 @@ def _parse_device(body: KubeObject, driver: str) -> DraDevice:
     for name, value in sorted(read_map(device, "attributes").items()):
         known = next(iter(value.values()), None)
         attributes.append((_qualify(name, driver), known))
+
     counters = []
     for use in read_list(device, "consumesCounters"):
         amounts = _parse_quantities(read_map(use, "counters"), "")
         counters.append(CounterUse(use["counterSet"], amounts))
+
     return DraDevice(
         name=intern(body["name"]),
         attributes=tuple(attributes),
@@ -264,4 +272,5 @@ def newest_slices(slices: Iterable[SliceRecord]) -> list[SliceRecord]:
     for each in every:
         if each.generation == newest[each.driver, each.pool]:
             selected.append(each)
+
     return selected

@@ -85,6 +85,7 @@ def explain_queue(
     for pod in sorted(objects.pending, key=lambda pod: (pod.created, pod.key)):
         kind = waiting if explainer.requests_gpu(pod) else others
         kind.append(explainer.explain(pod))
+
     waiting += explainer.list_held(objects.pending)
     waiting.sort(key=lambda explanation: (explanation.pod.created, explanation.pod.key))
     return QueueState(waiting, others, list_free(explainer.cluster))
@@ -122,27 +123,32 @@ class Explainer:
         gpus = sum(need.gpus for need in needs)
         if not self.requests_gpu(pod):
             return Explanation(pod, 0.0, needs, (Reason(key="no_gpu"),))
+
         obstacle = self._find_obstacle(pod)
         if obstacle is not None:
             return Explanation(pod, gpus, needs, (obstacle,))
+
         fit = self._explain_fit(wish, pod)
         reasons = fit.reasons
         if not pod.is_seen and self._now - pod.created > _UNSEEN_SECONDS:
             unseen = Reason(key="unseen", names=(pod.needs.scheduler,))
             others = [reason for reason in reasons if reason.key not in ("fits", "unchecked")]
             reasons = unseen, *others
+
         return Explanation(pod, gpus, needs, reasons, fit.unblock)
 
     def _list_needs(self, pod: PendingPod) -> Iterator[Need]:
         for name, milli in pod.needs.gpu_amounts:
             amount = milli / MILLI
             yield Need(name, amount, amount if _counts_gpus(name) else 0.0)
+
         share = pod.needs.share
         if share is not None and share.fraction:
             gpus = share.fraction * share.devices
             yield Need(SHARE_RESOURCE, gpus, gpus)
         elif share is not None:
             yield Need(SHARE_MEMORY, share.memory_mib * MIB * share.devices)
+
         yield from self._list_claim_needs(pod)
         for name, milli in pod.needs.other_amounts:
             yield Need(name, milli / MILLI)
@@ -164,16 +170,20 @@ class Explainer:
             return Reason(key="starting", names=(pod.node, *pod.waiting[:_NAMED]))
         if pod.gates:
             return self._explain_gates(pod)
+
         for named in pod.claims:
             if not named.claim:
                 return Reason(key="claim_not_created", names=(named.template,))
             if (pod.namespace, named.claim) not in self.cluster.claims:
                 return Reason(key="claim_missing", names=(named.claim,))
+
         for name in self.cluster.find_classes(pod):
             if name not in self.cluster.classes:
                 return Reason(key="class_missing", names=(name,))
+
         if pod.nominated_node:
             return Reason(key="preempting", names=(pod.nominated_node,))
+
         return self._find_kai_limit(pod)
 
     def _explain_gates(self, pod: PendingPod) -> Reason:
@@ -195,17 +205,21 @@ class Explainer:
     def _find_kai_limit(self, pod: PendingPod) -> Reason | None:
         if not pod.kai_queue:
             return None
+
         queue = self.cluster.quotas.find_kai_queue(pod.kai_queue)
         if queue is None:
             return None
+
         amounts = pod.needs.amounts
         share = pod.needs.share
         if share is not None and share.fraction:
             gpus = share.fraction * share.devices
             amounts = ((GPU_RESOURCE, round(gpus * MILLI)),)
+
         shortage = find_shortage([queue], amounts)
         if shortage is None:
             return None
+
         return _make_quota_reason(shortage)
 
     def list_held(self, pods: Iterable[PendingPod]) -> Iterator[Explanation]:
@@ -217,6 +231,7 @@ class Explainer:
             if workload.kind == KUEUE_KIND:
                 yield self._hold(workload, self._explain_workload(workload))
                 continue
+
             quotas = self.cluster.quotas.list_of_namespace(workload.namespace)
             shortage = find_shortage(quotas, workload.needs.amounts)
             # Without a shortage, its controller is about to create the pods.
@@ -239,6 +254,7 @@ class Explainer:
         for name, milli in workload.total:
             if is_gpu_resource(name) and _counts_gpus(name):
                 gpus += milli / MILLI
+
         return Explanation(pod, gpus, tuple(self._list_needs(pod)), (reason,))
 
     def _make_wish(self, pod: PendingPod) -> Wish:
@@ -250,6 +266,7 @@ class Explainer:
                 places.append((claim.name, claim.node_selector))
             elif claim is not None:
                 specs.append(claim.spec)
+
         gpus = self._select_checked(pod.needs)
         return Wish(pod.needs, gpus, pod.needs.other_amounts, tuple(specs), tuple(places))
 
@@ -284,14 +301,17 @@ class Explainer:
                 missing.update(dict.fromkeys(lacking))
             else:
                 checks.append(check)
+
         if not checks and is_unknown:
             unchecked = Reason(key="unchecked", names=("dra_selector",), nodes=0)
             return FitExplanation((unchecked,))
         if not checks:
             return FitExplanation(tuple(self._list_missing(wish, missing)))
+
         fitting = [check for check in checks if not check.failures]
         if fitting:
             return FitExplanation((_explain_free(wish.needs, fitting),))
+
         reasons = _list_reasons(wish, checks)
         reasons += _list_circumstances(wish.needs, checks)
         unblock = self._search.find(wish, pod, checks)
@@ -302,6 +322,7 @@ class Explainer:
         for place in self.cluster.places:
             offered.update(filter(is_gpu_resource, place.node.allocatable))
             offered.update(count_devices(self.cluster, place.node))
+
         selectors = _list_expressions(wish.specs)
         lacking = [name for name in missing if name not in offered]
         for name in lacking or missing:
@@ -347,6 +368,7 @@ def _explain_free(needs: PodNeeds, fitting: Sequence[Check]) -> Reason:
         unchecked.append("dra_selector")
     if needs.scheduler != DEFAULT_SCHEDULER:
         unchecked.append("scheduler")
+
     key = "unchecked" if unchecked else "fits"
     resource = fitting[0].resource
     free = sum(check.supplies[resource].free for check in fitting)
@@ -363,6 +385,7 @@ def _list_reasons(wish: Wish, checks: Sequence[Check]) -> list[Reason]:
     reasons = []
     for failure, group in groups.items():
         reasons.append(_make_reason(wish, failure, group))
+
     last = max(reasons, key=lambda reason: STAGES.index(reason.key))
 
     def rank(reason: Reason) -> tuple[bool, bool, int]:
@@ -390,6 +413,7 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
 
     if key == "in_use" and len(checks) > 1 and needed > 1 and sum(frees) >= needed:
         key = "fragmented"
+
     largest = max(totals) if key.endswith("too_large") else max(frees)
     return Reason(
         key=key,
@@ -438,6 +462,7 @@ def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
         names = [name for name, _ in wish.places]
     elif key in ("cordoned", "not_ready"):
         names = [node.name for node in nodes]
+
     distinct = dict.fromkeys(names)
     return list(distinct)[:_NAMED]
 
@@ -450,6 +475,7 @@ def _list_circumstances(needs: PodNeeds, checks: Iterable[Check]) -> Iterator[Re
     for check in checks:
         if check.failures[0].key != "in_use":
             continue
+
         resource = check.failures[0].resource
         for pod in check.place.pods:
             held = dict(pod.amounts).get(resource, 0)
@@ -457,6 +483,7 @@ def _list_circumstances(needs: PodNeeds, checks: Iterable[Check]) -> Iterator[Re
                 ending += held
             elif pod.priority < needs.priority:
                 lower += held
+
     if ending:
         yield Reason(key="ending", resource=resource, free=ending / MILLI)
     if lower and needs.never_preempts:

@@ -29,11 +29,13 @@ def list_idle_pods(state: ClusterState) -> dict[PodName, IdlePod]:
     for node in state.nodes:
         # With several clusters, the API server of only one of them is known.
         parts += [part for part in node.held if part.holder.pod and not part.cluster]
+
     idle = {}
     for key, group in group_by_key((part.holder.pod_name, part) for part in parts).items():
         pod = _make_idle_pod(state, group)
         if pod is not None:
             idle[key] = pod
+
     return idle
 
 
@@ -41,8 +43,10 @@ def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None
     starts = [wasteful_since(part, state.taken_at, state.settings.idle_after) for part in parts]
     if None in starts:
         return None
+
     first = parts[0]
     costs = select_known(part.cost_per_hour for part in parts)
+
     return IdlePod(
         namespace=first.holder.namespace,
         pod=first.holder.pod,

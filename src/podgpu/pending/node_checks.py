@@ -72,6 +72,7 @@ def check_node(
     is_unknown = any(supply.is_unknown for supply in supplies.values())
     if not all(supply.total for supply in supplies.values()):
         return Check(place, (), supplies, is_unknown)
+
     failures = [
         *_list_fixed(wish, node, supplies),
         *_list_busy(wish, node, usage, supplies),
@@ -79,6 +80,7 @@ def check_node(
     is_busy = any(failure.key in ("in_use", "other_in_use") for failure in failures)
     if not is_busy and _is_kept(cluster, wish, pod, place, usage, taken):
         failures.append(Failure("nominated", next(iter(supplies))))
+
     failures.sort(key=lambda failure: STAGES.index(failure.key))
     return Check(place, tuple(failures), supplies, is_unknown)
 
@@ -98,6 +100,7 @@ def _list_supplies(
             request = DeviceRequest(name, cluster.extended[name], number=milli // MILLI)
             specs.append(ClaimSpec(((request,),)))
             continue
+
         free = total - usage.amounts[name]
         supplies[name] = Supply(
             needed=milli / MILLI,
@@ -106,6 +109,7 @@ def _list_supplies(
             fits_empty=milli <= total,
             fits=milli <= free,
         )
+
     if wish.needs.share is not None:
         supplies[SHARE_RESOURCE] = _find_share(wish.needs.share, node, usage)
     if specs:
@@ -114,6 +118,7 @@ def _list_supplies(
     if not supplies:
         # All its claims have devices already.
         supplies[_name_places(wish)] = Supply(1, 1, 1, fits_empty=True, fits=True)
+
     return supplies
 
 
@@ -130,11 +135,14 @@ def _is_kept(
     for other in cluster.nominated.get(place.node.name, ()):
         if other.uid != pod.uid and other.needs.priority >= wish.needs.priority:
             preempting.append(other)
+
     if not preempting:
         return False
+
     later = usage.copy()
     for other in preempting:
         later.add_amounts(other.needs.amounts)
+
     supplies = _list_supplies(cluster, wish, place.node, later, taken)
     lacking = list(_list_busy(wish, place.node, later, supplies))
     return bool(lacking)
@@ -160,6 +168,7 @@ def _find_share(share: GpuShare, node: NodeRecord, usage: Usage) -> Supply:
     each = share.on(node)
     rooms = [1.0 - used for used in usage.groups.values()] + [1.0] * whole
     fitting = [room for room in rooms if room >= each - 1e-9]
+
     return Supply(
         needed=each * share.devices,
         total=total,
@@ -176,12 +185,15 @@ def _list_fixed(wish: Wish, node: NodeRecord, supplies: Mapping[str, Supply]) ->
         yield Failure("selector")
     if not all(selector.accepts(node.labels) for _, selector in wish.places):
         yield Failure("claim_node")
+
     for name, supply in supplies.items():
         if not supply.fits_empty:
             yield Failure("too_large", name)
+
     for name, milli in wish.others:
         if milli > node.allocatable.get(name, 0):
             yield Failure("other_too_large", name)
+
     yield from _list_closed(needs, node)
 
 

@@ -146,14 +146,17 @@ def make_queue(
             hidden.append(explanation)
         elif query.selects(explanation.pod):
             shown.append(explanation)
+
     selected = list(shown)
     if query.pod:
         for other in snapshot.queue.others:
             if query.selects(other.pod) and (visible is None or other.pod.namespace in visible):
                 selected.append(other)
+
     counted_hidden = [] if query.namespace or query.pod else hidden
     groups = _group(selected, visible)
     omitted = groups[_MAX_GROUPS:]
+
     return QueueAnswer(
         taken_at=snapshot.taken_at,
         simulated=snapshot.simulated,
@@ -203,6 +206,7 @@ def _group(
             needs.scheduler,
         )
         pairs.append((kind, explanation))
+
     groups = group_by_key(pairs)
     return [_make_group(kind, members, visible) for kind, members in groups.items()]
 

@@ -126,8 +126,10 @@ class QueueWatch:
             if not informer.synced:
                 reason = informer.error or "the API server has not answered yet"
                 raise SourceError("not_synced", f"the list of {name} is not known: {reason}")
+
         for informer in self._optional.values():
             informer.wait_synced(0.0 if informer.error else _SYNC_SECONDS)
+
         return ClusterObjects(
             pods=self._required["pods"].items(),
             nodes=self._required["nodes"].items(),
@@ -147,10 +149,12 @@ class QueueWatch:
         for name, informer in self._required.items():
             if informer.error is not None:
                 notes.append(f"the list of {name} may be out of date: {informer.error}")
+
         for name, informer in self._optional.items():
             # A server without the API has no such objects.
             if informer.error is not None and informer.error.reason != "not_found":
                 notes.append(f"the list of {name} may be incomplete: {informer.error}")
+
         return notes
 
 

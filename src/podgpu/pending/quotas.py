@@ -91,13 +91,16 @@ def parse_kueue_workload(body: KubeObject) -> HeldWorkload | None:
     for ended in ("QuotaReserved", "Finished"):
         if read_map(conditions, ended).get("status") == "True":
             return None
+
     if spec.get("active") is False:
         return None
+
     message = read_map(conditions, "QuotaReserved").get("message") or ""
     pod_sets = []
     for each in read_list(spec, "podSets"):
         count = each.get("count") or 1
         pod_sets.append((count, read_map(each, "template")))
+
     return _make_workload(
         KUEUE_KIND,
         metadata,
@@ -125,10 +128,13 @@ def _make_workload(
             first = needs
         for name, milli in needs.amounts:
             total[name] = total.get(name, 0) + count * milli
+
     if first is None or not pods:
         return None
+
     owned = parse_owner({"metadata": metadata})
     owners = read_list(metadata, "ownerReferences")
+
     return HeldWorkload(
         kind=kind,
         namespace=metadata["namespace"],
@@ -151,11 +157,13 @@ def parse_cluster_queue(body: KubeObject) -> QuotaHolder:
     limits: dict[str, int] = {}
     for group in read_list(spec, "resourceGroups"):
         _add_amounts(limits, read_list(group, "flavors"), "nominalQuota")
+
     used: dict[str, int] = {}
     _add_amounts(used, read_list(status, "flavorsReservation"), "total")
     quotas = []
     for name, limit in limits.items():
         quotas.append(QuotaRecord(name, limit, used.get(name, 0)))
+
     return QuotaHolder("ClusterQueue", body["metadata"]["name"], quotas=tuple(quotas))
 
 
@@ -184,9 +192,11 @@ def parse_kai_queue(body: KubeObject) -> QuotaHolder:
     for name, text in read_map(read_map(body, "status"), "allocated").items():
         if is_gpu_resource(name):
             used += parse_milli(str(text))
+
     quotas: tuple[QuotaRecord, ...] = ()
     if limit >= 0:
         quotas = (QuotaRecord("nvidia.com/gpu", round(limit * MILLI), used),)
+
     return QuotaHolder("Queue", body["metadata"]["name"], quotas=quotas)
 
 
@@ -200,6 +210,7 @@ def parse_resource_quota(body: KubeObject) -> QuotaHolder | None:
     status = read_map(body, "status")
     if spec.get("scopes") or spec.get("scopeSelector"):
         return None
+
     used = read_map(status, "used")
     quotas = []
     for name, text in read_map(status, "hard").items():
@@ -208,6 +219,7 @@ def parse_resource_quota(body: KubeObject) -> QuotaHolder | None:
             quotas.append(
                 QuotaRecord(name.removeprefix(_REQUEST_PREFIX), parse_milli(str(text)), taken)
             )
+
     return QuotaHolder("ResourceQuota", metadata["name"], metadata["namespace"], tuple(quotas))
 
 
@@ -227,14 +239,17 @@ def parse_job(body: KubeObject) -> HeldWorkload | None:
     status = read_map(body, "status")
     if spec.get("suspend") or status.get("completionTime"):
         return None
+
     parallel = spec.get("parallelism")
     wanted = 1 if parallel is None else parallel
     completions = spec.get("completions")
     if completions is not None:
         wanted = min(wanted, completions - (status.get("succeeded") or 0))
+
     missing = wanted - (status.get("active") or 0) - (status.get("terminating") or 0)
     if missing <= 0 or _has_ended(status):
         return None
+
     return _make_workload("Job", body["metadata"], [(missing, read_map(spec, "template"))])
 
 
@@ -278,6 +293,7 @@ class Quotas:
         self._cluster_queue_of: dict[PodName, str] = {}
         for each in local_queues:
             self._cluster_queue_of[each.namespace, each.name] = each.cluster_queue
+
         self.workloads = list(workloads)
         self._by_owner: dict[str, HeldWorkload] = {}
         self._by_name: dict[PodName, HeldWorkload] = {}

@@ -71,6 +71,7 @@ def amount(value: float | None, resource: str) -> str:
         return f"{number(value)} {'pod slot' if value == 1 else 'pod slots'}"
     if resource == "gpu-memory":
         return f"{number((value or 0.0) / _GIB)} GiB of GPU memory"
+
     return f"{number(value)} {resource}"
 
 

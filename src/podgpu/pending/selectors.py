@@ -39,6 +39,7 @@ class Requirement(NamedTuple):
             return value is not None
         if self.operator == "DoesNotExist":
             return value is None
+
         return self._compares(value)
 
     def _compares(self, value: str | None) -> bool:
@@ -87,6 +88,7 @@ def parse_selector(body: KubeObject | None) -> NodeSelector:
     """Parses a NodeSelector of the API. None accepts every node."""
     if body is None:
         return ANY_NODE
+
     terms = []
     for term in read_list(body, "nodeSelectorTerms"):
         requirements = []
@@ -95,6 +97,7 @@ def parse_selector(body: KubeObject | None) -> NodeSelector:
         for expression in read_list(term, "matchFields"):
             requirements.append(_parse_requirement(expression, _FIELD_PREFIX))
         terms.append(tuple(requirements))
+
     return NodeSelector(tuple(terms), is_set=True)
 
 
@@ -110,10 +113,12 @@ def parse_pod_selectors(spec: KubeObject) -> tuple[NodeSelector, ...]:
     if labels:
         term = tuple(Requirement(key, "In", (value,)) for key, value in sorted(labels.items()))
         selectors.append(NodeSelector((term,), is_set=True))
+
     affinity = read_map(read_map(spec, "affinity"), "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is not None:
         selectors.append(parse_selector(required))
+
     return tuple(selectors)
 
 
@@ -125,11 +130,13 @@ def list_unmet(
     for selector in selectors:
         for term in selector.terms:
             every.update(dict.fromkeys(term))
+
     labels = list(nodes)
     unmet = []
     for requirement in every:
         if not any(requirement.accepts(each) for each in labels):
             unmet.append(requirement)
+
     return unmet or list(every)
 
 
@@ -163,6 +170,7 @@ class Toleration(NamedTuple):
             return True
         if self.operator in ("Gt", "Lt"):
             return self._compares(taint)
+
         return bool(self.key) and self.value == taint.value
 
     def _compares(self, taint: Taint) -> bool:
@@ -193,6 +201,7 @@ def parse_tolerations(entries: Iterable[KubeObject]) -> tuple[Toleration, ...]:
             entry.get("effect") or "",
         )
         tolerations.append(toleration)
+
     return tuple(tolerations)
 
 

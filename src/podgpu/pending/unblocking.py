@@ -35,14 +35,17 @@ class UnblockingSearch:
         for check in checks if self.idle else ():
             if not check.keys <= _BUSY or tried >= _MAX_NODES:
                 continue
+
             idle = [each for each in check.place.pods if each.key in self.idle]
             if not idle:
                 continue
+
             tried += 1
             ended = self._find_fewest(wish, pod, check.place, idle)
             if ended:
                 pods = tuple(self.idle[each.key] for each in ended)
                 options.append(Unblock(check.place.node.name, pods))
+
         options.sort(key=lambda option: (len(option.pods), option.pods[0].idle_since))
         return options[:_MAX_OPTIONS]
 
@@ -72,5 +75,6 @@ class UnblockingSearch:
                     for held in claim.devices:
                         rest = [each for each in taken[held.device] if each is not held]
                         taken[held.device] = rest
+
         usage = Usage.of(place.node, left)
         return not check_node(self.cluster, wish, pod, place, usage, taken).failures

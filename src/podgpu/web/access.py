@@ -162,15 +162,18 @@ class KubernetesAccess:
     async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in _PROBES:
             return await _answer_probe(request, handler)
+
         try:
             user = await self._find_user(request)
             if user is None:
                 return _refuse()
+
             if not self._is_filtered(request.path):
                 verb = request.method.lower()
                 if not await self._may_use_path(user, verb, request.path):
                     text = f"user {user.name!r} may not {verb} {request.path}"
                     return json_error(403, f"{text}: allow this nonResourceURL in a ClusterRole")
+
             request[_VIEWER] = _KubernetesViewer(self, user)
             return await handler(request)
         except AccessUnknown as error:
@@ -189,14 +192,17 @@ class KubernetesAccess:
         authorization = request.headers.get("Authorization", "")
         if authorization[: len(_BEARER)].lower() != _BEARER:
             return None
+
         token = authorization[len(_BEARER) :].strip()
         if not token:
             return None
+
         # The key is a hash, so that no token stays in memory.
         key = hashlib.blake2b(token.encode("utf-8", "replace"), key=self._salt).digest()
         known = self._users.find(key)
         if known is not None:
             return known[0]
+
         user = await self._review_token(token)
         self._users.add(key, user)
         return user
@@ -211,6 +217,7 @@ class KubernetesAccess:
         name = status.user.get("username", "")
         if not status.authenticated or not name:
             return None
+
         extra = status.user.get("extra") or {}
         values = tuple((key, tuple(extra[key])) for key in sorted(extra))
         groups = tuple(status.user.get("groups") or ())
@@ -229,6 +236,7 @@ class KubernetesAccess:
         known = self._decisions.find((user, what, where))
         if known is not None:
             return known[0]
+
         document = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",

@@ -131,6 +131,7 @@ def load_protection(path: str) -> Protection | None:
     """
     if not path:
         return None
+
     # Imports bcrypt and YAML, which are needed only here.
     from podgpu.web.protection import Protection
 
@@ -170,15 +171,19 @@ def run(
         async with AsyncExitStack() as stack:
             for service in services:
                 stack.callback(service.stop)
+
             bound = []
             for listener in listeners:
                 bound.append(await stack.enter_async_context(listening(listener, limits)))
+
             for listener, address in zip(listeners, bound, strict=True):
                 if listener.announcement:
                     _log.info(listener.announcement, address.url)
+
             on_listening(bound)
             for service in services:
                 service.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
+
             await done.wait()
 
     asyncio.run(serve())
@@ -240,12 +245,14 @@ async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterat
 def _explain_bind_error(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
         return str(error)
+
     # asyncio's own text repeats the address. Newer versions of Python give no number if the
     # address belongs to another machine.
     number = error.errno or errno.EADDRNOTAVAIL
     # Errors of the resolver have negative numbers.
     if number > 0:
         return os.strerror(number)
+
     return error.strerror or str(error)
 
 
@@ -272,6 +279,7 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
     for listener in bound:
         listener.listen(_BACKLOG)
         listener.setblocking(False)
+
     return bound
 
 
@@ -291,15 +299,18 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
         raise UsageError(
             f"{SYSTEMD_OPTION}: cannot use systemd's sockets (LISTEN_FDS={listed}): {error}"
         ) from error
+
     if not sockets or not all(listening):
         raise UsageError(
             f"{SYSTEMD_OPTION}: systemd passed no listening socket to this process. "
             "Start podgpu through podgpu.socket (systemctl enable --now podgpu.socket; "
             "it needs ListenStream= and Accept=no), or use -a instead"
         )
+
     for opened in sockets:
         opened.set_inheritable(False)
         opened.setblocking(False)
+
     return sockets
 
 

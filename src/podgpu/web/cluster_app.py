@@ -59,6 +59,7 @@ def cluster_application(
     if access is not None:
         app.middlewares.append(access.check_request)
         app.on_cleanup.append(access.close)
+
     return app
 
 
@@ -79,6 +80,7 @@ async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
     except SourceError as error:
         reason = error.reason
         message = str(error)[:512]
+
     failed = SourceView(source="exporter", ok=False, error=reason, message=message)
     return add_details(answer, GpuDetails(sources=[failed]))
 
@@ -97,6 +99,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
     for node in state.nodes:
         if node.stale:
             problems.append(f"{node.name}: stale, last read {node.age_seconds or 0:.0f} s ago")
+
     problems += state.failures
     return True, describe_health(bound_notes(tuple(dict.fromkeys(problems)), _MAX_PROBLEMS))
 
@@ -117,12 +120,14 @@ def cluster_pusher(cluster: Cluster, settings: PushSettings) -> OtlpPusher:
     def read() -> list[PushedNode]:
         if not cluster.is_on_time:
             return []
+
         state = cluster.published.state
         nodes = []
         for node in state.nodes:
             if not node.stale:
                 owners = node.reading.owners or state.owners
                 nodes.append(PushedNode(node.state, node.reading.cluster, owners))
+
         return nodes
 
     pusher = OtlpPusher(settings, read, cluster.clock)

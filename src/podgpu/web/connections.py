@@ -121,6 +121,7 @@ class LimitedServer:
         except asyncio.CancelledError:
             accepted.close()
             raise
+
         if is_plain:
             _reject_plain_http(accepted)
             return
@@ -149,6 +150,7 @@ class LimitedServer:
         connection = self._connections.pop(request.protocol, None)
         if connection is None:
             raise web.HTTPServiceUnavailable  # the connection was evicted while the request arrived
+
         self._connections[request.protocol] = connection
         connection.deadline = monotonic() + self._limits.write_seconds
         connection.has_requests = True

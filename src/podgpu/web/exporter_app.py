@@ -68,6 +68,7 @@ def application(
     if agent.settings.policy.gpu_manager:
         links.insert(1, "metric")
         routes.append(web.get("/metric", serve_text(agent, "gpu_manager", None)))
+
     routes += node_probes(agent)
     routes += page_routes(node_page(agent, prices), complete_gpu, links, past)
     return make_application(routes, protection)
@@ -116,12 +117,14 @@ def describe_problems(agent: Agent) -> list[str]:
     for source in state.sources:
         if source.up is False:
             lines.append(f"{source.name}: {source.error}: {source.message}")
+
     has_answer = any(source.up is not None for source in state.sources)
     if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
         lines.append(
             f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: "
             "run `podgpu doctor`"
         )
+
     lines += agent.other_warnings()
     return lines
 
@@ -139,6 +142,7 @@ def build_state(
     """Builds a cluster state that contains only this node. `now`: Unix time for prices."""
     published = agent.published
     tags, problems = prices()
+
     return build_single_node_state(
         published.state,
         ViewSettings(interval=agent.settings.interval, idle_after=None),

@@ -71,11 +71,13 @@ def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
             seconds = float(text)
         except ValueError:
             seconds = -1.0
+
         if not 0 < seconds <= _MAX_RELEASE_SECONDS:
             highest = f"{_MAX_RELEASE_SECONDS:.0f}"
             return 400, f"seconds={text!r}: must be a number above 0, at most {highest}"
         if not agent.release(seconds):
             return 409, "the driver cannot be released, because a call into it has not returned"
+
         return 200, f"driver released for {seconds:g} s"
 
     return _operator_route("/-/release", "release", allowed, release)
@@ -110,6 +112,7 @@ def forget_in_cluster(cluster: Cluster, uuid: str) -> tuple[int, str]:
         return 404, f"no node has a GPU {uuid} or has ever had one"
     if result == "present":
         return 409, f"{uuid} and its node are both present: nothing to remove"
+
     return 200, (
         f"{uuid} is removed from this page until it reappears. "
         "To remove it from its exporter, run `podgpu forget` on its node."

@@ -128,6 +128,7 @@ def page_routes(
         missing = f"pod {namespace}/{name} holds no GPU"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
+
         published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
         answer = await asyncio.to_thread(
             lambda: make_pod(published.state, published.view, namespace, name, cluster)
@@ -135,6 +136,7 @@ def page_routes(
         if answer is not None:
             namespaces = partial(list_namespaces, answer.nodes)
             answer = await _redact(request, answer, namespaces, hide_in_pod)
+
         return await _json_response(request, answer, missing)
 
     async def gpu(request: web.Request) -> web.Response:
@@ -151,12 +153,14 @@ def page_routes(
         published = await asyncio.to_thread(latest)
         if published.state.fleet is not None:
             return json_error(404, "too many GPUs for a list of jobs: choose one job")
+
         answer = await asyncio.to_thread(make_jobs, published.state)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
             _check_clusters(job.cluster for job in answer.jobs)
             visible = await viewer.visible(job.namespace for job in answer.jobs)
             answer.jobs = [job for job in answer.jobs if job.namespace in visible]
+
         return await _json_response(request, answer)
 
     async def job(request: web.Request) -> web.Response:
@@ -164,10 +168,12 @@ def page_routes(
         missing = f"{kind} {namespace}/{name} holds no GPU"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
+
         published = await find(GpuQuery(ns=namespace, owner=f"{kind}/{name}"))
         answer = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
         if answer is not None and not await viewer_of(request).sees_all():
             _check_clusters([answer.cluster])
+
         return await _json_response(request, answer, missing)
 
     routes = [
@@ -186,8 +192,10 @@ def page_routes(
         routes.append(_event_route(past))
         if past.has_summaries:
             routes.append(_summary_route(past))
+
     if read_queue is not None:
         routes.append(_queue_route(read_queue))
+
     routes.append(web.get("/api/{rest:.*}", _unknown_path))
     return routes
 
@@ -315,6 +323,7 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         name = uuid[:64]
         if instance:
             name += f"/{instance[:16]}"
+
         return await _json_response(request, answer, f"there is no history of GPU {name}")
 
     async def pod(request: web.Request) -> web.StreamResponse:
@@ -323,10 +332,12 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
+
         answer = await past.pod(namespace, name, seconds, request.query.get("cluster"))
         if answer is not None:
             namespaces = partial(list_held_namespaces, answer.devices)
             answer = await _redact(request, answer, namespaces, hide_in_pod_history)
+
         return await _json_response(request, answer, missing)
 
     async def job(request: web.Request) -> web.StreamResponse:
@@ -336,9 +347,11 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         viewer = viewer_of(request)
         if not await viewer.visible([namespace]):
             return json_error(404, missing)
+
         answer = await past.job(kind, namespace, name, seconds)
         if answer is not None and not await viewer.sees_all():
             answer.marks = hide_in_marks(answer.marks)
+
         return await _json_response(request, answer, missing)
 
     routes = [
@@ -348,6 +361,7 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
     ]
     if past.has_summaries:
         routes.append(_api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", job))
+
     return routes
 
 

@@ -107,14 +107,17 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             _check_name("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
         for name in self.curve_preferences or ():
             _check_name("curve_preferences", name, CURVES)
+
         lowest, highest = self.versions
         if lowest > highest:
             raise ValueError(
                 "max_version is below min_version, or cipher_suites has no cipher for max_version"
             )
+
         has_pair = (self.cert_file or self.cert) and (self.key_file or self.key)
         if self.is_enabled and not has_pair:
             raise ValueError("needs a certificate (cert_file or cert) and a key (key_file or key)")
+
         checks_clients = self.client_ca_file or self.client_ca or self.client_allowed_sans
         if checks_clients and self.verify_mode is ssl.CERT_NONE:
             raise ValueError(
@@ -263,6 +266,7 @@ class Protection:
         rate = config.rate_limit
         if rate is not None and rate.seconds:
             self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock)
+
         self.make_tls: MakeTlsContext | None = None
         """Builds the TLS context. None if TLS is off. Turning TLS on or off requires a restart."""
         if config.tls is not None:
@@ -302,6 +306,7 @@ class Protection:
         if config.users and not await self._has_valid_login(request, config.users):
             headers = {"WWW-Authenticate": "Basic"}
             return web.Response(status=401, text="Unauthorized\n", headers=headers)
+
         return await handler(request)
 
     async def _has_valid_login(self, request: web.Request, users: Mapping[str, str]) -> bool:
@@ -352,8 +357,10 @@ class LoginChecker:
 
         async with self._lock:
             is_right = await asyncio.to_thread(self._is_equal, password, hashed.encode())
+
         if not is_right or user not in users:
             return False
+
         self._right.add(login)
         return True
 
@@ -403,6 +410,7 @@ def make_server_context(config: TlsConfig, path: str, pems: Pems) -> ssl.SSLCont
         load_authorities(context, pems.client_authorities, name)
     elif config.verify_mode is not ssl.CERT_NONE:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+
     return context
 
 

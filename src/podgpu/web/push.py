@@ -108,6 +108,7 @@ class OtlpPusher(Watch):
         if not self._metrics.is_due:
             self.pause = self._find_pause()
             return
+
         settings = self._settings
         now = self._clock.wall()
         parts = encode_metrics(nodes, settings.attributes, now, kubernetes=settings.kubernetes)
@@ -116,6 +117,7 @@ class OtlpPusher(Watch):
             is_empty = False
             if not await self._metrics.post(session, request):
                 return
+
         self._metrics.wait(_EMPTY_SECONDS if is_empty else settings.interval)
         self.pause = self._find_pause()
 
@@ -135,6 +137,7 @@ def _join_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
             size = 0
         joined.append(part)
         size += len(part)
+
     if joined:
         yield b"".join(joined)
 
@@ -174,10 +177,12 @@ class _Signal:
         if self._compress:
             headers["Content-Encoding"] = "gzip"
             request = gzip.compress(request, _GZIP_LEVEL)
+
         try:
             response = await client.send(session, "POST", path, content=request, headers=headers)
         except SourceError as error:
             return self._retry(error, "")
+
         if response.status in _RETRYABLE:
             return self._retry(client.status_error(response), response.retry_after)
 
@@ -189,6 +194,7 @@ class _Signal:
                 _log.info("OTLP %s: %s accepts them again", self._name, client.shown)
         else:
             self._report(rejection, "they are lost")
+
         return True
 
     def _retry(self, error: SourceError, retry_after: str) -> bool:
@@ -210,12 +216,15 @@ class _Signal:
 def _explain_rejection(client: HttpClient, response: HttpResponse) -> SourceError | None:
     if not 200 <= response.status < 300:
         return client.status_error(response)
+
     try:
         partial = pb.Response.FromString(response.body).partial_success
     except DecodeError:
         return None  # for example, an empty JSON object
+
     if not partial.rejected:
         return None
+
     reason = one_line(partial.error_message[:_LONGEST_MESSAGE])
     text = f"{client.shown} rejected {partial.rejected} of them: {reason}"
     return SourceError("partial_success", text)

@@ -121,6 +121,7 @@ def _hide_in_device(device: _Device, visible: Visible) -> _Device:
             holders.append(replace(holder, waits_for=waits))
         else:
             hidden.append(holder)
+
     by_use = group_by(hidden, lambda holder: holder.use)
     holders += [_sum_holders(group) for group in by_use.values()]
     # The text of a workload's condition names the container.
@@ -148,6 +149,7 @@ def _hide_namespaces(rows: Iterable[NamespaceView], visible: Visible) -> list[Na
         if row.namespace in visible:
             shown.append(row)
             continue
+
         anonymous = replace(row, namespace="", hidden=True)
         earlier = hidden.get(row.cluster)
         if earlier is not None:
@@ -155,7 +157,9 @@ def _hide_namespaces(rows: Iterable[NamespaceView], visible: Visible) -> list[Na
                 total = add_known(getattr(earlier, name), getattr(row, name))
                 setattr(anonymous, name, total)
             anonymous.waste = add_waste(earlier.waste, row.waste)
+
         hidden[row.cluster] = anonymous
+
     return [*shown, *hidden.values()]
 
 

@@ -102,6 +102,7 @@ def serve_text(
         else:
             body = await asyncio.to_thread(published.render, text)
             size = len(body.plain)
+
         return body_response(request, body, headers)
 
     return handle
@@ -133,6 +134,7 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):
         sent["Content-Encoding"] = "gzip"
         return web.Response(body=body.zipped, headers=sent)
+
     return web.Response(body=body.plain, headers=sent)
 
 

@@ -78,12 +78,14 @@ class TaintWriter:
     def update(self, view: View) -> list[Write]:
         if view.is_stale:
             return []
+
         self._update_parts(view.state)
         broken = {uuid: one for uuid, one in view.records.items() if one.problems}
         gpus = {}
         for uuid in broken:
             for part in self._parts.get(uuid, frozenset((uuid,))):
                 gpus[part] = uuid
+
         taints = {uuid: make_taint_value(record) for uuid, record in broken.items()}
         # `podgpu forget` removes a GPU from the records.
         ended = frozenset(self._parts) - broken.keys()
@@ -92,6 +94,7 @@ class TaintWriter:
         is_due = bool(broken) and self._clock.monotonic() - self._done_at >= RESYNC_SECONDS
         if wanted == self._done and not is_due:
             return []
+
         return [Write(TAINTS, "rules", partial(self._reconcile, wanted))]
 
     def _update_parts(self, state: NodeState) -> None:
@@ -120,10 +123,12 @@ class TaintWriter:
             elif not _is_same(rules[name], rule):
                 changes = {"spec": {"taint": rule["spec"]["taint"]}}
                 await self._client.patch(f"{self._path}/{name}", changes)
+
         for name, rule in rules.items():
             gpu = read_map(rule["metadata"], "annotations").get(_GPU_ANNOTATION)
             if name not in desired and gpu in wanted.ended:
                 await delete_if_present(self._client, f"{self._path}/{name}")
+
         self._done = wanted
         self._done_at = self._clock.monotonic()
 
@@ -148,6 +153,7 @@ class TaintWriter:
             for device in pool.devices:
                 if device.uuid:
                     devices.append((device.uuid, DraDevice(pool.pool, device.name)))
+
         return devices
 
     async def _read_owner(self) -> KubeObject:
@@ -213,6 +219,7 @@ async def list_rules(client: ApiClient, selector: str) -> tuple[str, Iterable[Ku
                 raise
         else:
             return version, read_list(answer, "items")
+
     raise SourceError(
         "not_found",
         "the API server has no DeviceTaintRules: they need Kubernetes 1.37, or 1.36 with the "

@@ -123,8 +123,10 @@ def find_changes(
             for change in present:
                 if change not in began:
                     changes.append(change._replace(is_new=False))
+
         changes += began
         changes += _find_recovered(earlier, record, gpu)
+
     return records, [_add_name(change, records[change.gpu].name) for change in changes]
 
 
@@ -156,10 +158,12 @@ def _track_problems(earlier: GpuRecord, gpu: DeviceState) -> GpuRecord:
         if is_grave(condition.name):
             problems[condition.name] = _describe(condition, gpu)
             details[condition.name] = condition.detail
+
     for name, text in earlier.problems.items():
         if name not in problems and name not in gpu.healthy:
             problems[name] = text
             details[name] = earlier.details.get(name, "")
+
     order = list(conditions())
     ranked = sorted(problems, key=lambda name: order.index(name) if name in order else len(order))
     return replace(earlier, problems={name: problems[name] for name in ranked}, details=details)
@@ -231,6 +235,7 @@ def _track_xids(
                 if sum(blamed.values()) >= waiting.times or now - waiting.since > _VERDICT_SECONDS:
                     del pending[name]
                     changes += _make_caused(gpu, device, count, waiting, blamed)
+
     return replace(record, xids=xids, pending=pending), changes
 
 
@@ -286,9 +291,11 @@ def _make_caused(
         number = blamed.get(culprit.key)
         if number is None:
             continue
+
         process = f"pid {culprit.pid}" if culprit.pid else "a process"
         if culprit.program:
             process = f"{culprit.program} ({process})"
+
         if culprit.pod:
             text = f"{says}, caused by {process} of {culprit.text}: check this program"
             yield GpuChange(Reason.XID, gpu.uuid, text, (culprit,), False, times=number)

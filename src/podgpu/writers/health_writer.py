@@ -86,6 +86,7 @@ class HealthWriter:
         answer = self._read()
         if answer is None:
             return
+
         state, is_fresh = answer
         is_ours = self._acquire()
         changes: list[GpuChange] = []
@@ -95,11 +96,13 @@ class HealthWriter:
             self._has_compared = is_ours
         if not is_ours or not (self._has_compared or self._is_overdue):
             return
+
         is_stale = not (is_fresh and self._has_compared)
         view = View(state, self._records, changes, is_stale)
         for writer in writers:
             for write in writer.update(view):
                 self.queue.put(write)
+
         await self.queue.flush()
 
     def _compare(self, state: NodeState, is_first: bool) -> list[GpuChange]:

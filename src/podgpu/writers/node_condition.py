@@ -52,20 +52,24 @@ def judge(view: View) -> GpuVerdict:
     for uuid, record in view.records.items():
         for text in record.problems.values():
             texts.append(f"{record.name} ({uuid or 'no UUID'}): {text}")
+
     problems = _rank_problems(view.records)
     unidentified = _count_unidentified(state.gpus_lost or 0, view.records)
     if unidentified:
         problems.insert(0, LOST)
         gpus = plural(unidentified, "GPU")
         texts.insert(0, f"{gpus} on the PCI bus cannot be identified: see dmesg on the node")
+
     if problems:
         message = "; ".join(texts[:_MAX_NAMED])[:_MAX_MESSAGE]
         if len(texts) > _MAX_NAMED:
             message += f"; and {len(texts) - _MAX_NAMED} more"
         return GpuVerdict("True", reason_for(problems[0]), message)
+
     if not view.records and state.gpus_expected:
         text = f"the node has {plural(state.gpus_expected, 'GPU')}, but podgpu cannot read any"
         return GpuVerdict("Unknown", UNKNOWN, text)
+
     return GpuVerdict("False", HEALTHY, f"podgpu knows no problem of {_count(view.records)}")
 
 
@@ -118,8 +122,10 @@ class NodeConditionWriter:
             self._changed_at = before.get("lastTransitionTime") or now
         else:
             status = self._sent.status
+
         if status != verdict.status:
             self._changed_at = now
+
         condition = {
             "type": TYPE,
             "status": verdict.status,
@@ -135,6 +141,7 @@ class NodeConditionWriter:
                 # The Node may be created again, without the condition.
                 self._sent = None
             raise
+
         self._sent = verdict
         self._sent_at = self._clock.monotonic()
 

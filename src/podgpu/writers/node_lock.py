@@ -23,11 +23,13 @@ class NodeLock:
         """Returns whether this process has the lock. Does not wait."""
         if self._descriptor is not None:
             return True
+
         try:
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self.problem = f"cannot open {self.directory}: {error.strerror}"
             return False
+
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -38,6 +40,7 @@ class NodeLock:
             self.problem = f"cannot lock {self.directory}: {error.strerror}"
             os.close(descriptor)
             return False
+
         self.problem = ""
         self._descriptor = descriptor
         return True

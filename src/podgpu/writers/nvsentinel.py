@@ -75,18 +75,22 @@ class SentinelWriter:
     def update(self, view: View) -> list[Write]:
         if view.is_stale:
             return []
+
         for gpu in view.state.devices:
             self._entities[gpu.uuid] = _list_entities(gpu)
+
         records = dict(view.records)
         # A GPU that was forgotten has no problem any more.
         for uuid in self._reported.keys() - records.keys():
             if self._reported[uuid].problems:
                 records[uuid] = GpuRecord("a removed GPU")
+
         changed = {}
         for uuid, record in records.items():
             current = _Reported(tuple(record.problems), record.details.get(XID, ""))
             if self._reported.get(uuid) != current:
                 changed[uuid] = record
+
         if not changed:
             return []
 
@@ -103,6 +107,7 @@ class SentinelWriter:
                 f"NVSentinel's socket {self._path} does not exist: check that its platform "
                 "connector runs on this node, and that the directory of the socket is mounted",
             )
+
         events = HealthEvents(version=1, events=[self._make(*item) for item in changed.items()])
         try:
             await asyncio.to_thread(
@@ -112,6 +117,7 @@ class SentinelWriter:
             raise SourceError(
                 "unreachable", f"NVSentinel did not accept events on {self._path}: {error}"
             ) from error
+
         for uuid, record in changed.items():
             self._reported[uuid] = _Reported(tuple(record.problems), record.details.get(XID, ""))
 
@@ -120,6 +126,7 @@ class SentinelWriter:
         texts = [f"{record.name} ({uuid}): {text}" for text in record.problems.values()]
         text = "; ".join(texts) or f"{record.name} ({uuid}): podgpu knows no problem"
         entities = self._entities.get(uuid) or [("GPU_UUID", uuid)]
+
         return {
             "version": 1,
             "agent": AGENT,

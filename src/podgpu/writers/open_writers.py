@@ -49,6 +49,7 @@ def make_session_opener(
                 writers.append(TaintWriter(client, node, effect, clock))
             elif name == NVSENTINEL:
                 writers.append(SentinelWriter(sentinel_socket, node, argument, clock))
+
         return Session(writers, client)
 
     return open_session

@@ -115,6 +115,7 @@ class EventWriter:
         series = self._series.pop(key, None)
         if series is None or (now - series.last > _EXPIRES_AFTER and not series.unwritten):
             series = _Series(now, now, was_present=not change.is_new)
+
         series.last = now
         series.message = change.message[:_MAX_MESSAGE]
         series.is_warning = change.is_warning
@@ -139,6 +140,7 @@ class EventWriter:
             # Nobody needs it any more.
             self._mark_written(series)
             return
+
         path = f"/api/v1/namespaces/{key.target.event_namespace}/events"
         if series.written_at is None:
             await self._create(path, key, series)
@@ -182,6 +184,7 @@ class EventWriter:
                 raise
             # It has expired.
             await self._client.create(path, self._make_event(key, series))
+
         self._mark_written(series)
 
     def _mark_written(self, series: _Series) -> None:

@@ -104,6 +104,7 @@ class WebhookSettings:
         except UsageError:
             message = f"{self.url_file} does not contain the URL of a webhook (https://…)"
             raise SourceError("bad_url", message) from None
+
         # The path of many webhooks is a secret.
         client.shown = f"the webhook at {client.host}"
         return client
@@ -128,6 +129,7 @@ def make_message(event: NoticeEvent, items: Sequence[Item], now: float) -> Webho
     text = "\n".join(lines)
     for character, escaped in _SLACK.items():
         text = text.replace(character, escaped)
+
     return WebhookMessage(
         id=hashlib.sha256(identity.encode()).hexdigest()[:32],
         event=event,
@@ -154,6 +156,7 @@ class Webhook(Watch):
             settings.open_client()
         except SourceError as error:
             raise UsageError(f"--webhook-url-file: {error}") from error
+
         self._settings = settings
         self._read_state = read_state
         self._store = store
@@ -179,6 +182,7 @@ class Webhook(Watch):
         # A view of too many GPUs to read all has no list of broken GPUs.
         if state.taken_at is None or state.fleet is not None:
             return
+
         self._load()
         now = self._clock.wall()
         situation = find_situation(state, self._settings.idle_after, now)
@@ -191,6 +195,7 @@ class Webhook(Watch):
         self._mark(silent, now)
         if wanted and monotonic >= self._due:
             asyncio.run(self._send_all(wanted))
+
         self._save()
         if wanted:
             wait = self._due - self._clock.monotonic()
@@ -206,8 +211,10 @@ class Webhook(Watch):
             # What this process has reported is still known.
             self._report("history", f"what was reported cannot be read: {error}")
             return
+
         if not self._unsaved:
             self._recover("history")
+
         for key, content in self._unsaved.items():
             if content is None:
                 self._told.pop(key, None)
@@ -235,12 +242,14 @@ class Webhook(Watch):
     def _save(self) -> None:
         if not self._unsaved:
             return
+
         try:
             self._store.write_notices(self._unsaved)
         except PodgpuError as error:
             text = f"what was reported cannot be stored, so a restart repeats it: {error}"
             self._report("history", text)
             return
+
         self._unsaved = {}
         self._recover("history")
 
@@ -251,6 +260,7 @@ class Webhook(Watch):
             for number, batch in enumerate(_make_batches(notices)):
                 if number == _MAX_REQUESTS:
                     return
+
                 now = self._clock.wall()
                 items = [notice.item for notice in batch]
                 message = make_message(batch[0].event, items, now)
@@ -267,6 +277,7 @@ class Webhook(Watch):
                 except SourceError as error:
                     self._fail(error)
                     return
+
                 self.sent += 1
                 self._failures = 0
                 self._recover("webhook")
@@ -310,10 +321,12 @@ def _explain_status(client: HttpClient, response: HttpResponse) -> _Rejected:
         advice = ": it rejects the URL or the token, check both files"
     elif status < 500 and status != 429:
         advice = ": check the URL in the file. Redirects are not followed"
+
     text = f"{client.shown} answers {status}{advice}"
     seconds = 0.0
     if re.fullmatch(r"[0-9]{1,6}", response.retry_after):
         seconds = min(float(response.retry_after), _MAX_RETRY_AFTER)
+
     return _Rejected(f"http_{status}", text, seconds)
 
 

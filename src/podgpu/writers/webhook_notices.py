@@ -104,6 +104,7 @@ class Situation:
         for event, items in groups:
             for key, item in items.items():
                 notices[key] = Notice(event, item)
+
         return notices
 
 
@@ -127,6 +128,7 @@ def find_situation(state: ClusterState, idle_after: float, now: float) -> Situat
         if use.ratio > 1:
             item = _describe_budget(use, month)
             over_budget[item.key] = item
+
     return Situation(broken, well, idle, used, over_budget, month)
 
 
@@ -151,6 +153,7 @@ def _find_idle_pods(
     for key, parts in idle.items():
         if key not in used:
             items[key] = _describe_idle(key, parts, state.prices.currency)
+
     return items, frozenset(used)
 
 
@@ -168,19 +171,23 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     for condition in gpu.conditions:
         if is_grave(condition.name) and not (is_removed and condition.name == NODE_GONE):
             grave.append(condition)
+
     if not grave:
         return None
+
     worst = min(grave, key=lambda each: order.index(each.name) if each.name in order else -1)
     says, do = describe_condition(worst, gpu)
     holders = [*gpu.holders, *gpu.last_holders]
     for instance in gpu.instances:
         holders += instance.holders
+
     pods = ["/".join(name) for name in list_pod_names(holders)]
     text = f"{_name_gpu(gpu, node.name)}: {says}"
     if do:
         text += f": {do}"
     if pods:
         text += f". Pods: {few_of(pods)}"
+
     return Item(
         key=key,
         text=text,
@@ -213,12 +220,14 @@ def _describe_idle(key: str, parts: list[tuple[HeldPart, NodeEntry, float]], cur
     cost: float | None = None
     for part, _, _ in parts:
         cost = add_known(cost, part.cost_per_hour)
+
     name = "/".join(first.holder.pod_name)
     owner = first.owner.text if first.owner else ""
     text = f"{name} ({owner})" if owner else name
     text += f" has not used {_count_gpus(gpus)} on {node.name} since {utc_text(since)}"
     if cost is not None and currency:
         text += f", which cost {cost:,.2f} {currency} per hour"
+
     return Item(
         key=key,
         text=text,
@@ -283,11 +292,13 @@ class NoticeBook:
         for key, notice in present.items():
             if key not in told and self._is_new(notice.item):
                 notices.append(notice)
+
         notices += self._find_recovered(situation, told, monotonic)
         over = []
         for key, each in told.items():
             if key not in present and _is_over(each, situation, now):
                 over.append(key)
+
         return notices, over
 
     def _is_new(self, item: Item) -> bool:

@@ -47,9 +47,11 @@ async def _delete_events(client: ApiClient) -> int:
     async for event in _list(client, "/api/v1/events", SELECTOR):
         namespaces.add(event["metadata"]["namespace"])
         deleted += 1
+
     for namespace in sorted(namespaces):
         path = f"/api/v1/namespaces/{namespace}/events"
         await client.delete(path, {"labelSelector": SELECTOR})
+
     return deleted
 
 
@@ -61,9 +63,11 @@ async def _delete_rules(client: ApiClient) -> int:
             raise
         # This API server has no DeviceTaintRules.
         return 0
+
     names = [rule["metadata"]["name"] for rule in rules]
     for name in names:
         await delete_if_present(client, f"{rules_path(version)}/{name}")
+
     return len(names)
 
 
@@ -71,6 +75,7 @@ async def _list(client: ApiClient, path: str, selector: str = "") -> AsyncIterat
     params = {"limit": _PAGE}
     if selector:
         params["labelSelector"] = selector
+
     while True:
         page = await client.get(path, params)
         for item in read_list(page, "items"):

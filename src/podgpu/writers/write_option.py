@@ -82,5 +82,7 @@ def parse_write(text: str) -> WriterOptions:
             raise UsageError(f"--write {entry!r}: write {choices or name}")
         if name in arguments:
             raise UsageError(f"--write {text!r}: {name} is listed twice")
+
         arguments[name] = argument
+
     return WriterOptions(arguments)

@@ -74,11 +74,13 @@ class WriteQueue:
         for key, waiting in list(self._waiting.items()):
             if waiting.due > now:
                 continue
+
             error = await self._send(waiting.write)
             if error is None:
                 self._waiting.pop(key, None)
                 self._recover(key[0])
                 continue
+
             limit = min(_MAX_DELAY, _FIRST_DELAY * 2**waiting.failures)
             waiting.failures = min(waiting.failures + 1, 16)
             waiting.due = self._clock() + self._delay(limit)

@@ -39,11 +39,13 @@ class ServiceSelector(NamedTuple):
         else:
             namespace = ""
             labels = text.strip()
+
         if not labels or not labels.isprintable():
             raise UsageError(
                 f"--discover-kubernetes {text!r}: "
                 "write [NAMESPACE/]LABEL=VALUE with a label of the exporters' Service"
             )
+
         return cls(namespace, labels)
 
     def __str__(self) -> str:
@@ -91,6 +93,7 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     for port in body.get("ports") or ():
         if port.get("port") and port.get("protocol") in (None, "TCP"):
             ports.append(port)
+
     chosen = _choose_port(ports)
     if chosen is None:
         return EndpointSliceRecord(service, problem=_explain_ports(service, ports))
@@ -102,6 +105,7 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
         pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
         host = url_host(endpoint["addresses"][0])
         urls.append((pod_uid, f"{scheme}://{host}:{chosen['port']}/metrics"))
+
     return EndpointSliceRecord(service, tuple(urls))
 
 
@@ -200,12 +204,14 @@ class KubernetesTargets:
         labelled = self._labelled.items()
         if not self._labelled.synced or not self._services.synced:
             return labelled
+
         missing = set(self._services.items()) - {record.service for record in labelled}
         names = tuple(sorted({name for _, name in missing}))
         if names != self._unlabelled_names:
             self._watch_unlabelled(names)
         if self._unlabelled is None:
             return labelled
+
         others = [slice for slice in self._unlabelled.items() if slice.service in missing]
         return (*labelled, *others)
 
@@ -217,9 +223,11 @@ class KubernetesTargets:
             return (f"the list of exporters may be out of date: {error}", *problems)
         if problems or merge_urls(slices):
             return problems
+
         for informer in (self._services, self._labelled, self._unlabelled):
             if informer is not None and not (informer.synced or informer.error):
                 return ("the API server has not yet returned the list of exporters",)
+
         return (f"no Service with the labels {self._selector} has an endpoint",)
 
     def close(self) -> None:
@@ -257,6 +265,7 @@ class ApiMap(Generic[K, V]):
             for _ in range(_SYNC_CHECKS):  # otherwise the first round would not have the values
                 if self._objects.wait_synced(0.1) or self._objects.error:
                     break
+
         return dict(self._objects.items())
 
     def notes(self) -> Sequence[str]:

@@ -89,9 +89,11 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
     is_own = annotated in ports or (is_first and annotated not in others)
     if annotated and is_own:
         places.append(Place(endpoint.ip, annotated, endpoint.metrics_path or "/metrics"))
+
     for port in ports:
         for path in dict.fromkeys(engine.path for engine in engines()):
             places.append(Place(endpoint.ip, port, path))
+
     return list(dict.fromkeys(places))
 
 
@@ -124,6 +126,7 @@ class EngineReader:
         """
         for name in self._watched.keys() - set(held):
             self._stop_probe(self._watched.pop(name))
+
         endpoints = await asyncio.to_thread(self._read_endpoints)
         now = self._clock.monotonic()
         first: dict[PodName, str] = {}
@@ -141,6 +144,7 @@ class EngineReader:
                 watched.retry_at = now + RETRY_SECONDS
                 places = list_places(endpoint, name[2], is_first)
                 watched.probe = asyncio.create_task(self._look_for(session, watched, places))
+
         await asyncio.gather(*reads)
 
     async def _look_for(
@@ -153,6 +157,7 @@ class EngineReader:
                 for place in places:
                     if place.port in silent:
                         continue
+
                     try:
                         client = HttpClient(place.url, timeout=_TIMEOUT, max_bytes=_MAX_BYTES)
                         reading = await _fetch(client, session)
@@ -163,6 +168,7 @@ class EngineReader:
                         if failed.reason in _SILENT:
                             silent.add(place.port)
                         continue
+
                     watched.place = place
                     watched.client = client
                     watched.failures = 0
@@ -172,6 +178,7 @@ class EngineReader:
             error = _choose(error, SourceError("timeout", "no answer in time"))
         finally:
             watched.probe = None
+
         message = f"no LLM engine answers, next attempt in 5 minutes: {error} ({_HINT})"
         watched.state = _make_failed(watched.state, error.reason, message)
 
@@ -187,6 +194,7 @@ class EngineReader:
                 watched.place = None
                 watched.retry_at = self._clock.monotonic() + RETRY_SECONDS
             return
+
         watched.failures = 0
         self._add(watched, reading)
 
@@ -207,6 +215,7 @@ class EngineReader:
             else:
                 counted = counted.plus(increase)
                 per_second = Tokens(increase.prompt / seconds, increase.generated / seconds)
+
         watched.last = reading
         watched.read_at = now
         first_token, first_token_before = _find_first_tokens(
@@ -292,6 +301,7 @@ def _find_first_tokens(
         history.clear()
     if len(history) > 1 and history[-1][0] - history[-2][0] < _KEPT_EVERY:
         history.pop()
+
     history.append((now, buckets))
     start = now - _QUANTILE_SECONDS
     while len(history) > 2 and history[1][0] <= start - _BEFORE_SECONDS:
@@ -301,6 +311,7 @@ def _find_first_tokens(
     for at, counted in history:
         if at <= start:
             middle = counted
+
     recent = _find_quantile_between(middle, buckets)
     return recent, _find_quantile_between(history[0][1], middle)
 

@@ -105,10 +105,12 @@ class PrometheusSelection:
         if state is not self._state:
             self._state = state
             self._results = {}
+
         if query not in self._results:
             if len(self._results) >= _MAX_REQUESTS:
                 raise SourceError("busy", "too many different requests to Prometheus")
             self._results[query] = asyncio.create_task(self._read(query, state))
+
         try:
             return await asyncio.shield(self._results[query])
         except SourceError:
@@ -130,11 +132,13 @@ class PrometheusSelection:
         chunks = []
         for first in range(0, len(ordered), _GPUS_PER_QUERY):
             chunks.append(read(ordered[first : first + _GPUS_PER_QUERY]))
+
         reading = ClusterReading()
         nodes: dict[tuple[str, str], NodeReading] = {}
         for reading in await asyncio.gather(*chunks):
             for node in reading.nodes:
                 _add_devices(nodes, node)
+
         return self._build(state, replace(reading, nodes=tuple(nodes.values())), None)
 
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
@@ -148,10 +152,12 @@ class PrometheusSelection:
         server = replace(self._server, timeout=_TIMEOUT)
         async with aclosing(PrometheusClient(server)) as client:
             found = await _find_targets(client, self._server, query)
+
         last = query.page * PAGE_SIZE
         targets = found[last - PAGE_SIZE : last]
         if not targets:
             return PublishedState(replace(state, found=len(found)))
+
         selected = await self._collect(state, targets, query.at)
         return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
 
@@ -192,6 +198,7 @@ class PrometheusSelection:
         )
         if at is None:
             return built
+
         # Alerts say what to do now.
         return replace(built, is_past=True, alerts=())
 
@@ -207,6 +214,7 @@ class PrometheusSelection:
         if targets:
             settings = replace(settings, max_gpus=math.inf)
             matcher = matcher or one_of("instance", [instance for _, instance in targets])
+
         collector = PrometheusCollector(
             self._server,
             settings,
@@ -221,13 +229,16 @@ class PrometheusSelection:
             reading = await collector.run_round()
         finally:
             await collector.close()
+
         if not targets:
             return reading
+
         # Exporters of two clusters may have the same address, so compare the cluster, too.
         nodes = []
         for node in reading.nodes:
             if not node.cluster or (node.cluster, node.target) in targets:
                 nodes.append(node)
+
         return replace(reading, nodes=tuple(nodes))
 
 
@@ -260,16 +271,19 @@ async def _find_targets(
         gpus = select(_CONDITIONS, BROKEN, *where)
     else:
         gpus = select(_GPUS, *where)
+
     conditions = _write_conditions(query, node, server, where, f"on ({', '.join(gpu_labels)})")
     samples = await client.query(f"max {by(*labels)} (({gpus}){conditions})", query.at)
 
     samples.sort(key=lambda sample: [sample.labels.get(label, "") for label in labels])
     if query.sort:
         samples.sort(key=attrgetter("value"), reverse=True)
+
     targets = []
     for sample in samples:
         cluster = sample.labels.get(server.cluster_label, "")
         targets.append((cluster, sample.labels.get("instance", "")))
+
     return targets
 
 
@@ -292,6 +306,7 @@ def _write_conditions(
     for name, series, labels in names:
         if name:
             conditions.append(any_of(series, labels, f"={quote(name)}"))
+
     for word in query.q.split():
         test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
         matches = [any_of(series, labels, test) for _, series, labels in names]
@@ -299,6 +314,7 @@ def _write_conditions(
 
     if query.owner:
         conditions.append(_write_owner(query.owner, server, where))
+
     text = "".join(f" and {on_gpu} ({condition})" for condition in conditions)
     return text + _write_state(query.state, where, on_gpu)
 
@@ -337,5 +353,6 @@ def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
         return f"max {labels} (increase({select(_IDLE, *where)}[1h]))"
     if sort == "utilization":
         return write_field(UTIL)
+
     used = write_field(FB_USED)
     return f"{used} / ({used} + {write_field(FB_FREE)})"

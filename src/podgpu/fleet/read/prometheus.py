@@ -170,6 +170,7 @@ class PrometheusClient:
             for _, value in self._to_numbers([element.value]):
                 name = element.metric.pop("__name__", "")
                 samples.append(ParsedSample(name, element.metric, value))
+
         return samples
 
     async def query_range(
@@ -202,6 +203,7 @@ class PrometheusClient:
         notes = self.notes + [_shorten(warning) for warning in answer.warnings]
         if answer.is_partial:
             notes.append("the response is incomplete: some of the storage nodes did not respond")
+
         self.notes = list(dict.fromkeys(notes))[:MAX_NOTES]
         return result
 
@@ -218,13 +220,16 @@ class PrometheusClient:
                 f"unexpected JSON ({error})"
             )
             raise SourceError("malformed", text) from error
+
         if status in (401, 403) or (status != 200 and not answer.error):
             raise self._http.status_error(response)
+
         if status != 200 or answer.data is None:
             advice = "; check --match" if status in (400, 422) else ""
             reason = "query_failed" if status == 200 else f"http_{status}"
             text = f"{self.name} returned an error: {_shorten(answer.error)}{advice}"
             raise SourceError(reason, text)
+
         return answer, answer.data.result
 
     async def aclose(self) -> None:
@@ -293,6 +298,7 @@ class PrometheusCollector:
         if self._failures:
             first = self._failures[0][1]
             outcome = replace(outcome, error=first.reason, message=str(first))
+
         self._errors.update((name, failure.reason) for _, failure in self._failures)
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
         return self._reading
@@ -326,11 +332,13 @@ class PrometheusCollector:
         for cluster in clusters:
             known = await self._read_owners(cluster, targets, monotonic)
             owners[cluster] = {**others, **known}
+
         labels = await read_node_labels(ask, self.server, self.label_names())
         nodes = []
         for target in targets:
             own = owners[target.cluster]
             nodes.append(_make_reading(target, now, monotonic, several, own, labels))
+
         return replace(
             self._reading,
             nodes=tuple(nodes),
@@ -369,6 +377,7 @@ class PrometheusCollector:
         for what, error in self._failures:
             if what in required:
                 raise error
+
         return nodes_from_vectors(
             vectors,
             keep_fields=keep_fields,
@@ -384,12 +393,14 @@ class PrometheusCollector:
             self._owners[cluster] = PodOwners(
                 self._client, server.match, server.cluster_label, cluster
             )
+
         owners = self._owners[cluster]
         states = [target.state for target in targets if target.cluster == cluster]
         try:
             await owners.update(states, now, self.at)
         except SourceError as error:
             self._failures.append(("owners of pods", error))
+
         return owners.known
 
     def _describe_problems(
@@ -398,6 +409,7 @@ class PrometheusCollector:
         yield from self._client.notes
         for instance, why in sorted(errors.items())[:3]:
             yield f"{instance}: {why}"
+
         if self._failures:
             failed = ", ".join(what for what, _ in self._failures)
             yield f"these Prometheus queries failed: {failed}"
@@ -426,10 +438,12 @@ class PrometheusCollector:
             idle = min(allocated, means["idle"].get(key, 0.0))
             underused = means["underused"].get(key)
             held.append(FleetShare(name, namespace, model, allocated, idle, underused))
+
         models: dict[tuple[str, str], float] = {}
         if has_rule:
             for (of_cluster, _, of_model), number in means["gpu_seconds"].items():
                 models[of_cluster if has_clusters else "", of_model] = number
+
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
@@ -450,6 +464,7 @@ class PrometheusCollector:
             get = sample.labels.get
             key = get(label, ""), get("namespace", ""), _billed_model(sample.labels)
             means[get("kind", "")][key] = sample.value
+
         return means
 
     async def _count_gpus(self, series: str, now: float) -> dict[tuple[str, str, str], float]:
@@ -481,6 +496,7 @@ def _make_reading(
     sampled_at = now if target.scraped_at is None else target.scraped_at
     cluster = target.cluster if several else ""
     name = "/".join(filter(None, (cluster, state.node)))
+
     return NodeReading(
         target=target.instance,
         state=replace_members(state, node=name),
@@ -517,6 +533,7 @@ async def read_node_labels(
     """
     if not names:
         return {}
+
     keys = {name: _kube_label(name) for name in names}
     grouping = by(server.cluster_label, "node", "exported_node", *keys.values())
     series = _over(select(("kube_node_labels",), server.match), window)
@@ -535,6 +552,7 @@ async def read_node_labels(
     for of_node, every in variants.items():
         if len(every) == 1:
             known[of_node] = every[0]
+
     return known
 
 
@@ -575,11 +593,13 @@ class PodOwners:
         for state in states:
             for _, device in all_devices(state):
                 pods.update(list_pod_names(device.holders))
+
         known = self.known
         missing = sorted(pods - known.keys())
         if missing and now - self._queried_at >= _OWNER_SECONDS:
             known = known | await self.read(missing, at=at)
             self._queried_at = now
+
         self.known = select_keys(known, pods)
 
     async def read(
@@ -610,6 +630,7 @@ class PodOwners:
         sets = {owner.name for owner in owners.values() if owner.kind == "ReplicaSet"}
         if not sets:
             return owners
+
         labels = by("namespace", "exported_namespace", "replicaset", "owner_kind", "owner_name")
         owners_of_sets = self._select_owners("kube_replicaset_owner", "replicaset", sets, window)
         query = f"max {labels} ({owners_of_sets})"
@@ -617,6 +638,7 @@ class PodOwners:
         for pod, owner in owners.items():
             if owner.kind == "ReplicaSet":
                 owners[pod] = deployments.get((pod[0], owner.name), owner)
+
         return owners
 
     def _select_owners(self, name: str, label: str, values: Iterable[str], window: str) -> str:
@@ -642,4 +664,5 @@ def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, W
         if name and is_owned:
             key = namespace, name
             owners[key] = min(owner, owners.get(key, owner))
+
     return owners

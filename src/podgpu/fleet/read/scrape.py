@@ -118,9 +118,11 @@ class ScrapeTarget:
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             message = f"the metrics of {self.name} cannot be parsed: {error}"
             raise SourceError("malformed", message) from error
+
         if not any(state.devices or state.producer == "podgpu" for state in states):
             message = f"{self.name} has no GPU in its metrics: check that it is a GPU exporter"
             raise SourceError("no_gpu", message)
+
         return states
 
     def _decode_document(self, body: bytes, keep_fields: frozenset[str]) -> NodeState:
@@ -146,6 +148,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         # That the driver advises nothing decides what to do about an XID.
         healthy = (RECOVERY,) if RECOVERY in gpu.healthy else ()
         devices.append(replace(reduced, healthy=healthy, instances=instances))
+
     dropped = select_keys(state.dropped, optional_numbers())
     return replace(state, devices=tuple(devices), entities=(), vcuda=(), dropped=dropped)
 
@@ -160,6 +163,7 @@ def _reduce_device(device: S, keep_fields: frozenset[str]) -> S:
                 number = spec.value(value)
                 if is_within_unit(spec.field, number):
                     kept[spec.field.name] = number
+
     return replace(device, fields=kept, details=(), unsupported=(), clock_events={})
 
 
@@ -215,16 +219,19 @@ class ScrapeCollector:
                 _repeating_log.warning("an exporter is not read: %s", error)
             else:
                 targets[url] = target
+
         self._targets = targets
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()
             self._engines = self.make_engines and self.make_engines()
+
         async with asyncio.TaskGroup() as group:
             if self._engines is not None:
                 group.create_task(self._engines.read(self._session, self._list_containers()))
             for target in self._targets.values():
                 group.create_task(self._read_target(target, self._session))
+
         return self._make_reading()
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
@@ -250,8 +257,10 @@ class ScrapeCollector:
                 if any(state.dropped for state in states):
                     target.errors["bad_value"] += 1
                     _repeating_log.warning("%s: impossible values are ignored", target.name)
+
             if reason:
                 target.errors[reason] += 1
+
             seconds = self.clock.monotonic() - started
             target.outcome = TargetOutcome(target.name, seconds, reason, message)
 
@@ -287,6 +296,7 @@ class ScrapeCollector:
                 outcomes.append(target.outcome)
             for reason, count in target.errors.items():
                 errors[target.name, reason] = count
+
         return ClusterReading(
             nodes=tuple(nodes),
             outcomes=tuple(outcomes),

@@ -206,6 +206,7 @@ class Questions:
                     row |= {"node": of_node.name, "uuid": gpu.uuid}
                     row["waits_for"] = [msgspec.to_builtins(other) for other in holder.waits_for]
                     waiting.append(row)
+
         waiting.sort(key=lambda row: -row["wait_ratio"])
         return wrap(_describe_list(view, waiting))
 
@@ -219,11 +220,13 @@ class Questions:
             for condition in gpu.conditions:
                 for key in (gpu.uuid, of_node.name):
                     advice.setdefault(key, {})[condition.do] = None
+
         rows = []
         for alert in view.alerts:
             row = msgspec.to_builtins(alert)
             row["do"] = list(advice.get(alert.uuid or alert.node, ()))
             rows.append(row)
+
         return wrap(_describe_list(view, rows))
 
     def _read_view(self, query: Mapping[str, str] | None = None) -> View:
@@ -246,12 +249,15 @@ def _parse_moment(text: str) -> str:
         return str(float(text))
     except ValueError:
         pass
+
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"{text[:80]!a} is not a time such as 2026-11-19T14:30:00Z") from None
+
     if moment.tzinfo is None:
         raise UsageError(f"{text[:80]!a} has no time zone: add Z for UTC")
+
     return str(moment.timestamp())
 
 
@@ -304,8 +310,10 @@ def _find_states(gpu: GpuView) -> set[str]:
         states.add("held")
     elif not gpu.absent:
         states.add("free")
+
     if any(breaks_gpu(condition.condition) for condition in gpu.conditions):
         states.add("broken")
+
     return states
 
 
@@ -337,11 +345,13 @@ def _make_gpu_row(node: NodeView, gpu: GpuView) -> Row:
         row["cluster"] = node.cluster
     if node.old:
         row["old"] = True
+
     row |= _select(gpu, _GPU_KEYS)
     if gpu.conditions:
         row["conditions"] = [condition.condition for condition in gpu.conditions]
     if gpu.instances:
         row["instances"] = [f"{instance.id}: {instance.profile}" for instance in gpu.instances]
+
     row["holders"] = [_make_holder_row(instance, holder) for instance, holder in _list_holders(gpu)]
     return row
 

@@ -76,6 +76,7 @@ def make_server(client: ViewClient) -> MCPServer[Any]:
                 open_world_hint=False,
             ),
         )
+
     return server
 
 
@@ -88,6 +89,7 @@ def _make_tool(question: Callable[..., Any]) -> Callable[..., Any]:
             answer = question(**arguments)
         except PodgpuError as error:
             raise ToolError(str(error)) from error
+
         # The SDK would indent the text, which doubles it.
         text = json.dumps(answer, ensure_ascii=False)
         return CallToolResult(

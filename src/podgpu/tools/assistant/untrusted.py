@@ -58,13 +58,16 @@ def clean(value: Any, key: str = "") -> Any:
             if isinstance(member, list | tuple) and len(member) > MOST_ROWS:
                 cleaned[f"{_clean_text(name)}_count"] = len(member)
         return cleaned
+
     if isinstance(value, list | tuple):
         return [clean(item) for item in value[:MOST_ROWS]]
     if isinstance(value, str):
         return _clean_text(value)
+
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and key in _TIMES:
         return _write_time(value)
+
     return value
 
 

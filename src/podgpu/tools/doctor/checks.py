@@ -127,6 +127,7 @@ def read_gpus(
     wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
     for number in (_DRIVER_VERSION, _NVML_VERSION, *FIELD_CONDITIONS, FABRIC_FIELD):
         wanted[number] = fields()[number]
+
     chosen = tuple(wanted.values())
 
     def read(gpu: Device) -> GpuReading:
@@ -145,6 +146,7 @@ def read_gpus(
             readings[gpu] = result.value
         if result.error is not None:
             failures[gpu] = result.error
+
     return GpuReadings(listed.value, read=readings, failures=failures)
 
 
@@ -171,6 +173,7 @@ def check_gpus(
         provider = ""
         expected = None if telemetry.name == SIMULATED else telemetry.expected
         findings = _check_driver(readings, expected, proc, sysfs)
+
     findings += _check_health(readings)
     findings += _check_mig(readings)
     findings += _check_counters(readings, counters, provider)
@@ -200,6 +203,7 @@ def _check_driver(
     for reading in readings.read.values():
         for device_values in reading.values.values():
             values.update(device_values)
+
     driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
     nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
     findings = [ok("driver", f"NVIDIA {driver}{nvml}, {plural(len(inventory.gpus), 'GPU')}")]
@@ -207,6 +211,7 @@ def _check_driver(
     findings += _check_count(inventory, expected)
     for index, error in inventory.unreachable.items():
         findings.append(wrong("GPUs", f"GPU {index} does not respond: {error}"))
+
     findings += _check_readings(readings)
     return findings
 
@@ -230,10 +235,12 @@ def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
             "on the host check dmesg for NVRM lines, and for GPUs bound to vfio-pci"
         )
         return [wrong("GPUs", f"the PCI bus has {expected}, the driver lists {listed}", advice)]
+
     if not listed:
         return [wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_DMESG}")]
     if not inventory.gpus:
         return []
+
     return [ok("GPUs", _count_models(inventory.gpus))]
 
 
@@ -258,6 +265,7 @@ def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Fin
             "on nodes without GPUs do not run podgpu (nodeSelector nvidia.com/gpu.present), "
             "or try it with --telemetry simulated"
         )
+
     return wrong("driver", text, advice)
 
 
@@ -271,12 +279,15 @@ def _check_health(readings: GpuReadings) -> list[Finding]:
         if RECOVERY in details:
             recovery = details[RECOVERY] or NO_RECOVERY
             has_advice = True
+
         for condition, detail in details.items():
             if detail is not None:
                 says, do = words_for(condition, detail, recovery=recovery)
                 findings.append(wrong("health", f"GPU {gpu.index}: {says}", do))
+
     if has_advice and not findings:
         findings.append(ok("health", "the driver advises no recovery action for any GPU"))
+
     return findings
 
 
@@ -295,12 +306,15 @@ def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> list[Findi
         for name, detail in _read_health(gpu, reading).items():
             if detail is not None:
                 conditions.append(Condition(name, detail=detail))
+
         action = repair_of(DeviceState(conditions=tuple(conditions)))
         if not action:
             continue
+
         repair = make_repair(action, node, str(gpu.index), has_pods=has_pods)
         steps = "; ".join(step.command for step in repair.commands)
         findings.append(note("repair", f"GPU {gpu.index}: run these commands in order", steps))
+
     return findings
 
 
@@ -314,8 +328,10 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
         gpu, *mig = reading.values
         if gpu.mig_enabled:
             findings.append(_check_layout(gpu, mig))
+
     if has_gpu and not findings:
         return [ok("MIG", "off")]
+
     return findings
 
 
@@ -323,6 +339,7 @@ def _check_layout(gpu: Device, instances: Sequence[Device]) -> Finding:
     if instances:
         profiles = _count_names(instance.profile for instance in instances)
         return ok("MIG", f"GPU {gpu.index}: {profiles}")
+
     text = f"GPU {gpu.index}: on, but without instances, so no pod can use it"
     advice = (
         "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), "
@@ -364,6 +381,7 @@ def _check_counters(
         names = few_of((counter.name for counter in missing), 10)
         text = f"{model} does not support {len(missing)} of {len(counters)}: {names}"
         findings.append(note("counters", text, _advise_on_counters(missing, provider)))
+
     return findings
 
 
@@ -402,6 +420,7 @@ def check_usage(
     method = usage_from
     if isinstance(telemetry, NvmlTelemetry):
         method = telemetry.switch_logs.wanted
+
     if method == "samples":
         text = (
             "busy time of shared GPUs is estimated from the driver's samples; "
@@ -409,6 +428,7 @@ def check_usage(
         )
         findings.append(ok("sharing", text))
         return findings
+
     if not isinstance(telemetry, NvmlTelemetry):
         text = f"--usage-from {usage_from} cannot be checked with this --telemetry"
         advice = "use --telemetry nvml; podgpu_device_usage_method has the method of each GPU"
@@ -423,9 +443,11 @@ def check_usage(
         text = f"--usage-from {method} could not be checked: {result.error}"
         finding = result.value or wrong("sharing", text, _CHECK_DRIVER)
         gpus_by_finding[finding].append(str(gpu.index))
+
     for finding, numbers in gpus_by_finding.items():
         shown = f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}"
         findings.append(replace(finding, text=f"{shown}: {finding.text}"))
+
     return findings
 
 
@@ -438,8 +460,10 @@ def _check_mps(
     for gpu in gpus:
         if any(process.mps for process in results[f"processes-{gpu.uuid}"].value or ()):
             shared.append(gpu.index)
+
     if not shared:
         return []
+
     return [note("MPS", f"GPU {few_of(shared)}: {_MPS}")]
 
 
@@ -456,6 +480,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
         text = "busy time is estimated from driver samples, because context switches cannot be read"
         finding = note if method == "auto" else wrong
         return finding("sharing", f"{text}: {e}", _CHECK_DRIVER)
+
     if not unsampled:
         return ok("sharing", "busy time is exact: it comes from context switches and busy samples")
 
@@ -468,8 +493,10 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
         )
         text = f"{text}: CAP_SYS_ADMIN is missing; {hidden}"
         return finding("sharing", text, IMPROVEMENTS[NO_CAPABILITY])
+
     if method == "exact":
         return note("sharing", f"{text}, not exact: {unsampled}")
+
     return ok("sharing", f"{text} (exact would add busy samples)")
 
 
@@ -513,6 +540,7 @@ def check_privileges(proc: str, usage_from: str) -> list[Finding]:
         text = "this process has CAP_SYS_ADMIN, which podgpu does not need"
         advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
         findings.append(note("privileges", text, advice))
+
     return findings
 
 
@@ -539,8 +567,10 @@ def check_device_files(dev: str) -> list[Finding]:
             "or allow this user to read and write them"
         )
         return [wrong("device files", f"no permission to open {few_of(closed)}", advice)]
+
     if not files:
         return []
+
     return [ok("device files", f"{plural(len(files), 'file')}, all can be opened")]
 
 
@@ -555,14 +585,17 @@ def check_pid_namespace(proc: str) -> Finding:
 def check_host_name(no_hostname: bool) -> Finding:
     if no_hostname:
         return ok("host name", "not in the labels (--no-hostname)")
+
     node_name = os.environ.get("NODE_NAME")
     if node_name:
         return ok("host name", f"{node_name}, from NODE_NAME")
+
     name = socket.gethostname()
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         text = f"NODE_NAME is not set: the host label is the pod's name, {name}"
         advice = "env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]"
         return wrong("host name", text, advice)
+
     return ok("host name", name)
 
 
@@ -578,18 +611,22 @@ An accepted watch gets no response before the first event.
 def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Finding]:
     if not watches:
         return []
+
     end = time.monotonic() + timeout
     for watch in watches:
         watch.wait_synced(max(0.0, end - time.monotonic()))
+
     all_synced = all(watch.synced for watch in watches)
     if all_synced:
         time.sleep(_WATCH_REFUSED_S)
+
     errors = dict.fromkeys(str(watch.error) for watch in watches if watch.error is not None)
     if errors:
         return [wrong("API server", text) for text in errors]
     if not all_synced:
         advice = "check that the API server runs, and that network policies allow connections to it"
         return [wrong("API server", "no complete response in time", advice)]
+
     return [ok("API server", f"answers, {len(watches)} watch{'es' * (len(watches) > 1)}")]
 
 
@@ -607,6 +644,7 @@ def check_holders(
     if not sources:
         text = "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels"
         return [note("kubelet", text)]
+
     kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
     responses: list[Any] = []  # responses of the kubelet
 
@@ -625,12 +663,14 @@ def check_holders(
         if allocation is None:
             findings.append(_explain_error(name, result.error, kubelet_required))
             continue
+
         allocations[name] = allocation
         if kubelet is not None and name == KUBELET:
             findings += _check_kubelet(kubelet.socket, responses[0], allocation, api)
         else:
             count = len(allocation.assignments) + len(allocation.unmapped)
             findings.append(ok(name, plural(count, "assignment")))
+
     if not allocations:
         return findings
 
@@ -694,6 +734,7 @@ def _check_kubelet(
             "outside a pod, to the name in `kubectl get nodes`"
         )
         findings.append(wrong("node name", text, advice))
+
     return findings
 
 
@@ -713,6 +754,7 @@ def _explain_no_pods(responds: str, api_pods: int) -> Finding:
     else:
         text = f"{responds}: no pods; if some run here, the kubelet was just restarted"
         return note("kubelet", text, advice)
+
     return wrong("kubelet", f"{text}: it was restarted and does not know its pods yet", advice)
 
 
@@ -750,6 +792,7 @@ def check_mapping(
     if readings.inventory is None:
         assignments = plural(len(allocation.unmapped), "assignment")
         return [note("mapping", f"{assignments} cannot be mapped to GPUs without the driver")]
+
     findings = [_explain_unmapped(entry, readings, resource_names) for entry in allocation.unmapped]
     if not findings:
         findings.append(_describe_mapping(allocation, resources))
@@ -771,6 +814,7 @@ def check_mapping(
         count = plural(len(hidden), "assignment")
         text = f"{count} on devices excluded by -d {selection}: they are not exported"
         findings.append(note("mapping", text, "use -d f to export all devices"))
+
     return findings
 
 
@@ -805,6 +849,7 @@ def _explain_unmapped(
     if unmapped.source == "kubelet" and not is_gpu:
         advice = "nothing to do unless this resource contains GPUs"
         return note("mapping", f"{text}: not a GPU", advice)
+
     advice = (
         "report the id and its device plugin or scheduler; "
         "until then the pod's GPU has no pod labels"
@@ -816,12 +861,14 @@ def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, s
     """Returns the reason why a valid id matches no device of this node, and advice."""
     if not readings.is_complete:
         return "it may be a GPU that does not respond", "fix the problems of the GPUs first"
+
     if device_id.mig_uuid is not None or device_id.gi_id is not None:
         return (
             "this node has no such MIG instance",
             "the MIG layout was changed after the pod got the device: delete the pod, "
             "and restart the device plugin so that it offers the new instances",
         )
+
     return (
         "this node has no such GPU",
         "if the GPU was replaced, restart the device plugin and delete the pod; "

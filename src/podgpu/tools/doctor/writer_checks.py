@@ -41,6 +41,7 @@ def _check_api(wanted: WriterOptions, api: ApiAccess, deadline: float) -> list[F
         return [wrong("write", f"--write: {error}")]
     except SourceError as error:
         return [wrong("write", f"--write: permissions cannot be checked: {error}")]
+
     findings = []
     for writer, lacking in missing.items():
         if lacking:
@@ -51,6 +52,7 @@ def _check_api(wanted: WriterOptions, api: ApiAccess, deadline: float) -> list[F
             findings.append(wrong("write", text, advice))
         else:
             findings.append(ok("write", f"--write {writer}: all permissions are granted"))
+
     return findings
 
 
@@ -73,6 +75,7 @@ def _check_lock(directory: str) -> Finding:
         return wrong("write", f"--write: {lock.problem}, so nothing would be written", advice)
     if is_ours:
         return ok("write", f"{directory} can be locked, so only one exporter of the node writes")
+
     return note("write", "another exporter of this node writes; a second one waits for its end")
 
 

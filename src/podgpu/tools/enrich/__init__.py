@@ -46,6 +46,7 @@ def relabel(
         if family.name.startswith(_OWN_PREFIX):
             families.append(family)
             continue
+
         copies: dict[object, tuple[LabelMap, list[ParsedSample]]] = {}
         for sample in family.samples:
             labels = _make_labels(sample, holders, policy)
@@ -59,7 +60,9 @@ def relabel(
                 ambiguous += 1
             else:
                 kept.append(ParsedSample(chosen.name, labels, chosen.value))
+
         families.append(ParsedFamily(family.name, family.type, family.help, kept))
+
     return families, ambiguous
 
 
@@ -70,12 +73,14 @@ def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
     """
     if len(copies) == 1:
         return copies[0]
+
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     candidates = without_holder or copies
     # Compares texts, because NaN != NaN.
     values = {str(sample.value) for sample in candidates}
     if len(values) != 1:
         return None
+
     return candidates[0]
 
 
@@ -139,6 +144,7 @@ class Enricher:
                 seconds = self.clock.monotonic() - started
                 self._remove_values(SourceStatus(SOURCE, False, seconds, e.reason, str(e)))
             raise
+
         self._log_success(SOURCE)
 
         held = self.find_holders(devices)
@@ -152,9 +158,11 @@ class Enricher:
         for assignment in held.assignments:
             holder = held.with_api_uid(assignment.holder)
             assignments.append(replace(assignment, holder=holder))
+
         families, ambiguous = relabel(exposition, assignments, self.policy)
         if ambiguous:
             self.errors.add(SOURCE, "copies_differ", ambiguous)
+
         sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
         existing = {family.name for family in families}
         own = self._encode_self(sources, held, self.clock.wall(), existing)
@@ -189,11 +197,13 @@ class Enricher:
         """Deletes a stale file that cannot be overwritten. Deletion works even on a full disk."""
         if self._written_at is None:
             return
+
         try:
             self.file.remove()
         except OutputError as e:
             self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
             return
+
         self._written_at = None
         text = "%s: removed, because its values are stale and it cannot be written"
         _log.warning(text, self.file.path)

@@ -52,6 +52,7 @@ def _apply_changes(text: str, changes: Iterable[FileChange]) -> RewriteResult:
         notes += [f"{change.place}: {message}" for message in change.result.notes]
         if text[edit.start : edit.end] != edit.text:
             changed += 1
+
     new = apply_edits(text, edits)
     return RewriteResult(new, tuple(unconverted), tuple(notes), changed=changed)
 
@@ -102,8 +103,10 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
         document = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin}: not JSON: {error}") from None
+
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
+
     strings = _find_strings(text)
     rewritten: dict[_JsonString, RewriteResult] = {}
     for string in strings:
@@ -117,6 +120,7 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
     for string, result in rewritten.items():
         if result.reads_exporter:
             readers.add(_owner_of(string))
+
     for string in strings:
         if string not in rewritten and _owner_of(string) in readers:
             rewritten[string] = _rewrite_label_text(string)
@@ -172,6 +176,7 @@ def _rewrite_label_text(string: _JsonString) -> RewriteResult:
         return RewriteResult(_TEMPLATE.sub(_rename_in_legend, text))
     if string.is_key or string.key not in _PROSE:
         return RewriteResult(_rename_label(text))
+
     return RewriteResult(text)
 
 
@@ -204,6 +209,7 @@ def _find_strings(text: str) -> list[_JsonString]:
             strings.append(_JsonString(place, value, match.start(), match.end(), is_key))
             if is_key:
                 path[-1] = value
+
     return strings
 
 
@@ -247,6 +253,7 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
         with suppress(UsageError):
             if [scalar.value for scalar in _find_scalars(migrated.text, origin)] == intended:
                 return migrated
+
     raise UsageError(
         f"{origin}: cannot be rewritten without changing its formatting; "
         "please report this and attach the file"
@@ -269,6 +276,7 @@ def _rewrite_scalars(scalars: Iterable[_Scalar]) -> dict[_Scalar, RewriteResult]
         found = {scalar.value for scalar in records if scalar.rule in readers}
         if found == recorded:
             break
+
         recorded = frozenset(found)
 
     # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
@@ -276,6 +284,7 @@ def _rewrite_scalars(scalars: Iterable[_Scalar]) -> dict[_Scalar, RewriteResult]
     for scalar in scalars:
         if scalar.use == "template" and scalar.rule not in readers:
             del results[scalar]
+
     return results
 
 
@@ -290,6 +299,7 @@ def _find_scalars(text: str, origin: str) -> list[_Scalar]:
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", type(error).__name__)
         raise UsageError(f"{origin}{place}: not YAML: {problem}") from None
+
     return scalars
 
 
@@ -299,6 +309,7 @@ def _walk(
     """Yields the scalars below a node. Yields each scalar once, even if aliases refer to it."""
     if id(node) in seen:
         return
+
     seen.add(id(node))
     if isinstance(node, yaml.ScalarNode):
         yield _Scalar(node, path or "the document", use, rule)
@@ -369,6 +380,7 @@ def _make_change(
     new = text[start:end]
     if result.text != scalar.value:
         new = write(new, node, result.text)
+
     place = f"line {node.start_mark.line + 1}, {scalar.path}"
     return FileChange(Edit(start, end, new), place, result)
 
@@ -381,10 +393,12 @@ def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
         return _write_quoted(source, node, value)
     if node.style not in ("|", ">"):
         return value
+
     block, _, lines = source.partition("\n")
     indent = lines[: len(lines) - len(lines.lstrip(" "))]
     for line in value.rstrip("\n").split("\n"):
         block += f"\n{indent}{line}" if line else "\n"
+
     return block + source[len(source.rstrip()) :]
 
 

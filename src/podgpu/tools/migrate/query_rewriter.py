@@ -139,6 +139,7 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
         factor = 1 / Fraction(str(rename.factor))
         for name in rename.old_names:
             metrics[name] = RenamedMetric(rename.new_name, factor, old.name in default)
+
     return metrics
 
 
@@ -184,14 +185,17 @@ def rewrite_query(text: str, recorded: frozenset[str] = frozenset()) -> RewriteR
     if text.lstrip().startswith("metrics("):
         problem = f"{text.strip()}: selects metrics by a pattern; rewrite it manually"
         return RewriteResult(text, (problem,))
+
     rewriter = _Rewriter(text, recorded, _tokenize(text))
     try:
         reads_exporter = rewriter.parse()
     except RecursionError:
         raise PromqlError("nested too deep") from None
+
     if rewriter.unconverted:
         problems = tuple(dict.fromkeys(rewriter.unconverted))
         return RewriteResult(text, problems, reads_exporter=reads_exporter)
+
     new = apply_edits(text, rewriter.edits)
     notes = tuple(dict.fromkeys(rewriter.notes))
     return RewriteResult(new, (), notes, reads_exporter, int(new != text))
@@ -236,6 +240,7 @@ def _tokenize(text: str) -> list[_Token]:
             raise PromqlError(f"cannot parse {match[0]!a} at character {match.start() + 1}")
         if kind != "space":
             tokens.append(_Token(match[0], match.start(), match.end(), kind))
+
     tokens.append(_Token("", len(text), len(text), "end"))
     return tokens
 
@@ -284,6 +289,7 @@ class _Rewriter:
         self._request_conversion(whole)
         if self.next.kind != "end":
             raise _unexpected(self.next, "an operator or the end")
+
         for part in self.conversions:
             self._convert(part)
 
@@ -291,6 +297,7 @@ class _Rewriter:
         for selector, pattern in self.patterns:
             if reads_exporter or "DCGM" in pattern:
                 self._fail(selector, "selects metrics by a pattern of names; rewrite it manually")
+
         return reads_exporter
 
     @property
@@ -344,6 +351,7 @@ class _Rewriter:
                 labels += self._parse_labels()
             right = self._parse_binary(_PRECEDENCE[operator] + 1)
             left = self._combine(left, operator, labels, right)
+
         return left
 
     def _combine(
@@ -384,6 +392,7 @@ class _Rewriter:
                 self._parse_time()
             else:
                 return part
+
             part.end = self._last_end
 
     def _parse_range(self) -> bool:
@@ -409,12 +418,14 @@ class _Rewriter:
         token = self._take()
         if token.kind in ("number", "duration", "string"):
             return _Expression(token.start, token.end, token)
+
         if token.kind == "operator" and token.text == "(":
             part = self._parse_binary()
             self._expect(")")
             part.start = token.start
             part.end = self._last_end
             return part
+
         if token.kind == "operator" and token.text == "{":
             return self._parse_selector(token, None)
         if token.kind == "name" and self._is_next("(", "by", "without"):
@@ -423,6 +434,7 @@ class _Rewriter:
             return _Expression(token.start, token.end)
         if token.kind not in ("name", "variable"):
             raise _unexpected(token, "an expression")
+
         return self._parse_selector(token, token)
 
     def _parse_call(self, token: _Token) -> _Expression:
@@ -447,12 +459,14 @@ class _Rewriter:
         words = [argument.token.unquote() for argument in named if argument.token]
         if function in _SETS_LABEL:
             call.set_labels += tuple(word.text for word in words[:1])
+
         self._rename_labels(call, labels, (call,))
         self._rename_labels(call, words, ())
 
         used = [word.unquote().text for word in labels + words]
         if _NAME in used and any(metric in renamed_metrics() for metric in call.metrics):
             self._fail(call, f"uses {_NAME}, which the migration changes")
+
         return call
 
     def _rename_queried_label(self, call: _Expression, arguments: Sequence[_Expression]) -> None:
@@ -539,9 +553,11 @@ class _Rewriter:
         is_number = _VARIABLE.fullmatch(metric) and not labels and not self._is_next("[")
         if _VARIABLE.search(metric) and not is_number:
             self._fail(part, "the metric's name is or contains a dashboard variable")
+
         self.patterns += [(part, pattern) for pattern in patterns]
         if name:
             self._rename_metric(part, name)
+
         self._rename_labels(part, labels, (part,))
         return part
 
@@ -551,9 +567,11 @@ class _Rewriter:
         if label.kind == "string" and self._is_next(",", "}"):
             # {"metric"} is short for {__name__="metric"}
             return label._replace(text=_NAME, kind="name"), "=", label
+
         operator = self._take()
         if operator.text not in ("=", "!=", "=~", "!~"):
             raise _unexpected(operator, "one of = != =~ !~")
+
         value = self._take_kind("a string", "string", "variable")
         return label, operator.text, value
 
@@ -561,6 +579,7 @@ class _Rewriter:
         renamed = renamed_metrics().get(name.text)
         if renamed is None:
             return
+
         self.edits.append(Edit(name.start, name.end, renamed.name))
         selector.factor = renamed.factor
         if not renamed.is_default:
@@ -590,6 +609,7 @@ class _Rewriter:
             conversion = f" * {part.factor}, 0.0001"
         else:
             conversion = f" * {part.factor}"
+
         self.edits.append(Edit(part.start, part.start, opening))
         self.edits.append(Edit(part.end, part.end, f"{conversion})"))
 
