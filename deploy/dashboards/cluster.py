@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deploy.dashboards.parts import (
+    BROKEN,
     Json,
     Panel,
     Query,
@@ -29,7 +30,7 @@ _USED = f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} > 0)) or vector(0)"
 _IDLE = f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} == 0)) or vector(0)"
 _NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_BUSY}) or vector(0)"
 _FREE = f"count({_ALL} unless {_HELD}) or vector(0)"
-_UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!=""}} == 1'
+_UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!="",{BROKEN}}} == 1'
 _GONE = 'podgpu_device_health{node=~"$node",condition="node_gone"} == 1'
 """Nodes whose exporter is gone. The exporter's series have ended, so only `podgpu cluster` reports
 these nodes.
@@ -273,7 +274,7 @@ def _nodes() -> Row:
                 decimals=0,
             ),
             graph(
-                "GPUs broken, by node and condition",
+                "GPUs with a condition, by node and condition",
                 [
                     (
                         largest(

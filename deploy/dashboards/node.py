@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, stat, table
+from deploy.dashboards.parts import BROKEN, Json, Query, Row, choice, dashboard, graph, stat, table
 
 _NODE = 'Hostname=~"$node"'
 _GPU = f'{_NODE},gpu=~"$gpu"'
@@ -30,7 +30,7 @@ def _overview() -> Row:
             ),
             stat(
                 "Broken",
-                f"count(max by (UUID) (podgpu_device_health{{{_GPU}}} == 1)) or vector(0)",
+                f"count(max by (UUID) (podgpu_device_health{{{_GPU},{BROKEN}}} == 1)) or vector(0)",
                 "GPUs with a problem. The table below lists the problems.",
                 steps=_BAD_ABOVE_0,
                 width=3,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.dashboards.either import choice_query, either
+from podgpu.fleet.read.prometheus import BROKEN as BROKEN
 
 Json = dict[str, Any]
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}

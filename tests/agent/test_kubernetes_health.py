@@ -12,7 +12,7 @@ import pytest
 
 from podgpu.kube.objects import parse_pod
 from tests.agent.gpu_bench import NAMES, GpuBench, bench_of, holder
-from tests.agent.test_health import broken, gpu, known
+from tests.agent.test_health import broken, gpu, known, view
 
 HEALTHY, UNHEALTHY = "kubernetes_healthy", "kubernetes_unhealthy"
 
@@ -84,14 +84,22 @@ def test_a_gpu_that_kubernetes_calls_unhealthy_without_a_reason(bench: GpuBench)
     [condition] = gpu(bench, 2)["conditions"]
     assert condition["says"].startswith("Kubernetes calls it unhealthy (XID 79)")
     assert broken(bench, 0) == []
+    assert totals(bench) == (0, 1), "podgpu finds no problem"
 
     bench.driver.advise(2, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
     bench.turns(130)
     assert broken(bench, 2) == ["recovery_action"], "now they agree"
+    assert totals(bench) == (1, 0)
     bench.driver.reset(2)
     set_status(bench, 2, "Healthy")
     bench.turns(30)
     assert broken(bench, 2) == []
+
+
+def totals(bench: GpuBench) -> tuple[int, int]:
+    """Returns how many GPUs are broken, and how many only Kubernetes calls unhealthy."""
+    found = view(bench)["totals"]
+    return found["broken"], found.get("kubernetes_unhealthy", 0)
 
 
 def test_nothing_is_reported_if_kubernetes_does_not_know(bench: GpuBench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.fleet.view import ConditionView
-from tests.browser.chromium import Tab, opened, reloaded, visited
+from tests.browser.chromium import Tab, opened, reloaded, visited, went
 from tests.browser.pictures import Showing, gpu, node, picture
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing
 
@@ -263,3 +263,35 @@ def test_axe_finds_no_barrier(tab: Tab, page: str, theme: str, options: str) -> 
         visited(tab, page, view)
         tab.wait_for(ANSWERED, "all there is to show")
         assert tab.evaluate(FINDINGS.replace("OPTIONS", options)) == [], view
+
+
+def test_a_gpu_that_only_kubernetes_calls_unhealthy_is_not_broken(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    refused = ConditionView(
+        condition="kubernetes_unhealthy",
+        since=time.time() - 600,
+        says="Kubernetes calls it unhealthy, but podgpu finds no problem",
+        do="Check the device plugin.",
+    )
+    device = gpu(0, "n1", utilization=0.9, conditions=[refused])
+    shown.more, shown.picture = None, picture(node("n1", [device, gpu(1, "n1")]))
+    opened(tab, url)
+    assert tab.texts(".total-broken .total-value") == ["0"]
+    assert tab.texts(".total-broken .total-more") == ["Kubernetes calls 1 unhealthy"]
+    assert "broken" not in tab.text("#status-text")
+    assert tab.evaluate(f"{STATUS}.health") == "warning"
+    assert "Kubernetes calls it unhealthy" in tile(tab, "GPU 0 of n1")
+    assert tab.count(".tile.is-broken, .tile.has-broken") == 0
+    assert tab.count(".tile.has-warning") == 1
+    went(tab, "#show=map")
+    assert tab.count(".square.is-broken") == 0
+    assert "Kubernetes calls it unhealthy" in str(
+        tab.evaluate("document.querySelector('.square').ariaLabel")
+    )
+    went(tab, "#view=nodes")
+    assert "Kubernetes calls 1 unhealthy" in tab.text(".nodes-table")
+    went(tab, f"#gpu={device.uuid}")
+    assert tab.texts(".pod-title .badge") == ["Kubernetes calls it unhealthy"]
+    went(tab, "#state=broken")
+    assert "No GPU is broken." in tab.text("main")

@@ -95,9 +95,11 @@ def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| 0.40 | 0.40 | 0.00 | 0.40 | – | – | 0% | – | 40.00 | 40.00 | – | – |" in owners
     assert "ml/busy" not in owners
     assert "- The report covers 28m instead of 1d: there are no older records" in out
-    broken = out[out.index("## Broken GPUs now") :]
+    broken, _, refused = out[out.index("## Broken GPUs now") :].partition("## Only Kubernetes")
     assert "GPU-3" in broken
-    assert "GPU-2" in broken, "the page counts a GPU with a warning as broken, too"
+    assert "GPU-2" not in broken
+    assert "GPU-2" in refused
+    assert "Kubernetes calls it unhealthy" in refused
     assert "GPU-1" not in broken
     assert "- there is no record before" in out
     assert "- The prices are examples" in out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from podgpu.fleet.read.prometheus import BROKEN
 from podgpu.metrics.conditions import xid_specs
 from podgpu.metrics.engines import engines
 from tests.test_promtool import needs_promtool, promtool
@@ -30,6 +31,11 @@ def rules() -> list[dict[str, Any]]:
 
 
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def test_the_rules_count_the_same_gpus_as_broken_as_the_page() -> None:
+    [rule] = [rule for rule in rules() if rule.get("labels") == {"kind": "broken_seconds"}]
+    assert f"{{{BROKEN}}}" in rule["expr"]
 
 
 @needs_promtool

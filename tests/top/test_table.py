@@ -163,6 +163,8 @@ def test_totals() -> None:
     waste = WasteRate(Waste(1.0, 0.5, 0.5), Waste(0.8, 0.2, 0.4))
     line = as_text(render_totals(replace(TOTALS, waste=waste), "EUR", 200))
     assert line.endswith("110 W  2.00 EUR/h, 1.40 wasted"), "all parts, and the cost of free GPUs"
+    refused = as_text(render_totals(replace(TOTALS, kubernetes_unhealthy=1), "EUR", 200))
+    assert "1 broken  1 unhealthy in Kubernetes" in refused
     free = Totals(gpus=1, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=1.0, broken=0)
     line = as_text(render_totals(free, "", 200))
     assert line == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"

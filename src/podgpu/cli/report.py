@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -39,7 +39,7 @@ from podgpu.cli.view_options import find_view
 from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.readings import duration_text
 from podgpu.fleet.view import View, decode_view
-from podgpu.metrics.conditions import breaks_gpu
+from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
 from podgpu.past.savings import SavingsAnswer
 from podgpu.past.token_costs import TokenFigures
@@ -116,6 +116,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     notes += answer.notes
 
     tables = _make_tables(answer, owners, _list_broken(view))
+    refused = _list_refused(view)
+    if refused:
+        texts = [[text] for text in refused]
+        tables.append(_Table("Only Kubernetes calls them unhealthy", ["GPU"], texts, is_prose=True))
     if answer.totals.tokens is not None:
         tables.append(_make_token_table(_read_range(client, query | {"by": "model"})))
     # Savings need a day, and are computed for up to eight.
@@ -158,17 +162,29 @@ def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
 
 def _list_broken(view: View) -> list[str]:
     """Returns what is wrong with the GPUs that the page counts as broken, and with nodes."""
-    broken = set()
-    for node in view.nodes:
-        for gpu in node.gpus:
-            if any(breaks_gpu(each.condition) for each in gpu.conditions):
-                broken.add(gpu.uuid)
+    broken = _find_gpus(view, breaks_gpu)
     texts = []
     for alert in view.alerts:
         # An alert about a job compares GPUs that work.
         if alert.severity == "broken" or (alert.uuid in broken and not alert.job):
             texts.append(alert.text)
     return texts
+
+
+def _list_refused(view: View) -> list[str]:
+    """Returns the alerts about GPUs that only Kubernetes calls unhealthy."""
+    refused = _find_gpus(view, lambda condition: condition == KUBERNETES_UNHEALTHY)
+    return [alert.text for alert in view.alerts if alert.uuid in refused and not alert.job]
+
+
+def _find_gpus(view: View, is_wanted: Callable[[str], bool]) -> set[str]:
+    """Returns the UUIDs of the GPUs with such a condition."""
+    found = set()
+    for node in view.nodes:
+        for gpu in node.gpus:
+            if any(is_wanted(each.condition) for each in gpu.conditions):
+                found.add(gpu.uuid)
+    return found
 
 
 def _explain_length(seconds: float, asked: float) -> list[str]:

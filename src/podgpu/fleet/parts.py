@@ -386,6 +386,8 @@ class Totals(HeldSums, kw_only=True):
     # Without a known holder, but perhaps in use: the node is gone, or the GPU is busy.
     unheld_unknown: float = 0.0
     broken: int
+    # Kubernetes calls them unhealthy, but podgpu finds no problem. `broken` does not count them.
+    kubernetes_unhealthy: int = 0
     power_watts: float | None = None
 
 

@@ -221,6 +221,7 @@ class FleetCounts(NamedTuple):
     models: Mapping[tuple[str, str], float] = {}  # cluster and model -> GPUs
     has_rule: bool = True  # without the recording rule, `held` is empty and `power_watts` is None
     has_clusters: bool = False  # Prometheus has several clusters
+    kubernetes_unhealthy: int = 0
 
 
 @dataclass(frozen=True, slots=True)

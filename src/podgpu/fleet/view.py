@@ -43,7 +43,7 @@ from podgpu.fleet.repair import Repair, make_repair, repair_of
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known, round_known
-from podgpu.metrics.conditions import breaks_gpu, xid_spec
+from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu, xid_spec
 from podgpu.metrics.fields import (
     CLOCK_EVENTS_FIELD,
     clock_events_in_words,
@@ -320,7 +320,7 @@ def total_of(state: ClusterState) -> Totals:
     if state.fleet is not None:
         return _total_of_fleet(state, state.fleet)
 
-    gpus = broken = 0
+    gpus = broken = refused = 0
     unknown = 0.0
     watts = []
     unallocated = WasteRate()
@@ -329,6 +329,7 @@ def total_of(state: ClusterState) -> Totals:
         for gpu in node.gpus:
             gpus += 1
             broken += any(breaks_gpu(condition.name) for condition in gpu.conditions)
+            refused += any(each.name == KUBERNETES_UNHEALTHY for each in gpu.conditions)
             rest = find_rest(node, gpu, held)
             unknown += rest.unknown
             unallocated = unallocated.plus(rest.unallocated)
@@ -338,7 +339,7 @@ def total_of(state: ClusterState) -> Totals:
     power = round(sum(watts), 1) if watts else None
     sums = sum_held(_held_parts(state), state.prices.currency)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
-    return _make_totals(sums, gpus, broken, power, round(unknown, 4))
+    return _make_totals(sums, gpus, broken, refused, power, round(unknown, 4))
 
 
 def _total_of_fleet(state: ClusterState, fleet: FleetCounts) -> Totals:
@@ -352,7 +353,8 @@ def _total_of_fleet(state: ClusterState, fleet: FleetCounts) -> Totals:
     sums = sum_held(_held_parts(state), currency)
     unallocated = _sum_unallocated(fleet, state.prices)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
-    return _make_totals(sums, fleet.gpus, fleet.broken, fleet.power_watts, unknown)
+    refused = fleet.kubernetes_unhealthy
+    return _make_totals(sums, fleet.gpus, fleet.broken, refused, fleet.power_watts, unknown)
 
 
 def _sum_unallocated(fleet: FleetCounts, prices: Prices) -> WasteRate:
@@ -380,7 +382,12 @@ def _find_price(prices: Prices, model: str) -> float | None:
 
 
 def _make_totals(
-    sums: HeldSums, gpus: int, broken: int, power_watts: float | None, unknown: float
+    sums: HeldSums,
+    gpus: int,
+    broken: int,
+    refused: int,
+    power_watts: float | None,
+    unknown: float,
 ) -> Totals:
     held = sums.rounded()
     return Totals(
@@ -389,6 +396,7 @@ def _make_totals(
         free=round(max(0.0, gpus - held.allocated - unknown), 4),
         unheld_unknown=unknown,
         broken=broken,
+        kubernetes_unhealthy=refused,
         power_watts=power_watts,
     )
 

@@ -70,7 +70,7 @@ _FABRIC_STATES: Mapping[int, str | None] = {
 class ConditionSpec:
     name: str
     severity: str  # `broken` or `warning`
-    of: str  # `gpu`, or `workload` if the GPU itself is healthy
+    of: str  # `gpu`; `workload` or `kubernetes` if podgpu finds no problem of the GPU itself
     recurs: str  # how many failures within a day make the GPU unreliable; empty: it is no failure
     dcgm_watch: str  # DCGM's health check for the same problem; empty if there is none
     dcgm_code: str  # number of DCGM's error in health_codes.csv
@@ -88,9 +88,17 @@ def conditions() -> Mapping[str, ConditionSpec]:
 
 
 def breaks_gpu(condition: str) -> bool:
-    """Returns False for a problem of a workload, which does not mean that the GPU is broken."""
+    """Returns False for a problem of a workload, and for an opinion of Kubernetes: they do not mean
+    that the GPU is broken.
+    """
     spec = conditions().get(condition)
     return spec is None or spec.of == "gpu"
+
+
+def names_workload(condition: str) -> bool:
+    """Returns True if the text of the condition may name a container."""
+    spec = conditions().get(condition)
+    return spec is not None and spec.of == "workload"
 
 
 def is_grave(condition: str) -> bool:
@@ -112,8 +120,9 @@ def failure_conditions() -> Mapping[str, int]:
 
 
 @cache
-def workload_conditions() -> tuple[str, ...]:
-    return tuple(spec.name for spec in conditions().values() if spec.of == "workload")
+def harmless_conditions() -> tuple[str, ...]:
+    """Returns the conditions of GPUs that are not broken."""
+    return tuple(name for name in conditions() if not breaks_gpu(name))
 
 
 @lru_cache(maxsize=1024)

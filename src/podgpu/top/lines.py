@@ -17,7 +17,7 @@ from podgpu.errors import few_of, plural
 from podgpu.fleet.parts import BLIND, Use, may_be_busy
 from podgpu.fleet.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.known import select_known
-from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
+from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, breaks_gpu, conditions
 from podgpu.model import RunningProcess, Workload, WorkloadKey, device_key, parts_of
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
@@ -381,7 +381,9 @@ def _searchable(line: Line) -> str:
     if line.condition is not None:
         found = [line.condition]
     for condition in found:
-        words += ["broken", condition.condition.replace("_", " "), condition.says]
+        if breaks_gpu(condition.condition):
+            words.append("broken")
+        words += [condition.condition.replace("_", " "), condition.says]
     return "\n".join(words)
 
 

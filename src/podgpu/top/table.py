@@ -417,12 +417,15 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
         "free": (f"{_format_gpus(totals.free)} free", ""),
         "unheld": (f"{_format_gpus(totals.unheld_unknown)} holder unknown", ""),
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
+        "refused": (f"{totals.kubernetes_unhealthy} unhealthy in Kubernetes", "warn"),
         "watts": (_format_watts(totals.power_watts), ""),
     }
     if not totals.unknown:
         del parts["unknown"]
     if not totals.unheld_unknown:
         del parts["unheld"]
+    if not totals.kubernetes_unhealthy:
+        del parts["refused"]
     if totals.cost_per_hour is not None:
         parts["cost"] = _format_cost(totals, totals.cost_per_hour, currency)
 

@@ -25,7 +25,7 @@ from podgpu.fleet.view import (
     XidView,
 )
 from podgpu.known import add_known
-from podgpu.metrics.conditions import breaks_gpu
+from podgpu.metrics.conditions import names_workload
 from podgpu.model import Workload, group_by
 from podgpu.past.events import Event, EventsAnswer
 from podgpu.past.schema import IDLE
@@ -125,7 +125,7 @@ def _hide_in_device(device: _Device, visible: Visible) -> _Device:
     by_use = group_by(hidden, lambda holder: holder.use)
     holders += [_sum_holders(group) for group in by_use.values()]
     # The text of a workload's condition names the container.
-    conditions = [each for each in device.conditions if breaks_gpu(each.condition)]
+    conditions = [each for each in device.conditions if not names_workload(each.condition)]
     last = _select_visible(device.last_holders, visible)
     return replace(device, holders=holders, conditions=conditions, last_holders=last)
 
@@ -175,7 +175,7 @@ def hide_in_events(answer: EventsAnswer, visible: Visible) -> EventsAnswer:
 def _is_shown(event: Event, visible: Visible) -> bool:
     if event.namespace or event.pod or event.kind in ("started", "ended", IDLE):
         return event.namespace in visible
-    return breaks_gpu(event.kind) and breaks_gpu(event.condition or "")
+    return not names_workload(event.kind) and not names_workload(event.condition or "")
 
 
 def hide_in_history(history: _History, visible: Visible) -> _History:
@@ -199,7 +199,8 @@ def _hide_span(span: HolderSpan, visible: Visible) -> HolderSpan:
 
 def hide_in_marks(marks: Iterable[Mark]) -> list[Mark]:
     """Leaves out marks whose text names a pod."""
-    return [mark for mark in marks if mark.condition != IDLE and breaks_gpu(mark.condition)]
+    kept = (mark for mark in marks if mark.condition != IDLE)
+    return [mark for mark in kept if not names_workload(mark.condition)]
 
 
 def list_event_namespaces(answer: EventsAnswer) -> Iterator[str]:

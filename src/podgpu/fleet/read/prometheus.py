@@ -37,7 +37,7 @@ from podgpu.metrics.adapter import (
     nodes_from_vectors,
     read_device_key,
 )
-from podgpu.metrics.conditions import workload_conditions
+from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, harmless_conditions
 from podgpu.metrics.fields import TEMPERATURE, UTIL
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.parse import ParsedSample
@@ -69,7 +69,7 @@ MAX_NOTES = 5
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-BROKEN = f'condition!~"{"|".join(workload_conditions())}"'
+BROKEN = f'condition!~"{"|".join(harmless_conditions())}"'
 RULE_LABELS = (
     "kind",
     "namespace",
@@ -421,12 +421,14 @@ class PrometheusCollector:
         """Returns totals. Without the recording rule, only counts GPUs."""
         means = await self._read_usage_rule(now)
         has_rule = "gpu_seconds" in means
+        conditions = own_names("device_condition_since_timestamp_seconds")
         if not has_rule:
-            conditions = own_names("device_condition_since_timestamp_seconds")
             gpus = field_names(TEMPERATURE, UTIL)
             means["gpu_seconds"] = await self._count_gpus(select(gpus, self._match), now)
             broken = select(conditions, BROKEN, self._match)
             means["broken_seconds"] = await self._count_gpus(broken, now)
+        refused = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
+        means[KUBERNETES_UNHEALTHY] = await self._count_gpus(refused, now)
 
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in means.items()}
         power = totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0)
@@ -452,6 +454,7 @@ class PrometheusCollector:
             models=models,
             has_rule=has_rule,
             has_clusters=has_clusters,
+            kubernetes_unhealthy=round(totals[KUBERNETES_UNHEALTHY]),
         )
 
     async def _read_usage_rule(self, now: float) -> _FleetMeans:

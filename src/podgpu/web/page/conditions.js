@@ -25,7 +25,9 @@ const TITLES = {
   orphaned_memory: "Orphaned memory",
   idle: "Idle",
 };
-const OF_WORKLOADS = new Set(["unallocated_use", "application_xid", "orphaned_memory"]); // problems of workloads: the GPU itself is healthy
+export const KUBERNETES_UNHEALTHY = "kubernetes_unhealthy";
+// Problems of workloads, and opinions of Kubernetes: podgpu finds no problem of the GPU itself.
+const HARMLESS = new Set(["unallocated_use", "application_xid", "orphaned_memory", "kubernetes_healthy", KUBERNETES_UNHEALTHY]);
 const GRAVE = new Set([
   "lost",
   "unreadable",
@@ -47,7 +49,12 @@ export function conditionTitle(name) {
 }
 
 export function isBroken(conditions) {
-  return conditions.some((condition) => !OF_WORKLOADS.has(condition.name));
+  return conditions.some((condition) => !HARMLESS.has(condition.name));
+}
+
+// Returns whether Kubernetes calls the GPU unhealthy, although podgpu finds no problem.
+export function isRefused(conditions) {
+  return conditions.some((condition) => condition.name === KUBERNETES_UNHEALTHY) && !isBroken(conditions);
 }
 
 // Returns the highest severity: "broken" (red), "warning" (amber) or "" (no colour).

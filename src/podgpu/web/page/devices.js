@@ -1,6 +1,6 @@
 // Turns the JSON of api/v1/view into a flat list of GPUs with the values for filters, sorting and drawing.
 
-import { conditionsOf, gathered, isBroken, severityOf } from "./conditions.js";
+import { conditionsOf, gathered, isBroken, isRefused, severityOf } from "./conditions.js";
 import { amountsOf, wasteOf } from "./totals.js";
 
 const BUCKETS = 5;
@@ -58,6 +58,7 @@ function deviceOf(gpu, node, picture, now) {
   device.conditions = gathered([device.ownConditions, ...parts.map((part) => part.ownConditions)]);
   const absent = device.absent || parts.some((part) => part.absent);
   device.broken = isBroken(device.conditions) || absent;
+  device.refused = isRefused(device.conditions) && !absent;
   device.severity = absent ? "broken" : severityOf(device.conditions);
   device.amounts = amountsOf(device);
   device.held = holders.length > 0;

@@ -2,7 +2,7 @@
 
 import { groupedByNode } from "./criteria.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
-import { labelOf } from "./tile.js";
+import { isMarked, labelOf } from "./tile.js";
 
 const NARROWEST_CELL = 138;
 const GAP = 12;
@@ -143,7 +143,7 @@ class Cell {
 function showSquare(square, device, now) {
   if (square.device === device) return;
   square.device = device;
-  const severity = device.broken ? ` has-${device.severity}` : "";
+  const severity = isMarked(device) ? ` has-${device.severity}` : "";
   setClass(square, `square is-${device.colour}${severity}${device.old ? " is-old" : ""}`);
   square.setAttribute("aria-label", labelOf(device, now));
 }

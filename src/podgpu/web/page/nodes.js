@@ -10,7 +10,7 @@ import { groupsFor, holderColumns, holderRows } from "./pods.js";
 import { showText } from "./rows.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
-import { Sum, totalsOf } from "./totals.js";
+import { refusedText, Sum, totalsOf } from "./totals.js";
 
 export class Nodes {
   constructor(context, onOrder) {
@@ -57,7 +57,13 @@ function stateText(node, totals) {
   const seen = node.age_seconds === undefined ? "" : `, seen ${duration(node.age_seconds)} ago`;
   if (node.gone) return `gone${seen}`;
   if (node.old) return `old${seen}`;
-  return totals.broken ? `${totals.broken} broken` : "ok";
+  const problems = [totals.broken ? `${totals.broken} broken` : "", refusedText(totals)];
+  return problems.filter(Boolean).join(", ") || "ok";
+}
+
+function badgeKind(node, totals) {
+  if (node?.gone || totals.broken) return "broken";
+  return totals.kubernetes_unhealthy && !node?.old ? "warning" : "old";
 }
 
 function columnsOf(rows, currency) {
@@ -67,7 +73,7 @@ function columnsOf(rows, currency) {
   const memoryRatio = ({ memoryUsed, memoryTotal }) => (memoryTotal && memoryUsed !== undefined ? memoryUsed / memoryTotal : undefined);
   const columns = [
     { name: "name", title: "Node", value: (row) => row.name, link: (row) => nodeHash(row.name) },
-    { name: "state", title: "State", value: (row) => row.state, isWarm: (_, row) => row.isOld, isBad: (_, row) => row.isGone || row.broken > 0 },
+    { name: "state", title: "State", value: (row) => row.state, isWarm: (_, row) => row.isOld || row.kubernetes_unhealthy > 0, isBad: (_, row) => row.isGone || row.broken > 0 },
     { name: "models", title: "Model", value: (row) => row.models },
     number("gpus", "GPUs", parts),
     number("allocated", "Allocated", parts),
@@ -127,8 +133,9 @@ export class NodeView {
     setText(this.name, plain(name));
     setText(this.models, plain([...new Set(own.map((device) => device.model))].join(", ")));
     this.plain.hidden = isKube || !own.some((device) => device.holders.some((holder) => holder.user));
-    showText(this.badge, !node ? "not present" : node.gone ? goneText(node) : node.old || totals.broken ? stateText(node, totals) : "");
-    this.badge.className = `badge badge-${node?.gone || totals.broken ? "broken" : "old"}`;
+    const isMarked = node?.old || totals.broken || totals.kubernetes_unhealthy;
+    showText(this.badge, !node ? "not present" : node.gone ? goneText(node) : isMarked ? stateText(node, totals) : "");
+    this.badge.className = `badge badge-${badgeKind(node, totals)}`;
     const notes = node?.notes ?? [];
     this.notes.hidden = !notes.length;
     place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));

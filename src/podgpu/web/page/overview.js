@@ -3,6 +3,7 @@
 import { Alerts } from "./alerts.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import { count, duration, money, moment, parts, percent, plural, totalMoney, watts, UNKNOWN } from "./format.js";
+import { refusedText } from "./totals.js";
 
 const COLOURS = [
   ["u4", "80\u2013100\u202f%"],
@@ -78,7 +79,8 @@ export class Overview {
     this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
     this.unheld.show(totals.unheld, [some(totals.freeBusy, "busy"), some(totals.freeGone, "not answering")].filter(Boolean).join(", "));
     this.free.show(totals.free, some(totals.freeBroken, "broken"));
-    this.broken.show(totals.broken, some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus));
+    const ofBroken = [some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus), refusedText(totals)];
+    this.broken.show(totals.broken, ofBroken.filter(Boolean).join(", "));
     this.power.show(watts(totals.power), "");
     const shown = this.buttons.filter((total) => total !== this.unheld || totals.unheld > 0);
     place(byId("totals"), [...shown, this.power, this.cost, this.wasted].map((figure) => figure.element));
@@ -154,6 +156,7 @@ function healthOf(devices, alerts, totals) {
   const level = grave ? "broken" : "warning";
   if (totals.broken) return { level, words: `${count(totals.broken)} broken`, isOld: false };
   if (alerts.number) return { level, words: plural(alerts.number, grave ? "alert" : "warning"), isOld: false };
+  if (totals.kubernetes_unhealthy) return { level: "warning", words: refusedText(totals), isOld: false };
   if (totals.old) return { level, words: `${count(totals.old)} old`, isOld: true };
   return { level: "", words: "", isOld: false };
 }

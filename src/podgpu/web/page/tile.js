@@ -1,6 +1,6 @@
 // The tile of one GPU: its values, its problems and its holders.
 
-import { conditionTitle } from "./conditions.js";
+import { conditionTitle, KUBERNETES_UNHEALTHY } from "./conditions.js";
 import { gpuHash } from "./criteria.js";
 import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { celsius, count, duration, memoryOf, moment, percent, perHour, watts } from "./format.js";
@@ -89,12 +89,12 @@ export class Tile {
   }
 
   updateBadge(device, now) {
-    const text = device.broken ? brokenText(device) : idleText(device, now);
+    const text = badgeText(device, now);
     this.badge.hidden = !text;
     setText(this.badge, text);
-    setClass(this.badge, `badge badge-${device.broken ? device.severity : device.isMuted ? "resting" : "idle"}`);
+    setClass(this.badge, badgeClass(device));
     const idle = device.idleSince ? `Idle since ${moment(device.idleSince)}` : "Idle now";
-    setAttribute(this.badge, "title", device.broken ? undefined : idle);
+    setAttribute(this.badge, "title", isMarked(device) ? undefined : idle);
   }
 }
 
@@ -105,7 +105,7 @@ function wholeText(device, part) {
 }
 
 function classOf(device, showNode) {
-  const severity = device.broken ? ` has-${device.severity}` : "";
+  const severity = isMarked(device) ? ` has-${device.severity}` : "";
   return `tile is-${device.colour}${severity}${device.old ? " is-old" : ""}${showNode ? " has-node" : ""}`;
 }
 
@@ -137,7 +137,22 @@ function sinceText(since, now) {
   return since === undefined ? "" : `since ${moment(since)}, for ${duration(now - since)}`;
 }
 
-export function brokenText(device) {
+// Returns whether the GPU is shown with its conditions: it is broken, or Kubernetes calls it unhealthy.
+export function isMarked(device) {
+  return device.broken || device.refused;
+}
+
+export function badgeText(device, now) {
+  if (device.refused) return conditionTitle(KUBERNETES_UNHEALTHY);
+  return device.broken ? brokenText(device) : idleText(device, now);
+}
+
+export function badgeClass(device) {
+  if (isMarked(device)) return `badge badge-${device.severity}`;
+  return `badge badge-${device.isMuted ? "resting" : "idle"}`;
+}
+
+function brokenText(device) {
   const [first, ...others] = device.conditions;
   const title = first ? conditionTitle(first.name) : "Lost";
   return others.length ? `${title} +${others.length}` : title;
@@ -201,7 +216,7 @@ function label(device, now) {
     : device.lastHolders.length
       ? `last held by ${names(device.lastHolders)}`
       : holderText(device).toLowerCase();
-  const wrong = device.broken ? `broken: ${brokenText(device)}` : "";
+  const wrong = device.broken ? `broken: ${brokenText(device)}` : device.refused ? conditionTitle(KUBERNETES_UNHEALTHY) : "";
   const load = device.absent || device.gone ? "" : percent(device.utilization);
   const texts = [`${device.name} of ${plain(device.node)}`, plain(device.model), wrong, load, who, idleText(device, now)];
   if (device.parts.length) texts.push(`${count(device.parts.length)} instances`);

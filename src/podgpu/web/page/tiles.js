@@ -5,6 +5,7 @@ import { groupedByNode, holderHash, nodeHash, pastTime } from "./criteria.js";
 import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, localTimes, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
+import { refusedText } from "./totals.js";
 
 const AT_ONCE = 32;
 const MOST_PODS = 8;
@@ -133,8 +134,9 @@ function podsOf(members) {
 function aboutText(members) {
   const held = members.reduce((sum, device) => sum + device.amounts.allocated, 0);
   const broken = members.filter((device) => device.broken).length;
-  const texts = [plural(members.length, "GPU"), `${parts(held)} allocated`];
-  return [...texts, broken ? `${broken} broken` : ""].filter(Boolean).join(", ");
+  const refused = members.filter((device) => device.refused).length;
+  const texts = [plural(members.length, "GPU"), `${parts(held)} allocated`, broken ? `${broken} broken` : ""];
+  return [...texts, refusedText({ kubernetes_unhealthy: refused })].filter(Boolean).join(", ");
 }
 
 function oldText(node) {

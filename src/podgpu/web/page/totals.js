@@ -12,7 +12,7 @@ export function amountsOf(device) {
 
 // `priced`: prices are configured.
 export function totalsOf(devices, priced) {
-  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0, unpriced: 0 };
+  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, kubernetes_unhealthy: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0, unpriced: 0 };
   const [power, cost, busy] = [new Sum(), new Sum(), new Sum()];
   const waste = new Waste();
   const colours = {};
@@ -20,6 +20,7 @@ export function totalsOf(devices, priced) {
     totals.gpus += 1;
     for (const use of USES) totals[use] += device.amounts[use];
     totals.broken += device.broken;
+    totals.kubernetes_unhealthy += device.refused;
     totals.gone += device.gone;
     totals.old += Number(device.old && !device.gone); // GPUs of nodes that do not respond count as broken instead
     const rest = device.gone ? "freeGone" : device.mayWork ? "freeBusy" : device.broken ? "freeBroken" : undefined;
@@ -47,6 +48,11 @@ export function totalsOf(devices, priced) {
     mean: busy.known ? busy.total / busy.known : undefined,
     unpriced: priced ? Math.round(totals.unpriced * 100) / 100 : 0,
   };
+}
+
+// Says how many GPUs only Kubernetes calls unhealthy. They are not broken.
+export function refusedText(totals) {
+  return totals.kubernetes_unhealthy ? `Kubernetes calls ${totals.kubernetes_unhealthy} unhealthy` : "";
 }
 
 // Returns the totals that the server computed, if it did not list all GPUs.
