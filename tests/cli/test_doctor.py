@@ -526,6 +526,37 @@ def test_notes_about_the_mapping(
     assert (finding.level, text in finding.text) == (Level.NOTE, True)
 
 
+def test_a_gpu_that_kubernetes_calls_unhealthy(
+    tree: Tree,
+    kubelet: FaultyKubelet,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "gpu-7")
+    first, second = uuids("2xH100")
+    kubelet.pods = (pod(second),)
+    entry = {"resourceID": second, "health": "Unhealthy", "message": "XID 79"}
+    status = {
+        "name": "main",
+        "allocatedResourcesStatus": [{"name": "nvidia.com/gpu", "resources": [entry]}],
+    }
+    body = {
+        "metadata": {"namespace": "ns", "name": "train", "uid": "u-1"},
+        "spec": {"nodeName": "gpu-7", "containers": [{"name": "main"}]},
+        "status": {"phase": "Running", "containerStatuses": [status]},
+    }
+    with SimulatedApiServer() as api:
+        api.put("pods", body)
+        config = Path(kubelet.socket).parent / "kubeconfig"
+        config.write_text(kubeconfig(api.url))
+        arguments = ["--telemetry", "simulated:2xH100", "--kubeconfig", str(config)]
+        arguments += ["--pod-resources-kubelet-socket", kubelet.socket]
+        run(["doctor", *arguments, "--kubernetes-enable-pod-labels", *tree.options])
+    out = capsys.readouterr().out
+    assert f"note  health      Kubernetes calls GPU {second} unhealthy (XID 79)" in out
+    assert f"calls GPU {first}" not in out
+
+
 # The other allocation sources
 
 

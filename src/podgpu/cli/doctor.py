@@ -11,9 +11,16 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from podgpu.cli.exporter import list_ignored_options, lock_directory, resolve_options
-from podgpu.cli.options import Options, is_set, make_command
+from podgpu.cli.options import (
+    EXPORTER_OPTIONS,
+    Options,
+    is_set,
+    make_command,
+    normalize_arguments,
+)
 from podgpu.cli.sources import (
     choose_counters,
     make_allocations,
@@ -32,12 +39,15 @@ from podgpu.node.holders.api import ApiAccess, LabelFilter
 from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.tools.doctor import checks
 from podgpu.tools.doctor.checks import Finding, Level, note, ok, wrong
+from podgpu.tools.doctor.running_exporter import RunningExporter, find_exporter
 from podgpu.tools.doctor.writer_checks import check_writers
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
 from podgpu.writers.write_option import parse_write
 
 _DEADLINE = 5.0
+_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in every container. On other machines, several exporters may run."""
 _CONFIGMAP = (
     "check that it exists (kubectl get configmap), "
     "and that podgpu's service account may list and watch configmaps in that namespace"
@@ -54,14 +64,25 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """Check this node: driver, GPUs, permissions, kubelet, mapping of GPUs to pods.
 
     Accepts every option and variable of the exporter (see --help-all), and checks whether they work
-    here. The exit code is 0 if nothing is wrong, otherwise 1.
+    here. In a pod of the exporter, the exporter's own arguments are the defaults. The exit code is
+    0 if nothing is wrong, otherwise 1.
     """
+    findings = []
+    running = find_exporter(options["path_proc"]) if _POD_VARIABLE in os.environ else None
+    if running is not None:
+        own = ctx
+        ctx = own.command.make_context(
+            own.info_name, normalize_arguments(running.arguments), parent=own.parent
+        )
+        findings.append(_describe_running(ctx, running))
+        _override(ctx, own)
+        options = ctx.params
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options = resolve_options(ctx, options)
     load_protection(options["web_config_file"])
     options["check_kubernetes"] = options["kubernetes"] or not kubernetes_is_set
     ignored = list_ignored_options(ctx, options["config"])
-    findings = [note("options", text) for text in ignored]
+    findings += [note("options", text) for text in ignored]
     with quiet_logs(options["debug"]):
         findings += examine_node(options)
     text = as_json(findings) if options["json"] else as_text(findings, wants_colour())
@@ -69,6 +90,25 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if _count(findings, Level.WRONG):
         return 1
     return 0
+
+
+def _describe_running(ctx: click.Context, running: RunningExporter) -> Finding:
+    """Names the options of the exporter without their values, which may be secret."""
+    flags = []
+    for option in EXPORTER_OPTIONS:
+        if ctx.get_parameter_source(option.parameter) is ParameterSource.COMMANDLINE:
+            flags.append(f"--{option.flag}")
+    text = f"those of the exporter that runs here (pid {running.pid})"
+    return ok("options", f"{text}: {' '.join(flags)}" if flags else text)
+
+
+def _override(ctx: click.Context, own: click.Context) -> None:
+    """Doctor's own flags override the exporter's."""
+    for name, value in own.params.items():
+        source = own.get_parameter_source(name)
+        if source is ParameterSource.COMMANDLINE:
+            ctx.params[name] = value
+            ctx.set_parameter_source(name, source)
 
 
 def examine_node(

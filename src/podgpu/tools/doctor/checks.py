@@ -31,6 +31,7 @@ from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.metrics.usage_methods import IMPROVEMENTS, NO_CAPABILITY, NOT_MEASURED
 from podgpu.model import (
+    UNHEALTHY,
     Allocation,
     Condition,
     Device,
@@ -56,6 +57,7 @@ from podgpu.node.holders.api import ApiAccess
 from podgpu.node.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.node.holders.identity import Identities, IdentityReader
 from podgpu.node.holders.kubelet import KubeletAllocation
+from podgpu.node.holders.kubernetes_health import find_kubernetes_health
 from podgpu.node.holders.reader import describe, explain, merge, reject_ended
 from podgpu.node.usage.containers import in_host_pid_namespace
 from podgpu.workers import Workers
@@ -689,6 +691,26 @@ def check_holders(
     gpu_resources = kubelet.resource_names if kubelet is not None else frozenset()
     resources = _list_resources(responses)
     findings += check_mapping(merged, readings, selection, gpu_resources, resources)
+    findings += _check_kubernetes_health(merged, names, readings)
+    return findings
+
+
+def _check_kubernetes_health(
+    merged: Allocation, names: Identities, readings: GpuReadings
+) -> list[Finding]:
+    """Reports the GPUs that Kubernetes calls unhealthy. podgpu may find no problem of them."""
+    assignments = merged.assignments
+    opinions = find_kubernetes_health(names.pods, merged.offered, assignments, readings.devices)
+    findings = []
+    for device in readings.devices:
+        opinion = opinions.get(device.key)
+        if opinion is not None and opinion.health == UNHEALTHY:
+            why = f" ({opinion.message})" if opinion.message else ""
+            text = f"Kubernetes calls GPU {device.uuid} unhealthy{why} and gives it to no new pod"
+            advice = (
+                "if no other problem is listed, check the log of the device plugin or DRA driver"
+            )
+            findings.append(note("health", text, advice))
     return findings
 
 
