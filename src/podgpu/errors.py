@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 MOST_NAMED = 5
 
@@ -37,6 +38,20 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class Note(NamedTuple):
+    """A warning for people.
+
+    The key says what it is about, so that a new number in the text is no new warning in the log.
+    """
+
+    key: str
+    text: str
+
+
+def texts_of(notes: Iterable[Note]) -> list[str]:
+    return [note.text for note in notes]
 
 
 class PodgpuError(Exception):

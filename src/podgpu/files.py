@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.errors import PodgpuError, SourceError, UsageError
+from podgpu.errors import Note, PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
 _MIN_CACHED_AGE_NS = 2_000_000_000
@@ -127,6 +127,7 @@ class ReadOnChange(Generic[T]):
         self._parse = parse
         self._limit = limit
         self._cached: tuple[FileIdentity, T] | None = None
+        self.identity: FileIdentity | None = None  # of the content that was read last
 
     def read(self, path: str) -> T:
         """Returns the result of `parse(content, path)`.
@@ -140,6 +141,7 @@ class ReadOnChange(Generic[T]):
             if cached_identity == identity:
                 return parsed
 
+        self.identity = identity
         content = read_bounded(path, self._limit)
         # The size is compared too, because two writes within one tick of the kernel's clock get the
         # same time stamp.
@@ -226,7 +228,7 @@ class AtomicFile:
 
 def read_last_valid(
     option: str, what: str, path: str, parse: Callable[[bytes, str], T], max_bytes: int
-) -> Callable[[], tuple[T, tuple[str, ...]]]:
+) -> Callable[[], tuple[T, tuple[Note, ...]]]:
     """Returns a function that reads a file again when it changes.
 
     If the new content is invalid, it returns the last valid one, and a note. Raises UsageError if
@@ -238,12 +240,15 @@ def read_last_valid(
     except (SourceError, UsageError) as error:
         raise UsageError(f"{option}: {error}") from error
 
-    def read() -> tuple[T, tuple[str, ...]]:
+    def read() -> tuple[T, tuple[Note, ...]]:
         nonlocal valid
         try:
             valid = file.read(path)
         except (SourceError, UsageError) as error:
-            return valid, (f"{option}: {error}; the last valid {what} are used",)
+            # A mistake in a changed file is logged, even if the former content was invalid, too.
+            fault = error.reason if isinstance(error, SourceError) else file.identity
+            text = f"{option}: {error}; the last valid {what} are used"
+            return valid, (Note(f"{option} {fault}", text),)
         return valid, ()
 
     return read

@@ -295,8 +295,8 @@ def test_budgets_are_compared_with_the_month_and_its_forecast(days: Days, tmp_pa
     watch.update()
     uses, [note] = watch.read()
     assert uses[0].per_month == 500
-    assert note.startswith(f"--budgets: {file}: ")
-    assert note.endswith("the last valid budgets are used")
+    assert note.text.startswith(f"--budgets: {file}: ")
+    assert note.text.endswith("the last valid budgets are used")
     file.write_text(BUDGETS.replace("EUR", "USD"))
     watch.update()
     uses, [note] = watch.read()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, texts_of
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
@@ -44,7 +44,7 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ("http://10.0.0.1:9400/metrics",)
-        assert found.notes() == ()
+        assert not found.notes()
         server.put(
             "endpointslices",
             labelled(endpoint_slice(endpoint("10.0.0.2", "b")), "two", "elsewhere"),
@@ -56,7 +56,7 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
         eventually(lambda: found.urls() == ())
         assert (
             "no Service with the labels app.kubernetes.io/name=podgpu has an endpoint"
-            in found.notes()
+            in texts_of(found.notes())
         )
     selectors = {request.path: request.query["labelSelector"] for request in server.requests}
     assert selectors["/apis/discovery.k8s.io/v1/endpointslices"] == "app.kubernetes.io/name=podgpu"
@@ -77,14 +77,17 @@ def test_a_hand_made_slice_without_the_services_labels(
     notes = set()
     with targets(config) as found:
         eventually(
-            lambda: notes.add(found.notes()) or found.urls() == ("http://10.0.0.7:9400/metrics",)
+            lambda: (
+                notes.update(texts_of(found.notes()))
+                or found.urls() == ("http://10.0.0.7:9400/metrics",)
+            )
         )
-        assert notes <= {(), ("the API server has not yet returned the list of exporters",)}
+        assert notes <= {"the API server has not yet returned the list of exporters"}
         server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
         eventually(
             lambda: found.urls() == ("http://10.0.0.1:9400/metrics", "http://10.0.0.7:9400/metrics")
         )
-        assert found.notes() == ()
+        assert not found.notes()
         server.remove("services", "exporters", "monitoring")
         eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
 
@@ -96,7 +99,7 @@ def test_without_access_to_services_the_labels_of_slices_count(
     server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
     with targets(config) as found:
         eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
-        assert found.notes() == ()
+        assert not found.notes()
 
 
 def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
@@ -120,7 +123,7 @@ def test_while_the_api_server_is_away_the_last_list_stays(
         server.stop()
         eventually(lambda: found.notes())
         assert found.urls() == ("http://10.0.0.1:9400/metrics",)
-        assert found.notes()[0].startswith("the list of exporters may be out of date: ")
+        assert found.notes()[0].text.startswith("the list of exporters may be out of date: ")
         server.start()
         eventually(lambda: not found.notes())
 
@@ -132,7 +135,7 @@ def test_a_missing_port_is_a_note(server: SimulatedApiServer, config: ApiConfig)
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ()
-        assert "no port named metrics" in found.notes()[0]
+        assert "no port named metrics" in found.notes()[0].text
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
         assert owners.read() == {("n", "p"): WorkloadOwner("Job", "train")}
         server.remove("pods", "p", "n")
         eventually(lambda: owners.read() == {})
-        assert owners.notes() == ()
+        assert not owners.notes()
         server.stop()
         eventually(lambda: owners.notes())
     finally:

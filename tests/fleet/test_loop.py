@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from podgpu.clock import Clock
+from podgpu.errors import Note
 from podgpu.fleet.readings import (
     ClusterReading,
     Collector,
@@ -115,6 +116,21 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == [
         "http://a/metrics: no whole answer within 5 s; podgpu will retry",
         "http://a/metrics: answers again",
+    ]
+
+
+def test_a_new_number_in_a_note_is_no_new_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Cluster(Script, SETTINGS, clock=Time().clock)
+    for seconds in (90, 91, 92):
+        note = Note("clock", f"the clock jumped by {seconds} s")
+        asyncio.run(cluster.round(Script(tell(ClusterReading(notes=(note,))))))
+    other = Note("prices", "there is no price")
+    asyncio.run(cluster.round(Script(tell(ClusterReading(notes=(note, other))))))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the clock jumped by 90 s",
+        "there is no price",
     ]
 
 

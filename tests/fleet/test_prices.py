@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, texts_of
 from podgpu.fleet.prices import NO_PRICES, Price, Prices, parse_prices, read_prices
 from podgpu.fleet.readings import NodeReading
 from podgpu.labs.simulate.models import MODELS
@@ -128,15 +128,15 @@ changes:
     )
 
 
-def notes(prices: Prices, *nodes: NodeReading) -> tuple[str, ...]:
-    return state_of(*nodes, prices=prices).notes
+def notes(prices: Prices, *nodes: NodeReading) -> list[str]:
+    return texts_of(state_of(*nodes, prices=prices).notes)
 
 
 def test_a_note_names_the_models_without_a_price() -> None:
     cut = gpu(1, instances=(mig(1, holder()),), model="A30")
     unknown = gpu(2, model="")
     node_of = node("n1", gpu(0), cut, unknown)
-    assert notes(Prices("EUR", {"*": Price(1.0)}), node_of) == ()
+    assert notes(Prices("EUR", {"*": Price(1.0)}), node_of) == []
     [note] = notes(Prices("EUR", {H100: Price(1.0)}), node_of)
     assert note.startswith(
         "there is no price for A30, A30 MIG 1g.10gb, devices of an unknown model: "
@@ -145,14 +145,14 @@ def test_a_note_names_the_models_without_a_price() -> None:
     [note] = notes(Prices("EUR", {"A30": Price(1.0)}, "example"), node("n1", gpu(0)))
     assert note.startswith(f"there is no price for {H100}: ")
     assert note.endswith("write your own price file")
-    assert notes(NO_PRICES, node_of) == ()
+    assert notes(NO_PRICES, node_of) == []
 
 
 def test_a_note_names_the_nodes_and_labels_on_which_prices_depend() -> None:
     every = {"*": Price(1.0)}
     prices = Prices("EUR", every, nodes=[({"capacity": "spot"}, Prices("EUR", every))])
     spot = node("n1", gpu(0), labels={"capacity": "spot"})
-    assert notes(prices, spot) == ()
+    assert notes(prices, spot) == []
     [note] = notes(prices, spot, node("n2", gpu(1)))
     assert note.startswith("prices depend on node labels, but the labels of n2 are unknown")
     [note] = notes(prices, node("n1", gpu(0), labels={"zone": "b"}))
@@ -204,11 +204,15 @@ def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) 
     file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
     kept, (note,) = read()
     assert kept.of(H100).gpu_hour == 3.5
-    assert "expected `float` >= 0" in note
+    assert "expected `float` >= 0" in note.text
+    file.write_text(GOOD.replace("2.5", "dear"), encoding="utf-8")
+    other = read()[1][0]
+    assert other.key != note.key, "a mistake in a new file is logged"
+    assert read()[1][0] == other
     file.unlink()
     kept, (note,) = read()
     assert kept.of(H100).gpu_hour == 3.5
-    assert "does not exist" in note
+    assert "does not exist" in note.text
     file.write_text(GOOD, encoding="utf-8")
     assert (read()[0].of(H100).gpu_hour, read()[1]) == (2.5, ())
 

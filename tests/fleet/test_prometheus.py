@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError, UsageError, texts_of
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.series import cluster_families
@@ -265,7 +265,8 @@ def test_a_target_beyond_the_limits(
         double.put("DCGM_FI_DEV_GPU_UTIL", "5", **labels)
     reading = rounds.run()
     assert {node.state.node for node in reading.nodes} == {"node-0", "node-1"}
-    assert [note for note in reading.notes if note.startswith("evil:9400: ") and len(note) < 500]
+    texts = texts_of(reading.notes)
+    assert [text for text in texts if text.startswith("evil:9400: ") and len(text) < 500]
 
 
 def test_an_optional_query_that_fails(double: PrometheusDouble, rounds: Rounds) -> None:
@@ -273,7 +274,7 @@ def test_an_optional_query_that_fails(double: PrometheusDouble, rounds: Rounds) 
     reading = rounds.run()
     assert len(reading.nodes) == 2
     assert reading.outcomes[0].error == "http_503"
-    assert reading.notes == ("these Prometheus queries failed: power",)
+    assert texts_of(reading.notes) == ["these Prometheus queries failed: power"]
 
 
 def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Rounds) -> None:
@@ -377,13 +378,13 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(
 
 def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:
     double.extra = {"warnings": ["store a is away\n\x1b[31m"], "isPartial": True}
-    assert rounds.run().notes == (
+    assert texts_of(rounds.run().notes) == [
         r"store a is away \x1b[31m",
         "the response is incomplete: some of the storage nodes did not respond",
-    )
+    ]
     double.extra, double.series = {}, []
     (note,) = rounds.run(1000).notes
-    assert "Prometheus has no GPU metrics" in note
+    assert "Prometheus has no GPU metrics" in note.text
 
 
 def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:

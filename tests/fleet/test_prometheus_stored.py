@@ -240,7 +240,7 @@ def test_match_applies_to_everything(reader: Reader) -> None:
     assert set(holders_of(reader.round(match='job="dcgm"'))) == {"GPU-dcgm", "GPU-idle"}
     reading = reader.round(match='cluster="elsewhere"')
     assert reading.nodes == ()
-    assert any("--match is right" in note for note in reading.notes)
+    assert any("--match is right" in note.text for note in reading.notes)
 
 
 def test_a_match_that_up_does_not_have(reader: Reader) -> None:

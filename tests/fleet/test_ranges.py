@@ -343,7 +343,7 @@ def test_prices_by_node_label() -> None:
     notes = "\n".join(answer.notes)
     assert "the labels of n1 are unknown" in notes
     (note,) = state_of(node("n1", gpu(0), labels={}), prices=prices).notes
-    assert note.startswith("no node has the label capacity")
+    assert note.text.startswith("no node has the label capacity")
     assert "0.02 GPU-hours have no price in EUR" in notes
 
 

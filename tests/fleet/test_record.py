@@ -110,5 +110,5 @@ def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
 
     assert cluster_of(8000).other_warnings() == []
     (note,) = cluster_of(8001).other_warnings()
-    assert "8,001 GPUs" in note
-    assert "--prometheus" in note
+    assert "8,001 GPUs" in note.text
+    assert "--prometheus" in note.text

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import Note, SourceError, UsageError
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.http_client import Access
@@ -187,7 +187,7 @@ def test_an_exporter_that_hangs_times_out() -> None:
 async def test_targets_come_and_go() -> None:
     first, second, time = Exporter(metrics_text(0)), Exporter(metrics_text(1)), FakeClock()
     async with running_exporters(first, second) as urls:
-        current, problems = list(urls), ["the API server cannot be reached"]
+        current, problems = list(urls), [Note("a", "the API server cannot be reached")]
         collector = ScrapeCollector(
             lambda: current, SETTINGS, read_notes=lambda: problems, clock=time.clock()
         )
@@ -200,7 +200,7 @@ async def test_targets_come_and_go() -> None:
         assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True)]
         assert [o.target for o in reading.outcomes] == urls[:1]
         assert reading.errors == {}
-        assert reading.notes == ("the API server cannot be reached",)
+        assert reading.notes == tuple(problems)
         current.append(urls[1])
         reading = await collector.run_round()
         assert [(n.state.node, n.listed) for n in reading.nodes] == [

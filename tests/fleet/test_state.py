@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podgpu.charge import HeldTime
+from podgpu.errors import Note, texts_of
 from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.metrics.parse import parse_text
@@ -240,10 +241,15 @@ def test_notes_and_alerts_name_what_fails() -> None:
     )
     broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),), xids=(XidCount(79, 2, 5.0),))
     state = state_of(
-        node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",)
+        node("n1", broken, sources=sources),
+        outcomes=(failed, unknown),
+        notes=(Note("a", "partial data"),),
     )
     assert state.nodes[0].notes == ("http://n1:9400/metrics: no answer within 5 s",)
-    assert state.notes == ("partial data", "http://n9:9400/metrics: connection refused")
+    assert texts_of(state.notes) == [
+        "partial data",
+        "http://n9:9400/metrics: connection refused",
+    ]
     assert [(alert.severity, alert.uuid) for alert in state.alerts] == [
         ("broken", "GPU-0"),
         ("warning", ""),
@@ -258,7 +264,7 @@ def test_notes_and_alerts_name_what_fails() -> None:
             TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)
         )
     )
-    assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")
+    assert (len(many.notes), many.notes[-1].text) == (13, "and 988 more")
 
 
 def test_at_most_twelve_exporters_that_cannot_be_read_are_alerts() -> None:
@@ -578,7 +584,7 @@ def test_idle_time_that_counters_of_an_unknown_exporter_prove() -> None:
 
 def test_the_state_of_a_single_node() -> None:
     state = node("n1", with_conditions(0, "unreadable"), gpu(1)).state
-    notes = ("the readings are too old", "another note")
+    notes = (Note("a", "the readings are too old"), Note("b", "another note"))
     fresh = build_single_node_state(state, ViewSettings(), 15.0, WALL + 15, notes=notes)
     assert [device.uuid for device in fresh.nodes[0].gpus] == ["GPU-0", "GPU-1"]
     assert [(alert.uuid, alert.severity) for alert in fresh.alerts] == [("GPU-0", "broken")]
@@ -587,7 +593,7 @@ def test_the_state_of_a_single_node() -> None:
         state, ViewSettings(), 15.0, WALL + 15, fresh=False, notes=notes
     )
     assert not list(stale.nodes[0].gpus)
-    assert [(alert.text, alert.node) for alert in stale.alerts] == [(notes[0], "n1")]
+    assert [(alert.text, alert.node) for alert in stale.alerts] == [(notes[0].text, "n1")]
 
 
 @pytest.mark.parametrize(("ratio", "use"), [(None, "idle"), (0.0, "used")])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.errors import SourceError
+from podgpu.errors import Note, SourceError
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_single_node_state
@@ -199,7 +199,9 @@ def test_an_exporters_own_page() -> None:
     assert view.keys().isdisjoint({"used_field", "idle_after_seconds", "currency", "simulated"})
     assert view["nodes"][0].keys() == {"name", "gpus"}
     stale = view_json(
-        build_single_node_state(state, own, 5.0, WALL + 1, fresh=False, notes=["too old"])
+        build_single_node_state(
+            state, own, 5.0, WALL + 1, fresh=False, notes=[Note("a", "too old")]
+        )
     )
     assert (stale["nodes"], stale["namespaces"]) == ([{"name": "n1", "old": True, "gpus": []}], [])
     assert stale["alerts"] == [{"severity": "broken", "text": "too old", "node": "n1"}]

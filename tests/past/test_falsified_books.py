@@ -16,6 +16,7 @@ import pytest
 
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.clock import Clock
+from podgpu.errors import Note
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
@@ -312,7 +313,7 @@ def test_the_page_says_that_the_clock_jumped_and_history_goes_on(tmp_path: Path)
     clock = Clock(lambda: seconds, lambda: START + seconds + jump)
     recorder = HistoryRecorder(clock=clock, directory=str(tmp_path))
 
-    def run(minutes: int) -> tuple[str, ...]:
+    def run(minutes: int) -> tuple[Note, ...]:
         nonlocal seconds
         for _ in range(4 * minutes):
             seconds += 15.0
@@ -323,7 +324,7 @@ def test_the_page_says_that_the_clock_jumped_and_history_goes_on(tmp_path: Path)
     assert run(30) == ()
     jump = 9.0 * DAY
     [note] = run(5)
-    assert "jumped ahead by 777,600 s" in note
+    assert "jumped ahead by 777,600 s" in note.text
     with recorder._store.reader() as db:
         assert read_range(db, START + DAY, FOREVER)[2] == []
 
@@ -627,8 +628,8 @@ def test_a_restart_with_a_clock_that_is_behind_goes_on_after_the_last_round(
     assert sum_hours(recorder._store, START + DAY) * HOUR == 30
     [note] = recorder.warnings()
     recorder.stop()
-    assert "jumped back by 86,400 s" in note
-    assert "stable for 10 minutes" in note
+    assert "jumped back by 86,400 s" in note.text
+    assert "stable for 10 minutes" in note.text
 
 
 def test_the_page_says_that_the_file_cannot_be_opened_until_it_can(tmp_path: Path) -> None:
@@ -640,8 +641,8 @@ def test_the_page_says_that_the_file_cannot_be_opened_until_it_can(tmp_path: Pat
     recorder.add(gpus)
     recorder.record()
     [note] = recorder.warnings()
-    assert "in use by another podgpu" in note
-    assert "history is kept in memory only, and is lost when podgpu ends" in note
+    assert "in use by another podgpu" in note.text
+    assert "history is kept in memory only, and is lost when podgpu ends" in note.text
     other.close()
     for time, notes in ((59.0, 1), (60.0, 0)):
         seconds = time

@@ -697,8 +697,8 @@ def test_a_directory_that_cannot_be_searched(folder: Path) -> None:
         recorder = HistoryRecorder(lambda: None, directory=str(folder / "history"))
         [note] = recorder.warnings()
         recorder.stop()
-    assert "Permission denied" in note
-    assert "history is kept in memory only" in note
+    assert "Permission denied" in note.text
+    assert "history is kept in memory only" in note.text
 
 
 def test_files_of_the_previous_release_are_named_and_kept(

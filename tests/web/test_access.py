@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from podgpu.errors import Note
 from podgpu.fleet.prices import Prices, parse_prices
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
@@ -62,14 +63,14 @@ def reading(read_at: float, busy_ns: int) -> ClusterReading:
     if busy_ns:
         gpus.append(gpu(4, holder("secret-pod-3", "secret-team"), busy=0.5))
     labels = {"secret-team/secret-pod": {"team": "secret-label"}}
-    told = ("secret-pod has a problem",)
+    told = (Note("secret", "secret-pod has a problem"),)
     shown = node("n-1", *gpus, read_at=read_at, pod_labels=labels)
     owners = {("ml", "train"): WorkloadOwner("Job", "train")}
     owners["secret-team", SECRET] = WorkloadOwner("Job", SECRET)
     return ClusterReading((shown,), notes=told, owners=owners)
 
 
-def prices() -> tuple[Prices, tuple[str, ...]]:
+def prices() -> tuple[Prices, tuple[Note, ...]]:
     return parse_prices(PRICES.encode(), "prices.yaml"), ()
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.clock import Clock
+from podgpu.errors import texts_of
 from podgpu.http_client import Access, HttpClient
 from podgpu.metrics.otlp import PushedNode
 from podgpu.model import Condition, DeviceState, NodeState, Workload, XidCount, XidCulprit
@@ -266,7 +267,7 @@ def test_no_message_contains_a_secret(
     collector.port = 1
     away = make_node(collector)
     away.turn()
-    warnings = [*node.pusher.warnings(), *away.pusher.warnings()]
+    warnings = texts_of([*node.pusher.warnings(), *away.pusher.warnings()])
     assert "nothing listens there" in warnings[0]
     assert SECRET not in caplog.text + "".join(warnings)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from podgpu.errors import texts_of
 from podgpu.kube.config import ApiConfig
 from podgpu.model import Assignment, Workload
 from podgpu.node.agent.agent import Settings
@@ -130,7 +131,7 @@ def test_without_an_api_server_the_page_says_so(
     node.faults.lose(0)
     wait_until(lambda: node.turn(0.1) and writer.warnings(), "a warning")
     [warning] = writer.warnings()
-    assert warning.startswith("--write events: no answer from http://127.0.0.1:1")
+    assert warning.text.startswith("--write events: no answer from http://127.0.0.1:1")
 
 
 def test_without_the_directory_of_the_lock_nothing_is_written(
@@ -139,10 +140,10 @@ def test_without_the_directory_of_the_lock_nothing_is_written(
     writer = start(directory=Path("/nonexistent"))
     node.faults.lose(0)
     wait_until(lambda: node.turn(0.1) and writer.warnings(), "a warning")
-    assert writer.warnings() == (
+    assert texts_of(writer.warnings()) == [
         "--write: nothing is written, because podgpu cannot open /nonexistent: "
         "No such file or directory",
-    )
+    ]
     assert server.writes == []
 
 

@@ -287,13 +287,13 @@ def test_a_history_that_fails_repeats_nothing_before_a_restart(
         scene.round(broken())
     assert len(receiver.bodies) == 1
     [warning] = scene.webhook.warnings()
-    assert "the disk is full" in warning
+    assert "the disk is full" in warning.text
     store.is_broken = False
     scene.round(broken())
     assert scene.webhook.warnings() == []
     store.is_broken = True
     scene.round(broken())
-    assert "cannot be read" in scene.webhook.warnings()[0]
+    assert "cannot be read" in scene.webhook.warnings()[0].text
     store.is_broken = False
     scene.round(broken())
     assert scene.webhook.warnings() == []
@@ -328,7 +328,8 @@ def test_a_receiver_that_cannot_be_used_is_named_without_its_path(
         receiver.is_hanging.set()
         scene.start(timeout=0.2)
     scene.round(broken())
-    [warning] = scene.webhook.warnings()
+    [note] = scene.webhook.warnings()
+    warning = note.text
     expected = {
         "not found": "answers 404: check the URL in the file",
         "forbidden": "answers 403: it rejects the URL or the token",

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from podgpu.cli.options import Options, is_set, make_command, naming_option
 from podgpu.cli.otlp import read_push_settings
-from podgpu.errors import UsageError
+from podgpu.errors import Note, UsageError, texts_of
 from podgpu.fleet.budgets import read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
@@ -289,7 +289,7 @@ def choose_collector(
         return make
 
     labels = _watch_node_labels(options, stack)
-    notes: list[Callable[[], Sequence[str]]] = []
+    notes: list[Callable[[], Sequence[Note]]] = []
     # With --owners auto, the page does not show that owners cannot be read.
     if owners and options["owners"] == "api":
         notes.append(owners.notes)
@@ -328,7 +328,7 @@ def choose_collector(
         Called in the thread of the cluster loop, so that probes are answered meanwhile.
         """
         if not targets.wait_synced(_SYNC_SECONDS):
-            _log.warning("%s", "; ".join(targets.notes()))
+            _log.warning("%s", "; ".join(texts_of(targets.notes())))
         return make_scraper(targets.urls)
 
     return discover_and_make

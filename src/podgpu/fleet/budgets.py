@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from podgpu.errors import UsageError
+from podgpu.errors import Note, UsageError
 from podgpu.files import read_last_valid
 from podgpu.known import divide_known, round_known
 
@@ -75,8 +75,7 @@ class BudgetUse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return ""
 
 
-Notes = tuple[str, ...]
-ReadBudgets = Callable[[], tuple[BudgetFile, Notes]]
+ReadBudgets = Callable[[], tuple[BudgetFile, tuple[Note, ...]]]
 
 
 def parse_budgets(content: bytes, file: str) -> BudgetFile:

@@ -25,6 +25,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from podgpu.errors import Note
 from podgpu.files import read_last_valid
 from podgpu.metrics.mig import parent_and_fraction
 
@@ -154,11 +155,11 @@ class Prices:
 
 
 NO_PRICES = Prices("", {})
-ReadPrices = Callable[[], tuple[Prices, tuple[str, ...]]]
+ReadPrices = Callable[[], tuple[Prices, tuple[Note, ...]]]
 """Returns the prices, and notes about problems of the price file."""
 
 
-def no_prices() -> tuple[Prices, tuple[str, ...]]:
+def no_prices() -> tuple[Prices, tuple[Note, ...]]:
     return NO_PRICES, ()
 
 

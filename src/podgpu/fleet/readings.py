@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from podgpu.errors import UsageError
+from podgpu.errors import Note, UsageError
 from podgpu.fleet.parts import ContainerName, EngineState, HeldPart, is_shown
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.setup import SetupHint
@@ -232,7 +232,7 @@ class ClusterReading:
     outcomes: tuple[TargetOutcome, ...] = ()
     # (target, reason) -> failures since the start
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # warnings that do not belong to a node
+    notes: tuple[Note, ...] = ()  # warnings that do not belong to a node
     owners: Owners = field(default_factory=dict)
     kept_pods: frozenset[PodName] = frozenset()  # savings leave them out, by an annotation
     idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from podgpu.clock import Clock, FaultLog
-from podgpu.errors import SourceError, StartError
+from podgpu.errors import Note, SourceError, StartError
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.parts import is_lost
@@ -41,7 +41,7 @@ MakeCollector = Callable[[], Collector]
 """Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event
 loop.
 """
-ReadBudgets = Callable[[], tuple[Sequence[BudgetUse], Sequence[str]]]
+ReadBudgets = Callable[[], tuple[Sequence[BudgetUse], Sequence[Note]]]
 GpuPresence = Literal["unknown", "present", "missing"]
 
 
@@ -112,7 +112,7 @@ class Cluster:
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
         # returns warnings of other components
-        self.other_warnings: Callable[[], Sequence[str]] = tuple
+        self.other_warnings: Callable[[], Sequence[Note]] = tuple
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
@@ -289,9 +289,7 @@ class Cluster:
 def _find_faults(state: ClusterState) -> dict[str, tuple[str, str]]:
     """Maps each target, node or note with a fault to the reason and a text for the log."""
     faults = {}
-    described = set()
     for outcome in state.outcomes:
-        described.add(outcome.text)
         if outcome.error:
             faults[outcome.target] = (outcome.error, f"{outcome.text}; podgpu will retry")
 
@@ -300,7 +298,7 @@ def _find_faults(state: ClusterState) -> dict[str, tuple[str, str]]:
             faults[node.name] = ("stale", f"{node.name}: stale, no current values")
 
     for note in state.notes:
-        if note not in described:
-            faults[note] = ("note", note)
+        # The note of a target that cannot be read has the target's name as its key.
+        faults.setdefault(note.key, ("note", note.text))
 
     return faults

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.errors import few_of
+from podgpu.errors import Note, few_of, texts_of
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.choose import (
     Alert,
@@ -100,7 +100,7 @@ class ClusterState:
     is_past: bool = False
     scope: Literal["node", "cluster"] = "cluster"
     nodes: tuple[NodeEntry, ...] = ()  # sorted by name
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     alerts: tuple[Alert, ...] = ()  # most serious first
     used: Mapping[Scope, UsedMean] = field(default_factory=dict)
     owners: Owners = field(default_factory=dict)
@@ -131,7 +131,7 @@ class ClusterState:
     def messages(self) -> list[str]:
         """The texts of alerts and notes."""
         texts = [alert.text for alert in self.alerts]
-        texts += self.notes
+        texts += texts_of(self.notes)
         return texts
 
     @property
@@ -153,7 +153,7 @@ def build_cluster_state(
     *,
     prices: Prices = NO_PRICES,
     removed: Collection[str] = (),
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
     recorded: Mapping[str, str] | None = None,
     budgets: Sequence[BudgetUse] = (),
     savings: SavingsFigures = NO_SAVINGS,
@@ -202,7 +202,7 @@ def build_cluster_state(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes(all_notes),
+        notes=_bound_notes(all_notes),
         alerts=_list_alerts(nodes, [*describe_slow(jobs, slow), *conflicts], unread, budgets),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
@@ -220,24 +220,24 @@ def build_cluster_state(
     )
 
 
-def _list_unread(outcomes: Iterable[TargetOutcome], nodes: Iterable[NodeReading]) -> list[str]:
+def _list_unread(outcomes: Iterable[TargetOutcome], nodes: Iterable[NodeReading]) -> list[Note]:
     """Returns the errors of targets of which no earlier reading is left."""
     read = {node.target for node in nodes}
     failed = [outcome for outcome in outcomes if outcome.error]
-    return [outcome.text for outcome in failed if outcome.target not in read]
+    return [Note(one.target, one.text) for one in failed if one.target not in read]
 
 
 def _list_alerts(
     nodes: Iterable[NodeEntry],
     others: Iterable[Alert],
-    unread: Sequence[str],
+    unread: Sequence[Note],
     budgets: Iterable[BudgetUse],
 ) -> tuple[Alert, ...]:
     alerts: list[Alert] = []
     for node in nodes:
         alerts += describe_node(node.name, node.state, node.gone)
     alerts += others
-    alerts += [Alert("warning", text) for text in unread[:MAX_NOTES]]
+    alerts += [Alert("warning", note.text) for note in unread[:MAX_NOTES]]
     alerts += [Alert("warning", budget.warning) for budget in budgets if budget.warning]
     return sort_alerts(alerts)
 
@@ -280,7 +280,7 @@ def build_single_node_state(
     *,
     fresh: bool = True,
     prices: Prices = NO_PRICES,
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
     previous: ClusterState | None = None,
 ) -> ClusterState:
     """Builds the state of an exporter's own page.
@@ -293,7 +293,7 @@ def build_single_node_state(
     earlier = previous.nodes[0] if previous else None
     spending = Spending(entry, earlier, LONGEST_GAP)
     node = complete_node(entry, None, prices, wall - now, None, spending)
-    alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
+    alerts = tuple(Alert("broken", note.text, state.node) for note in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
 
@@ -318,7 +318,7 @@ def _list_unpriced(nodes: Iterable[NodeEntry]) -> list[str]:
     return sorted(models)
 
 
-def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[str]:
+def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[Note]:
     """Yields notes about models without a price.
 
     If prices depend on node labels, also yields notes about missing labels.
@@ -341,7 +341,8 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[st
         action = "add them to the file of --prices"
         if prices.source == "example":
             action = "write your own price file"
-        yield (f"there is no price for {few_of(unpriced)}: costs do not include them; {action}")
+        text = f"there is no price for {few_of(unpriced)}: costs do not include them; {action}"
+        yield Note("no price", text)
 
 
 def _list_models(node: NodeEntry) -> set[str]:
@@ -355,14 +356,15 @@ def _list_models(node: NodeEntry) -> set[str]:
 
 def _describe_unlabelled(
     priced: Iterable[NodeEntry], unlabelled: Sequence[str], prices: Prices
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """Yields notes about node labels on which prices depend and that podgpu does not read."""
     if unlabelled:
-        yield (
+        text = (
             f"prices depend on node labels, but the labels of {few_of(unlabelled)} are unknown:"
             " costs do not include these nodes; give podgpu access to nodes of the API server or to"
             " kube_node_labels in Prometheus"
         )
+        yield Note("prices of unknown nodes", text)
 
     labels: set[str] = set()
     for node in priced:
@@ -370,16 +372,23 @@ def _describe_unlabelled(
 
     elsewhere = [name for name in prices.label_names if name not in labels]
     if priced and elsewhere:
-        yield (
+        text = (
             f"no node has the label {few_of(elsewhere)} of the price file: check that podgpu"
             " reads this label"
         )
+        yield Note("prices by unknown labels", text)
 
 
-def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
-    if len(notes) <= most:
+def _bound_notes(notes: Sequence[Note]) -> tuple[Note, ...]:
+    if len(notes) <= MAX_NOTES:
         return tuple(notes)
-    return (*notes[:most], f"and {len(notes) - most} more")
+    return (*notes[:MAX_NOTES], Note("other notes", f"and {len(notes) - MAX_NOTES} more"))
+
+
+def bound_texts(texts: Sequence[str], most: int = MAX_NOTES) -> list[str]:
+    if len(texts) <= most:
+        return list(texts)
+    return [*texts[:most], f"and {len(texts) - most} more"]
 
 
 # Holders
@@ -414,7 +423,7 @@ def complete_node(
         )
 
     counted_at = idle.counted_at if idle else node.reading.read_at
-    return replace(node, notes=bound_notes(node.notes), held=held, counted_at=counted_at)
+    return replace(node, notes=tuple(bound_texts(node.notes)), held=held, counted_at=counted_at)
 
 
 def _hold(

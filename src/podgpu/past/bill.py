@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount, Waste, sum_charges
-from podgpu.errors import UsageError, utc_text
+from podgpu.errors import UsageError, texts_of, utc_text
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
@@ -556,7 +556,7 @@ def read_range_answer(
 
     answer = make_range(query, (start, end), sums, state.prices, current, since or 0.0, steps)
     answer.simulated = state.simulated
-    answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
+    answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
     if since is None or start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")

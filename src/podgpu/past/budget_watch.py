@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from podgpu.errors import PodgpuError
+from podgpu.errors import Note, PodgpuError
 from podgpu.fleet.budgets import Budget, BudgetUse, ReadBudgets
 from podgpu.known import round_known, sum_all
 from podgpu.past.bill import RangeQuery
@@ -24,9 +24,9 @@ class BudgetWatch(Watch):
         super().__init__()
         self._past = past
         self._budgets = budgets
-        self._latest: tuple[Sequence[BudgetUse], Sequence[str]] = ((), ())
+        self._latest: tuple[Sequence[BudgetUse], Sequence[Note]] = ((), ())
 
-    def read(self) -> tuple[Sequence[BudgetUse], Sequence[str]]:
+    def read(self) -> tuple[Sequence[BudgetUse], Sequence[Note]]:
         """Returns the last result, and notes about what is wrong."""
         return self._latest
 
@@ -34,7 +34,7 @@ class BudgetWatch(Watch):
         self._latest = asyncio.run(self._compute())
         self.pause = _SECONDS if self._latest[0] else _FIRST_SECONDS
 
-    async def _compute(self) -> tuple[Sequence[BudgetUse], Sequence[str]]:
+    async def _compute(self) -> tuple[Sequence[BudgetUse], Sequence[Note]]:
         file, notes = self._budgets()
         uses = []
         answers: dict[str, CostsAnswer] = {}
@@ -45,7 +45,8 @@ class BudgetWatch(Watch):
                 try:
                     answers[by] = await self._past.costs(query)
                 except PodgpuError as error:
-                    return (), (*notes, f"--budgets: the cost is unknown: {error}")
+                    text = f"--budgets: the cost is unknown: {error}"
+                    return (), (*notes, Note("--budgets cost", text))
 
             answer = answers[by]
             if answer.currency and answer.currency != file.currency:
@@ -53,7 +54,7 @@ class BudgetWatch(Watch):
                     f"--budgets: the budgets are in {file.currency}, but the prices in"
                     f" {answer.currency}: use one currency"
                 )
-                return (), (*notes, text)
+                return (), (*notes, Note("--budgets currency", text))
 
             use = _compare(budget, answer)
             if use is not None:

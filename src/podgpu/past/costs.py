@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from podgpu.charge import Charge
-from podgpu.errors import UsageError, utc_text
+from podgpu.errors import UsageError, texts_of, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
@@ -445,7 +445,7 @@ def read_costs_answer(
     answer = make_costs(query, now, state.prices, steps, days)
     answer.simulated = state.simulated
     answer.budgets = select_budgets(state.budgets, query.range)
-    answer.notes[:0] = describe_unpriced(state.nodes, state.prices)
+    answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
     since = read_usage_start(db)
     if since is None or windows.start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)

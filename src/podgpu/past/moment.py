@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.errors import UsageError, utc_text
+from podgpu.errors import Note, UsageError, utc_text
 from podgpu.fleet.readings import NodeEntry, NodeReading
 from podgpu.fleet.state import ClusterState, complete_node
 from podgpu.known import select_known
@@ -128,7 +128,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
         is_past=True,
         step_seconds=resolution,
         nodes=tuple(nodes),
-        notes=(_NOTE,),
+        notes=(Note("past", _NOTE),),
         alerts=(),
         used={},
     )

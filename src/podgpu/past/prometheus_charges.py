@@ -28,7 +28,7 @@ from podgpu.charge import (
     charge_rest,
     sum_charges,
 )
-from podgpu.errors import SourceError, UsageError, utc_text
+from podgpu.errors import SourceError, UsageError, texts_of, utc_text
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.read.prometheus import (
     RULE_LABELS,
@@ -154,7 +154,7 @@ async def read_costs(
     answer = make_costs(query, now, prices.at(now), steps, days)
     answer.simulated = state.simulated
     answer.source = rule or "counters"
-    reader.notes.extend(describe_unpriced(state.nodes, prices))
+    reader.notes += texts_of(describe_unpriced(state.nodes, prices))
     answer.notes[:0] = dict.fromkeys(reader.notes + client.notes)
     recorded_from = _find_first_record(steps, windows.start)
     if recorded_from is None:
@@ -319,8 +319,7 @@ class _RangeReader:
 
         if not any(any(one.account) for one in usage):
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
-
-        self.notes.extend(describe_unpriced(self.state.nodes, self.prices))
+        self.notes += texts_of(describe_unpriced(self.state.nodes, self.prices))
         if self.rule and self.prices.label_names:
             self.notes.append(
                 "the cost is unknown: prices depend on node labels, "

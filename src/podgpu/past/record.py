@@ -8,6 +8,7 @@ from functools import partial
 from sqlite3 import Connection
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
+from podgpu.errors import Note
 from podgpu.fleet.choose import describe_condition
 from podgpu.fleet.hold import describe_idle, estimate_idle, wasteful_since
 from podgpu.fleet.parts import (
@@ -221,13 +222,14 @@ def _differs(part: HeldPart) -> bool:
     return whole is None or abs(whole - own) > _OWN_DIFFERENCE
 
 
-def _describe_limit(state: ClusterState) -> Iterator[str]:
+def _describe_limit(state: ClusterState) -> Iterator[Note]:
     gpus = sum(len(node.state.devices) for node in state.nodes)
     if gpus > MAX_GPUS:
-        yield (
+        text = (
             f"history, waste and cost of {gpus:,} GPUs are stored in SQLite, which supports"
             f" {MAX_GPUS:,}: for larger clusters, use a Prometheus server (--prometheus)"
         )
+        yield Note("history limit", text)
 
 
 def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
@@ -242,7 +244,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
         except Exception:  # noqa: BLE001 - the cluster view goes on without history
             _log.exception("unexpected error while recording a round; please report it")
 
-    def warnings() -> list[str]:
+    def warnings() -> list[Note]:
         return [*recorder.warnings(), *_describe_limit(cluster.published.state)]
 
     cluster.read_time = recorder.read_time

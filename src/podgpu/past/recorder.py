@@ -12,7 +12,7 @@ from sqlite3 import Connection
 from typing import NamedTuple, TypeVar
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import Note, SourceError, StartError, UsageError
 from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
 from podgpu.past.history_file import HistoryError
 from podgpu.past.load_steps import PastLoad
@@ -180,18 +180,18 @@ class HistoryRecorder:
         """True also while the file cannot be opened."""
         return self._reopen_at != float("inf") or self._path is None
 
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Note, ...]:
         """Warnings to show on the page."""
-        notes = [self._problem] if self._problem else []
+        notes = [Note("history file", self._problem)] if self._problem else []
         jump = self._books.jump
         if jump:
             direction = "ahead" if jump > 0 else "back"
-            notes.append(
+            text = (
                 f"the clock of this machine jumped {direction} by {abs(jump):,.0f} s: history and"
                 " cost go on with the former time until the clock has been stable for"
                 f" {STABLE_SECONDS / 60:.0f} minutes"
             )
-
+            notes.append(Note(f"history clock {direction}", text))
         return tuple(notes)
 
     def _reopen(self) -> None:

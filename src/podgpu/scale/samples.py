@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from podgpu.clock import Clock
+from podgpu.errors import texts_of
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.spent import MAX_WATTS
@@ -311,7 +312,7 @@ class SampleStore:
         for node in state.nodes:
             if node.stale:
                 stale_nodes[node.name] = node.age_seconds or 0.0
-        notes = [*state.notes, *state.failures]
+        notes = texts_of(state.notes) + state.failures
         self._snapshot = MetricsSnapshot(
             self._rounds,
             state.taken_at or 0.0,

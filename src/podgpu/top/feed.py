@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from podgpu.decode import find_decoder
-from podgpu.errors import MOST_NAMED, SourceError, StartError, few_of
+from podgpu.errors import MOST_NAMED, Note, SourceError, StartError, few_of
 from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.fleet.view import GpuDetails, View, decode_details, decode_view, make_view
@@ -94,7 +94,10 @@ class LocalSource:
             )
 
         # The notes replace the errors of the sources, because they also have messages.
-        notes = [f"{source.name}: {source.message or source.error}" for source in failing]
+        notes = []
+        for source in failing:
+            text = f"{source.name}: {source.message or source.error}"
+            notes.append(Note(source.name, text))
         state = msgspec.structs.replace(state, sources=())
         now = agent.clock.monotonic()
         wall = agent.clock.wall()

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from podgpu.errors import SourceError
 from podgpu.fleet.round import Cluster
-from podgpu.fleet.state import bound_notes
+from podgpu.fleet.state import bound_texts
 from podgpu.fleet.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.metrics.otlp import PushedNode
@@ -101,7 +101,7 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
             problems.append(f"{node.name}: stale, last read {node.age_seconds or 0:.0f} s ago")
 
     problems += state.failures
-    return True, describe_health(bound_notes(tuple(dict.fromkeys(problems)), _MAX_PROBLEMS))
+    return True, describe_health(bound_texts(list(dict.fromkeys(problems)), _MAX_PROBLEMS))
 
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from podgpu.errors import Note, texts_of
 from podgpu.fleet.choose import describe_node, sort_alerts
 from podgpu.fleet.prices import ReadPrices, no_prices
 from podgpu.fleet.readings import ViewSettings
@@ -92,7 +93,7 @@ def is_live(agent: Agent) -> tuple[bool, str]:
     """Fails only if the loop is stuck: a restart would not help against a missing driver."""
     if not agent.is_running:
         return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
-    return True, describe_health(describe_alerts(agent) + describe_problems(agent))
+    return True, describe_health(describe_alerts(agent) + texts_of(list_problems(agent)))
 
 
 def is_ready(agent: Agent) -> tuple[bool, str]:
@@ -101,7 +102,7 @@ def is_ready(agent: Agent) -> tuple[bool, str]:
         return False, "the readings are too old to be served\n"
     if has_readings(published.state):
         return True, "OK\n"
-    lines = describe_alerts(agent) + describe_problems(agent)
+    lines = describe_alerts(agent) + texts_of(list_problems(agent))
     return False, "\n".join(["no GPU has been read", *lines, ""])
 
 
@@ -110,23 +111,24 @@ def describe_alerts(agent: Agent) -> list[str]:
     return [alert.text for alert in sort_alerts(describe_node(state.node, state))]
 
 
-def describe_problems(agent: Agent) -> list[str]:
-    """Returns one line per problem, such as a source that fails."""
+def list_problems(agent: Agent) -> list[Note]:
+    """Returns one note per problem, such as a source that fails."""
     state = agent.published.state
-    lines = []
+    notes = []
     for source in state.sources:
         if source.up is False:
-            lines.append(f"{source.name}: {source.error}: {source.message}")
+            text = f"{source.name}: {source.error}: {source.message}"
+            notes.append(Note(source.name, text))
 
     has_answer = any(source.up is not None for source in state.sources)
-    if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
-        lines.append(
+    if has_answer and not notes and not state.gpus_visible and state.gpus_expected:
+        text = (
             f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: "
             "run `podgpu doctor`"
         )
-
-    lines += agent.other_warnings()
-    return lines
+        notes.append(Note("no GPU in the driver", text))
+    notes += agent.other_warnings()
+    return notes
 
 
 # The page: the state, history and waste of this node
@@ -135,7 +137,7 @@ def describe_problems(agent: Agent) -> list[str]:
 def build_state(
     agent: Agent,
     prices: ReadPrices = no_prices,
-    notes: Iterable[str] = (),
+    notes: Iterable[Note] = (),
     previous: ClusterState | None = None,
     now: float | None = None,
 ) -> ClusterState:
@@ -160,11 +162,11 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
 
     @lru_cache(maxsize=1)
     def make(published: Published, fresh: bool) -> PublishedState:
-        notes = describe_problems(agent)
+        notes = list_problems(agent)
         if not fresh and published.state.taken_at:
-            notes.insert(0, "the readings are too old to be shown")
+            notes.insert(0, Note("readings", "the readings are too old to be shown"))
         elif not fresh:
-            notes.insert(0, "there are no readings yet")
+            notes.insert(0, Note("readings", "there are no readings yet"))
         return PublishedState(build_state(agent, prices, notes))
 
     return lambda: make(agent.published, agent.is_fresh(agent.published))

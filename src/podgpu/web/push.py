@@ -21,7 +21,7 @@ import aiohttp
 from google.protobuf.message import DecodeError
 
 from podgpu.clock import Clock, FaultLog
-from podgpu.errors import SourceError, one_line
+from podgpu.errors import Note, SourceError, one_line
 from podgpu.http_client import HttpClient, HttpResponse, open_session
 from podgpu.metrics import otlp_pb2 as pb
 from podgpu.metrics.otlp import PushedNode, encode_metrics
@@ -77,9 +77,10 @@ class OtlpPusher(Watch):
         self._logs = _Signal("logs", settings.logs, self._clock, settings.compress)
         self._events: deque[bytes] = deque(maxlen=_MAX_EVENTS)
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Note]:
         """Returns what is wrong with the receivers."""
-        return [signal.problem for signal in (self._metrics, self._logs) if signal.problem]
+        signals = (self._metrics, self._logs)
+        return [signal.problem for signal in signals if signal.problem is not None]
 
     def update(self) -> None:
         nodes = self._read()
@@ -147,7 +148,7 @@ class _Signal:
 
     def __init__(self, name: str, receiver: Receiver | None, clock: Clock, compress: bool) -> None:
         self.receiver = receiver
-        self.problem = ""
+        self.problem: Note | None = None
         self._name = name
         self._clock = clock
         self._compress = compress
@@ -189,7 +190,7 @@ class _Signal:
         self._failures = 0
         rejection = _explain_rejection(client, response)
         if rejection is None:
-            self.problem = ""
+            self.problem = None
             if self._faults.recover(self._name):
                 _log.info("OTLP %s: %s accepts them again", self._name, client.shown)
         else:
@@ -208,9 +209,10 @@ class _Signal:
         return False
 
     def _report(self, error: SourceError, consequence: str) -> None:
-        self.problem = f"OTLP {self._name}: {error}; {consequence}"
+        text = f"OTLP {self._name}: {error}; {consequence}"
+        self.problem = Note(f"OTLP {self._name}", text)
         if self._faults.fail(self._name, error.reason):
-            _log.warning("%s", self.problem)
+            _log.warning("%s", text)
 
 
 def _explain_rejection(client: HttpClient, response: HttpResponse) -> SourceError | None:

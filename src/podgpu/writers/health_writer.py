@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from podgpu.clock import Clock
-from podgpu.errors import StartError
+from podgpu.errors import Note, StartError
 from podgpu.kube.client import ApiClient
 from podgpu.model import NodeState
 from podgpu.writers.gpu_changes import GpuChange, Records, find_changes
@@ -76,10 +76,14 @@ class HealthWriter:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> list[Note]:
         """Warnings to show on the page."""
-        problems = [f"--write {name}: {text}" for name, text in self.queue.problems.items()]
-        return (*problems, self._warning) if self._warning else tuple(problems)
+        notes = []
+        for name, text in self.queue.problems.items():
+            notes.append(Note(f"--write {name}", f"--write {name}: {text}"))
+        if self._warning:
+            notes.append(Note("--write lock", self._warning))
+        return notes
 
     async def update(self, writers: Sequence[Writer]) -> None:
         """Compares the current document with the last one, and sends what changed."""

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from podgpu.clock import Clock, FaultLog
-from podgpu.errors import PodgpuError, SourceError, UsageError
+from podgpu.errors import Note, PodgpuError, SourceError, UsageError
 from podgpu.files import read_bounded
 from podgpu.fleet.state import ClusterState
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
@@ -172,9 +172,12 @@ class Webhook(Watch):
         self._faults: FaultLog[str] = FaultLog(self._clock.monotonic, _LOG_SECONDS)
         self.sent = 0  # accepted requests
 
-    def warnings(self) -> Sequence[str]:
+    def warnings(self) -> Sequence[Note]:
         """Warnings to show on the page."""
-        return [f"webhook: {problem}; podgpu retries" for problem in self._problems.values()]
+        notes = []
+        for part, problem in self._problems.items():
+            notes.append(Note(f"webhook {part}", f"webhook: {problem}; podgpu retries"))
+        return notes
 
     def update(self) -> None:
         self.pause = _SECONDS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.errors import UsageError, few_of
+from podgpu.errors import Note, UsageError, few_of
 from podgpu.http_client import url_host
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import KubeObject
@@ -215,20 +215,26 @@ class KubernetesTargets:
         others = [slice for slice in self._unlabelled.items() if slice.service in missing]
         return (*labelled, *others)
 
-    def notes(self) -> Sequence[str]:
+    def notes(self) -> Sequence[Note]:
         slices = self._find_slices()
-        problems = tuple(dict.fromkeys(record.problem for record in slices if record.problem))
+        problems = []
+        for record in slices:
+            if record.problem:
+                problems.append(Note(f"Service {'/'.join(record.service)}", record.problem))
+        problems = list(dict.fromkeys(problems))
         error = self._labelled.error
         if error is not None:
-            return (f"the list of exporters may be out of date: {error}", *problems)
+            text = f"the list of exporters may be out of date: {error}"
+            return [Note("exporters", text), *problems]
         if problems or merge_urls(slices):
             return problems
 
         for informer in (self._services, self._labelled, self._unlabelled):
             if informer is not None and not (informer.synced or informer.error):
-                return ("the API server has not yet returned the list of exporters",)
-
-        return (f"no Service with the labels {self._selector} has an endpoint",)
+                text = "the API server has not yet returned the list of exporters"
+                return [Note("exporters unread", text)]
+        text = f"no Service with the labels {self._selector} has an endpoint"
+        return [Note("no exporters", text)]
 
     def close(self) -> None:
         for informer in (self._services, self._labelled, self._unlabelled):
@@ -268,11 +274,11 @@ class ApiMap(Generic[K, V]):
 
         return dict(self._objects.items())
 
-    def notes(self) -> Sequence[str]:
+    def notes(self) -> Sequence[Note]:
         error = self._objects.error if self._objects else None
         if error is None:
             return ()
-        return (f"the {self.what} may be out of date: {error}",)
+        return (Note(self.path, f"the {self.what} may be out of date: {error}"),)
 
     def close(self) -> None:
         if self._objects is not None:

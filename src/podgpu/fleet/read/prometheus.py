@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError, UsageError, one_line
+from podgpu.errors import Note, SourceError, UsageError, one_line
 from podgpu.fleet.readings import (
     ClusterReading,
     FleetCounts,
@@ -313,7 +313,7 @@ class PrometheusCollector:
         if self.settings.max_gpus < math.inf:
             fleet = await self._count_fleet(now)
             if fleet.gpus > self.settings.max_gpus:
-                notes = (*self._client.notes, _describe_fleet(fleet))
+                notes = (*self._list_warnings(), Note("totals only", _describe_fleet(fleet)))
                 return replace(self._reading, nodes=(), fleet=fleet, notes=notes)
 
         ask = partial(self._ask, now)
@@ -405,17 +405,25 @@ class PrometheusCollector:
 
     def _describe_problems(
         self, targets: Iterable[TargetState], errors: Mapping[str, str]
-    ) -> Iterator[str]:
-        yield from self._client.notes
+    ) -> Iterator[Note]:
+        yield from self._list_warnings()
         for instance, why in sorted(errors.items())[:3]:
-            yield f"{instance}: {why}"
+            yield Note(f"instance {instance}", f"{instance}: {why}")
 
         if self._failures:
             failed = ", ".join(what for what, _ in self._failures)
-            yield f"these Prometheus queries failed: {failed}"
+            yield Note(f"queries {failed}", f"these Prometheus queries failed: {failed}")
         if not any(target.state.devices for target in targets):
             and_match = " and that --match is right" if self._match else ""
-            yield f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}"
+            text = f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}"
+            yield Note("no GPU metrics", text)
+
+    def _list_warnings(self) -> list[Note]:
+        """Returns the warnings of the server, whose texts podgpu does not know."""
+        notes = []
+        for number, text in enumerate(self._client.notes):
+            notes.append(Note(f"Prometheus {number}", text))
+        return notes
 
     async def _count_fleet(self, now: float) -> FleetCounts:
         """Returns totals. Without the recording rule, only counts GPUs."""

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from podgpu.clock import Clock, RepeatFilter
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import Note, SourceError, UsageError
 from podgpu.fleet.jobs import SAMPLE_FIELDS
 from podgpu.fleet.parts import ContainerName, container_name
 from podgpu.fleet.read.engine_reader import EngineReader
@@ -201,7 +201,7 @@ class ScrapeCollector:
     read_owners: Callable[[], Owners] = dict
     read_node_labels: Callable[[], NodeLabels] = dict
     # returns problems with the list of exporters and with owners
-    read_notes: Callable[[], Iterable[str]] = tuple
+    read_notes: Callable[[], Iterable[Note]] = tuple
     # Creates the reader of LLM engines in the collector's event loop. None: they are not read.
     make_engines: Callable[[], EngineReader] | None = None
     clock: Clock = field(default_factory=Clock)

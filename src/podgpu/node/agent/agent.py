@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import Note, SourceError, StartError, UsageError
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
 from podgpu.model import (
@@ -107,7 +107,7 @@ class Agent:
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
         # returns warnings of other components for the page
-        self.other_warnings: Callable[[], Sequence[str]] = tuple
+        self.other_warnings: Callable[[], Sequence[Note]] = tuple
         self._telemetry = telemetry
         self._pod_labels = pod_labels
         self._policy = policy = self.settings.policy
