@@ -301,7 +301,7 @@ def test_budgets_are_compared_with_the_month_and_its_forecast(days: Days, tmp_pa
     watch.update()
     uses, [note] = watch.read()
     assert not uses
-    assert "the budgets are in USD, but the prices in EUR" in note
+    assert "the budgets are in USD, but the prices in EUR" in note.text
 
 
 def test_a_forecast_over_the_budget_is_a_warning() -> None:
