@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 
 from podgpu.fleet.readings import ClusterReading, ViewSettings
 from podgpu.fleet.round import Cluster
@@ -206,6 +208,29 @@ def test_a_cluster_without_dra() -> None:
         answer = place.ask_until(1)
     assert answer.notes == []
     assert answer.groups[0].reasons[0].key == "fits"
+
+
+def test_apis_that_the_cluster_lacks_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Most clusters have neither Kueue nor KAI. The API server answers 404 at every retry."""
+    groups = ("/apis/kueue.x-k8s.io", "/apis/scheduling.run.ai")
+    with SimulatedApiServer() as server, caplog.at_level(logging.INFO):
+        cluster = Cluster(Script, ViewSettings(), clock=Time().clock)
+        config = ApiConfig(server.url, "test")
+        watch = QueueWatch(config, lambda: cluster.published.state, HURRY)
+
+        def is_retried() -> bool:
+            paths = [request.path for request in server.requests]
+            return min(paths.count(group) for group in groups) >= 5
+
+        wait_until(is_retried)
+        server.refusal = (500, "etcd is down")
+        wait_until(lambda: "kueue.x-k8s.io with status 500 (etcd is down)" in caplog.text)
+        server.refusal = None
+        server.requests.clear()
+        wait_until(is_retried)
+        watch.close()
+    infos = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert [text for text in infos if "kueue" in text or "scheduling.run.ai" in text] == []
 
 
 def test_a_missing_permission_is_an_error() -> None:

@@ -175,11 +175,7 @@ class Informer(Generic[T]):
             self._resume_version = ""
 
         if self.error is None or self.error.reason != error.reason:
-            # A server always responds with "gone" after a long outage, so this is not logged as a
-            # warning.
-            is_expected = is_gone or (self._is_optional and error.reason == "not_found")
-            level = logging.INFO if is_expected else logging.WARNING
-            _log.log(level, "watch of %s: %s", self._path, error)
+            _log.log(self._find_level(error), "watch of %s: %s", self._path, error)
 
         self.error = error
 
@@ -192,6 +188,15 @@ class Informer(Generic[T]):
         self._delays[error.reason] = 2 * longest
         # Random, so that thousands of nodes do not reconnect together.
         await asyncio.sleep(random.uniform(0, longest))
+
+    def _find_level(self, error: SourceError) -> int:
+        if self._is_optional and error.reason == "not_found":
+            # Most clusters lack some of these APIs, and nobody has to do anything.
+            return logging.DEBUG
+        if error.reason == "gone":
+            # A server always responds so after a long outage.
+            return logging.INFO
+        return logging.WARNING
 
     async def _list(self, client: ApiClient) -> None:
         if self._find_path is not None:
@@ -243,7 +248,8 @@ class Informer(Generic[T]):
         try:
             async with limit, client.watch(self._path, params, settings.silence_seconds) as lines:
                 if self.error is not None:
-                    _log.info("watch of %s: resumed", self._path)
+                    level = min(logging.INFO, self._find_level(self.error))
+                    _log.log(level, "watch of %s: resumed", self._path)
                 self.error = None
                 async for line in lines:
                     self._apply(line)
