@@ -20,7 +20,7 @@ from podgpu.kube.client import ApiClient
 from podgpu.metrics.conditions import LOST, RECURRING
 from podgpu.model import Condition, DeviceState, Holder, NodeState, XidCount, XidCulprit
 from podgpu.writers.gpu_changes import Records, find_changes
-from podgpu.writers.health_writer import View, Writer
+from podgpu.writers.health_writer import NodeUpdate, Writer
 from podgpu.writers.node_condition import NodeConditionWriter
 from podgpu.writers.pod_events import EVENT_SECONDS, EventWriter
 from podgpu.writers.write_queue import WriteQueue
@@ -88,7 +88,7 @@ class _Node:
         state = make_state(self._name, is_lost, failures, xids)
         self._records, changes = find_changes(self._records, state, START + at, 1800.0)
         for writer in self._writers:
-            for write in writer.update(View(state, self._records, changes)):
+            for write in writer.update(NodeUpdate(state, self._records, changes)):
                 self._queue.put(write)
         await self._queue.flush()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -96,6 +97,16 @@ def test_no_two_modules_have_the_same_name() -> None:
         path.stem for path in FILES if path.name != "__init__.py" and package_of(path) != "cli"
     ]
     assert sorted(modules) == sorted(set(modules))
+
+
+def test_a_class_name_is_used_once() -> None:
+    """Two classes of one name are two concepts that a reader and a search take for one."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in (path for path in FILES if not path.stem.endswith("_pb2")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 OURS = ("podgpu", "bench", "endurance", "deploy", "docs")

@@ -55,12 +55,12 @@ def read_settled(path: str, limit: int) -> bytes | None:
     return reading.content if reading.is_settled else None
 
 
-class _Reading(NamedTuple):
+class _FileContent(NamedTuple):
     content: bytes
     is_settled: bool  # the file had the same size and time before and after
 
 
-def _read(path: str, limit: int) -> _Reading:
+def _read(path: str, limit: int) -> _FileContent:
     # Rejects devices and FIFOs before they are opened, because opening them has side effects.
     if identify_file(path).size > limit:
         raise _too_large(path, limit)
@@ -77,7 +77,7 @@ def _read(path: str, limit: int) -> _Reading:
         raise _too_large(path, limit)
     is_settled = before.st_mtime_ns == after.st_mtime_ns
     is_settled = is_settled and before.st_size == after.st_size == len(content)
-    return _Reading(content, is_settled)
+    return _FileContent(content, is_settled)
 
 
 def _open_without_waiting(name: str, flags: int) -> int:

@@ -14,9 +14,9 @@ from podgpu.clock import Clock
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import DeviceState, MigInstance, NodeState
-from podgpu.writers.device_taints import DraDevice, Effect, TaintWriter, label_of
+from podgpu.writers.device_taints import DraDeviceRef, Effect, TaintWriter, label_of
 from podgpu.writers.gpu_changes import GpuRecord
-from podgpu.writers.health_writer import View
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.write_queue import WriteQueue
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock
@@ -72,7 +72,7 @@ class Exporter:
             instances = (part,) if uuid == "b" and "lost" not in record.problems else ()
             devices.append(DeviceState(uuid=uuid, instances=instances))
         state = NodeState(producer="podgpu", devices=tuple(devices))
-        for write in self._writer.update(View(state, records, (), stale)):
+        for write in self._writer.update(NodeUpdate(state, records, (), stale)):
             self.queue.put(write)
         self._loop.run_until_complete(self.queue.flush())
         return taints(self._server)
@@ -210,11 +210,11 @@ def test_a_refused_rule_is_written_later(
 
 
 def test_names_are_unambiguous_and_valid() -> None:
-    assert DraDevice("a-b", "c").rule_name != DraDevice("a", "b-c").rule_name
-    long = DraDevice("n" * 250, "gpu-0").rule_name
+    assert DraDeviceRef("a-b", "c").rule_name != DraDeviceRef("a", "b-c").rule_name
+    long = DraDeviceRef("n" * 250, "gpu-0").rule_name
     assert len(long) <= 253
-    assert long != DraDevice("m" * 250, "gpu-0").rule_name
-    assert "/" not in DraDevice("zone/node", "gpu-0").rule_name
+    assert long != DraDeviceRef("m" * 250, "gpu-0").rule_name
+    assert "/" not in DraDeviceRef("zone/node", "gpu-0").rule_name
     assert len(label_of("n" * 200)) <= 63
 
 

@@ -20,7 +20,7 @@ from podgpu.model import (
     XidCount,
     XidCulprit,
 )
-from podgpu.writers.gpu_changes import GpuChange, Reason, Records, find_changes
+from podgpu.writers.gpu_changes import ChangeReason, GpuChange, Records, find_changes
 
 GPU = "GPU-1"
 IDLE_AFTER = 1800.0
@@ -87,20 +87,20 @@ def test_holders_of_a_lost_gpu_that_the_kubelet_no_longer_lists(watch: Watch) ->
 
 def test_a_problem_that_cannot_be_checked_lasts(watch: Watch) -> None:
     [change] = watch.see(gpu(FABRIC))
-    assert change.reason is Reason.UNHEALTHY
+    assert change.reason is ChangeReason.UNHEALTHY
     [lost] = watch.see(gpu(LOST, unknown=[FABRIC]))
-    assert lost.reason is Reason.LOST
+    assert lost.reason is ChangeReason.LOST
     assert list(watch.records[GPU].problems) == [LOST, FABRIC]
     # It answers again, but its registration is not read yet.
     assert watch.see(gpu(unknown=[FABRIC])) == []
     [recovered] = watch.see(gpu())
-    assert recovered.reason is Reason.RECOVERED
+    assert recovered.reason is ChangeReason.RECOVERED
 
 
 def test_a_gpu_that_keeps_failing_recovers_in_between(watch: Watch) -> None:
     watch.see(gpu(LOST))
     found = watch.see(gpu(RECURRING))
-    assert [change.reason for change in found] == [Reason.UNHEALTHY, Reason.RECOVERED]
+    assert [change.reason for change in found] == [ChangeReason.UNHEALTHY, ChangeReason.RECOVERED]
     assert "but it failed" in found[1].message
     assert list(watch.records[GPU].problems) == [RECURRING]
     assert watch.records[GPU].acute == []
@@ -190,7 +190,7 @@ def test_idle_pod_is_reported_once(watch: Watch) -> None:
     assert watch.see(idle(None)) == []
     since = watch.now
     [again] = watch.see(idle(since), after=IDLE_AFTER)
-    assert again.reason is Reason.IDLE
+    assert again.reason is ChangeReason.IDLE
 
 
 def test_use_without_an_allocation_is_not_idle(watch: Watch) -> None:
@@ -203,7 +203,7 @@ def test_orphaned_memory(watch: Watch) -> None:
     condition = Condition("orphaned_memory", 5.0, "pid 9 (python) holds 1.0 GiB")
     holds = DeviceState(uuid=GPU, index=3, conditions=(condition,), orphans=(orphan,))
     [change] = watch.see(holds)
-    assert change.reason is Reason.ORPHANED
+    assert change.reason is ChangeReason.ORPHANED
     assert "pid 9 (python) holds 1.0 GiB" in change.message
     assert watch.see(holds) == []
 
@@ -214,8 +214,8 @@ def test_present_problems_at_the_start_are_not_new() -> None:
     holder = Holder("t", "red", "main", source="kubelet", usage=HolderUsage(idle_since=since))
     found = watch.see(gpu(LOST, holders=(holder,)), first=True)
     assert [(change.reason, change.is_new) for change in found] == [
-        (Reason.LOST, False),
-        (Reason.IDLE, False),
+        (ChangeReason.LOST, False),
+        (ChangeReason.IDLE, False),
     ]
 
 
@@ -223,16 +223,16 @@ def test_a_successor_reports_only_what_is_present(watch: Watch) -> None:
     """It has compared documents before, while another exporter wrote."""
     watch.see(gpu(FABRIC, xids=(XidCount(48, 1, 9.0),)))
     [change] = watch.see(gpu(FABRIC, xids=(XidCount(48, 1, 9.0),)), first=True)
-    assert (change.reason, change.is_new) == (Reason.UNHEALTHY, False)
-    assert [each.reason for each in watch.see(gpu())] == [Reason.RECOVERED]
+    assert (change.reason, change.is_new) == (ChangeReason.UNHEALTHY, False)
+    assert [each.reason for each in watch.see(gpu())] == [ChangeReason.RECOVERED]
 
 
 def test_a_successor_reports_what_changed_since_its_last_comparison(watch: Watch) -> None:
     watch.see(gpu(FABRIC))
     found = watch.see(gpu(LOST), first=True)
-    assert [(each.reason, each.is_new) for each in found] == [(Reason.LOST, True)]
+    assert [(each.reason, each.is_new) for each in found] == [(ChangeReason.LOST, True)]
     [recovered] = watch.see(gpu(), first=True)
-    assert (recovered.reason, recovered.is_new) == (Reason.RECOVERED, True)
+    assert (recovered.reason, recovered.is_new) == (ChangeReason.RECOVERED, True)
 
 
 def test_a_forgotten_gpu_has_no_problem(watch: Watch) -> None:

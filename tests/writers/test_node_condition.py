@@ -15,7 +15,7 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import NodeState
 from podgpu.writers.gpu_changes import GpuRecord
-from podgpu.writers.health_writer import View
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.node_condition import NodeConditionWriter
 from podgpu.writers.write_queue import WriteQueue
 from tests.kube.api_server import SimulatedApiServer
@@ -59,7 +59,7 @@ class Exporter:
         lost = 1 if "unidentified" in records else None
         shown = {name: one for name, one in records.items() if name.startswith("GPU")}
         state = NodeState(producer="podgpu", gpus_expected=expected, gpus_lost=lost)
-        for write in self._writer.update(View(state, shown, (), stale)):
+        for write in self._writer.update(NodeUpdate(state, shown, (), stale)):
             self.queue.put(write)
         self._loop.run_until_complete(self.queue.flush())
         return condition(self._server)

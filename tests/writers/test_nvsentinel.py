@@ -15,7 +15,7 @@ from podgpu.clock import Clock
 from podgpu.model import DeviceState, NodeState
 from podgpu.writers.gpu_changes import GpuRecord
 from podgpu.writers.health_events_pb2 import HealthEvents
-from podgpu.writers.health_writer import View
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.nvsentinel import SentinelWriter, recommend
 from podgpu.writers.write_queue import WriteQueue
 from tests.nodes.clock import FakeClock
@@ -78,7 +78,7 @@ class Exporter:
         self.clock.advance(after)
         devices = [DeviceState(uuid=uuid, index=0, pci_bus_id="0000:04:00.0") for uuid in records]
         state = NodeState(producer="podgpu", devices=tuple(devices))
-        for write in self._writer.update(View(state, records, (), stale)):
+        for write in self._writer.update(NodeUpdate(state, records, (), stale)):
             self.queue.put(write)
         asyncio.run(self.queue.flush())
 

@@ -11,8 +11,8 @@ from podgpu.clock import Clock
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import NodeState, Workload
-from podgpu.writers.gpu_changes import GpuChange, Reason
-from podgpu.writers.health_writer import View
+from podgpu.writers.gpu_changes import ChangeReason, GpuChange
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.pod_events import EventWriter
 from podgpu.writers.write_queue import WriteQueue
 from tests.kube.api_server import SimulatedApiServer
@@ -24,7 +24,7 @@ STATE = NodeState(producer="podgpu", node="node-7")
 RECORDS: dict[str, Any] = {}
 
 
-def change(reason: Reason = Reason.XID, **members: Any) -> GpuChange:
+def change(reason: ChangeReason = ChangeReason.XID, **members: Any) -> GpuChange:
     members = {"pods": (RED,), "message": "GPU 3: XID 48"} | members
     return GpuChange(reason, "GPU-1", **members)
 
@@ -51,7 +51,7 @@ class Exporter:
         await self.client.close()
 
     async def tell(self, *changes: GpuChange) -> None:
-        for write in self.writer.update(View(STATE, RECORDS, changes)):
+        for write in self.writer.update(NodeUpdate(STATE, RECORDS, changes)):
             self.queue.put(write)
         await self.queue.flush()
 
@@ -108,7 +108,7 @@ async def test_each_gpu_reason_and_object_has_its_event(
     async with Exporter(server, clock) as exporter:
         await exporter.tell(
             change(pods=(RED, GREEN)),
-            change(Reason.LOST, pods=()),
+            change(ChangeReason.LOST, pods=()),
             change(pods=())._replace(gpu="GPU-2"),
         )
     names = [(each["involvedObject"]["name"], each["reason"]) for each in events(server)]
@@ -150,14 +150,14 @@ async def test_an_expired_event_is_created_again(
 
 async def test_a_restart_repeats_nothing(server: SimulatedApiServer, clock: FakeClock) -> None:
     async with Exporter(server, clock) as exporter:
-        await exporter.tell(change(Reason.LOST, pods=(), times=3))
+        await exporter.tell(change(ChangeReason.LOST, pods=(), times=3))
     before = events(server)
     clock.advance(60.0)
     async with Exporter(server, clock) as restarted:
-        await restarted.tell(change(Reason.LOST, pods=(), is_new=False))
+        await restarted.tell(change(ChangeReason.LOST, pods=(), is_new=False))
         assert events(server) == before
         # The next one is counted with those before the restart, at the earliest after 10 minutes.
-        await restarted.tell(change(Reason.LOST, pods=()))
+        await restarted.tell(change(ChangeReason.LOST, pods=()))
         assert events(server) == before
         clock.advance(541.0)
         await restarted.tell()
@@ -188,7 +188,7 @@ async def test_a_present_problem_without_an_event_is_written(
     server: SimulatedApiServer, clock: FakeClock
 ) -> None:
     async with Exporter(server, clock) as exporter:
-        await exporter.tell(change(Reason.LOST, pods=(), is_new=False))
+        await exporter.tell(change(ChangeReason.LOST, pods=(), is_new=False))
     [event] = events(server)
     assert event["count"] == 1
 

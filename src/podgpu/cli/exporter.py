@@ -254,7 +254,7 @@ class _ConfigField(_ConfigSection):
     help: _Text
 
 
-class _Metrics(_ConfigSection):
+class _MetricsSection(_ConfigSection):
     file: str | None = None
     fields: Annotated[list[_ConfigField], Meta(min_length=1)] | None = None
     enable_exporter_metrics: bool | None = None
@@ -290,7 +290,7 @@ class _Server(_ConfigSection):
 
 class _Config(_ConfigSection):
     version: Literal[1, 2]
-    metrics: _Metrics | None = None
+    metrics: _MetricsSection | None = None
     collection: _CollectionV1 | None = None  # only version 1
     collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
     sources: Any = None  # accepted without effect
@@ -300,7 +300,7 @@ class _Config(_ConfigSection):
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
     """Parses the configuration file. Raises UsageError if an entry is invalid."""
     config = decode_yaml(content, path, _Config)
-    metrics = config.metrics or _Metrics()
+    metrics = config.metrics or _MetricsSection()
     server = config.server or _Server()
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")

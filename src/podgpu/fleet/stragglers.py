@@ -157,7 +157,7 @@ def _close_minute(job: _JobHistory, since: float) -> None:
         return
 
     windows = _make_windows(minute.samples for minute in job.minutes)
-    evidence = _Evidence(_Recent.of(job.minutes), _compare_windows(job, windows))
+    evidence = _Evidence(_WorkingGpu.of(job.minutes), _compare_windows(job, windows))
     job.slow = _keep_slow(job, _find_slowest(job, evidence, since), evidence)
 
     job.since_past += 1
@@ -406,7 +406,7 @@ class _Siblings(NamedTuple):
         return (self.values[lower + (lower >= place)] + self.values[upper + (upper >= place)]) / 2
 
 
-class _Recent(NamedTuple):
+class _WorkingGpu(NamedTuple):
     """A GPU that worked in enough of the last minutes."""
 
     sample: JobGpuSample  # median
@@ -414,7 +414,7 @@ class _Recent(NamedTuple):
     minutes: Sequence[_Differences]
 
     @classmethod
-    def of(cls, minutes: Iterable[_Minute]) -> dict[str, _Recent]:
+    def of(cls, minutes: Iterable[_Minute]) -> dict[str, _WorkingGpu]:
         samples: dict[str, list[JobGpuSample]] = {}
         differences: dict[str, list[_Differences]] = {}
         for minute in minutes:
@@ -433,7 +433,7 @@ class _Recent(NamedTuple):
 
 
 def _find_among_siblings(
-    job: _JobHistory, rule: _Rule, recent: Mapping[str, _Recent]
+    job: _JobHistory, rule: _Rule, recent: Mapping[str, _WorkingGpu]
 ) -> _Finding | None:
     """Returns the GPU that differs most from its siblings, if it differs enough."""
     sizes = {}
@@ -470,7 +470,7 @@ def _is_lasting(minutes: Iterable[_Differences], rule: _Rule, limit: float) -> b
 
 
 def _find_against_past(
-    job: _JobHistory, rule: _Rule, windows: Mapping[str, _Window]
+    job: _JobHistory, rule: _Rule, windows: Mapping[str, _ComparedWindow]
 ) -> _Finding | None:
     """Returns the GPU that became slower than before, compared with how its siblings changed."""
     changes = {}
@@ -515,7 +515,7 @@ class _Change(NamedTuple):
     spread: float  # in the past
 
 
-def _find_change(rule: _Rule, window: _Window) -> _Change | None:
+def _find_change(rule: _Rule, window: _ComparedWindow) -> _Change | None:
     """Returns by how much a GPU is slower than before, and the spread of this in the past."""
     sizes = []
     for differences in window.differences:
@@ -532,24 +532,26 @@ def _find_change(rule: _Rule, window: _Window) -> _Change | None:
     return _Change(median(sizes), _spread(sizes))
 
 
-class _Window(NamedTuple):
+class _ComparedWindow(NamedTuple):
     sample: JobGpuSample
     differences: Sequence[_Differences]  # from each window of the past
 
 
-def _compare_windows(job: _JobHistory, windows: Mapping[str, JobGpuSample]) -> dict[str, _Window]:
+def _compare_windows(
+    job: _JobHistory, windows: Mapping[str, JobGpuSample]
+) -> dict[str, _ComparedWindow]:
     compared = {}
     for device, sample in windows.items():
         past = job.past.get(device, ())
-        compared[device] = _Window(sample, [_compare(sample, earlier) for earlier in past])
+        compared[device] = _ComparedWindow(sample, [_compare(sample, earlier) for earlier in past])
     return compared
 
 
 class _Evidence(NamedTuple):
     """The GPUs that can be judged."""
 
-    recent: Mapping[str, _Recent]
-    windows: Mapping[str, _Window]
+    recent: Mapping[str, _WorkingGpu]
+    windows: Mapping[str, _ComparedWindow]
 
     def judges(self, slow: SlowGpu) -> bool:
         rule = next(rule for rule in _RULES if rule.reason == slow.reason)

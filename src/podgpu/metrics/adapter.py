@@ -60,7 +60,7 @@ IDENTITY = {
     **dict.fromkeys(UUID_LABELS, "uuid"),
     **dict.fromkeys(MODEL_LABELS, "model"),
 }
-"""Label -> key of `_DeviceBuilder.identity`."""
+"""Label -> key of `_ScrapedDevice.identity`."""
 # labels for (namespace, pod, container); the first row whose pod label is present is used
 POD_LABEL_VARIANTS = (
     EXPORTED,  # names after Prometheus renamed them (honor_labels: false)
@@ -118,7 +118,7 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
 
 
 @dataclass(slots=True)
-class _DeviceBuilder:
+class _ScrapedDevice:
     identity: dict[str, str] = field(default_factory=dict)
     # by field and holder (or ())
     values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class _DeviceBuilder:
     usage: dict[str, Any] = field(default_factory=dict)
     holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    instances: dict[int, _DeviceBuilder] = field(default_factory=dict)
+    instances: dict[int, _ScrapedDevice] = field(default_factory=dict)
 
     def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
         """Returns one value per field. On a shared device, a field may have one series per holder.
@@ -212,7 +212,7 @@ class _NodeBuilder:
     def __init__(self, own_pods: Collection[PodName]) -> None:
         self._own_pods = own_pods
         # by UUID, or by index if unknown
-        self._gpus: dict[str, _DeviceBuilder] = defaultdict(_DeviceBuilder)
+        self._gpus: dict[str, _ScrapedDevice] = defaultdict(_ScrapedDevice)
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
         self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
@@ -287,7 +287,7 @@ class _NodeBuilder:
 
     def _find_device(
         self, labels: LabelMap
-    ) -> tuple[_DeviceBuilder, _DeviceBuilder, Workload | None] | None:
+    ) -> tuple[_ScrapedDevice, _ScrapedDevice, Workload | None] | None:
         """Returns the GPU, the device and the holder.
 
         The device is the GPU itself or one of its MIG instances.
@@ -298,7 +298,7 @@ class _NodeBuilder:
         if not gpu_id or (instance and number is None):
             return None
         gpu = self._gpus[gpu_id]
-        device = gpu if number is None else gpu.instances.setdefault(number, _DeviceBuilder())
+        device = gpu if number is None else gpu.instances.setdefault(number, _ScrapedDevice())
         for builder in (gpu, device):
             # Not every series has all labels.
             if len(builder.identity) < 5:
@@ -307,7 +307,7 @@ class _NodeBuilder:
                         builder.identity[name] = labels[label]
         return gpu, device, self._add_holder(device, labels)
 
-    def _add_holder(self, device: _DeviceBuilder, labels: LabelMap) -> Workload | None:
+    def _add_holder(self, device: _ScrapedDevice, labels: LabelMap) -> Workload | None:
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") != RESERVATION:
             return None

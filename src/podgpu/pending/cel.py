@@ -56,7 +56,7 @@ class CelDevice:
         self.is_shared = is_shared
 
 
-class _Members:
+class _DeviceMembers:
     """`device.attributes` and `device.capacity`, or their part with one domain."""
 
     def __init__(self, values: Mapping[str, Any], domain: str = "") -> None:
@@ -65,7 +65,7 @@ class _Members:
 
     def find(self, name: str) -> Any:
         if not self.domain:
-            return _Members(self.values, name)
+            return _DeviceMembers(self.values, name)
         value = self.values.get(f"{self.domain}/{name}")
         if value is None:
             raise MissingValue(f"{self.domain}/{name}")
@@ -156,11 +156,11 @@ def _compare(node: ast.Compare, device: CelDevice) -> bool:
 
     left = _evaluate(node.left, device)
     right = _evaluate(node.comparators[0], device)
-    if isinstance(node.ops[0], ast.In) and isinstance(right, list | _Members):
+    if isinstance(node.ops[0], ast.In) and isinstance(right, list | _DeviceMembers):
         return left in right
 
     compare = _COMPARISONS.get(type(node.ops[0]))
-    if compare is None or isinstance(left, _Members) or isinstance(right, _Members):
+    if compare is None or isinstance(left, _DeviceMembers) or isinstance(right, _DeviceMembers):
         raise UnknownExpression("the comparison is not supported")
 
     try:
@@ -172,7 +172,7 @@ def _compare(node: ast.Compare, device: CelDevice) -> bool:
 def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
     if not isinstance(node.value, ast.Name):
         owner = _evaluate(node.value, device)
-        if not isinstance(owner, _Members):
+        if not isinstance(owner, _DeviceMembers):
             raise UnknownExpression(f"{node.attr} is not supported")
         return owner.find(node.attr)
 
@@ -181,9 +181,9 @@ def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
     if node.attr == "driver":
         return device.driver
     if node.attr == "attributes":
-        return _Members(device.attributes)
+        return _DeviceMembers(device.attributes)
     if node.attr == "capacity":
-        return _Members(device.capacity)
+        return _DeviceMembers(device.capacity)
     if node.attr == "allowMultipleAllocations":
         return device.is_shared
 
@@ -193,7 +193,7 @@ def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
 def _find_item(node: ast.Subscript, device: CelDevice) -> Any:
     owner = _evaluate(node.value, device)
     key = _evaluate(node.slice, device)
-    if not isinstance(owner, _Members) or not isinstance(key, str):
+    if not isinstance(owner, _DeviceMembers) or not isinstance(key, str):
         raise UnknownExpression("the index is not supported")
     return owner.find(key)
 

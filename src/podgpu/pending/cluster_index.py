@@ -49,7 +49,7 @@ class Usage:
         return other
 
 
-class Place(NamedTuple):
+class CandidateNode(NamedTuple):
     """A node with its pods."""
 
     node: NodeRecord
@@ -66,10 +66,10 @@ class ClusterIndex:
         self.devices = Devices(objects.slices, self.classes, objects.claims)
         self.extended = _find_extended(objects.classes)
         pods = group_by(objects.bound, lambda pod: pod.node)
-        self.places = []
+        self.candidates = []
         for node in sorted(objects.nodes, key=attrgetter("name")):
             here = pods.get(node.name, [])
-            self.places.append(Place(node, here, Usage.of(node, here)))
+            self.candidates.append(CandidateNode(node, here, Usage.of(node, here)))
 
         self.offered: set[str] = set()  # resources
         for node in objects.nodes:
@@ -132,22 +132,22 @@ class _Offer(NamedTuple):
 def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
     """Returns what nodes offer, by resource and model."""
     offers: dict[tuple[str, str], list[_Offer]] = defaultdict(list)
-    for place in cluster.places:
-        for resource, offer in _list_offers(cluster, place):
-            offers[resource, place.node.model].append(offer)
+    for candidate in cluster.candidates:
+        for resource, offer in _list_offers(cluster, candidate):
+            offers[resource, candidate.node.model].append(offer)
     rows = []
     for (resource, model), of_nodes in sorted(offers.items()):
         rows.append(_make_free(resource, model, of_nodes))
     return rows
 
 
-def _list_offers(cluster: ClusterIndex, place: Place) -> Iterator[tuple[str, _Offer]]:
-    node = place.node
+def _list_offers(cluster: ClusterIndex, candidate: CandidateNode) -> Iterator[tuple[str, _Offer]]:
+    node = candidate.node
     is_ready = not any(taint.is_not_ready for taint in node.taints)
     is_open = is_ready and not node.is_cordoned
     for name, total in node.allocatable.items():
         if total and is_gpu_resource(name):
-            free = max(0, total - place.usage.amounts[name])
+            free = max(0, total - candidate.usage.amounts[name])
             yield name, _Offer(total / MILLI, free / MILLI, is_open)
 
     devices = count_devices(cluster, node)

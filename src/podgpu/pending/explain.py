@@ -101,7 +101,7 @@ class Explainer:
         self._search = UnblockingSearch(self.cluster, idle)
         self._now = now
         self._known: dict[tuple[Wish, str], FitExplanation] = {}
-        affordable = _MAX_CHECKS // max(1, len(self.cluster.places))
+        affordable = _MAX_CHECKS // max(1, len(self.cluster.candidates))
         self._max_kinds = min(_MAX_KINDS, max(_LEAST_KINDS, affordable))
 
     def requests_gpu(self, pod: PendingPod) -> bool:
@@ -259,16 +259,16 @@ class Explainer:
 
     def _make_wish(self, pod: PendingPod) -> Wish:
         specs = []
-        places = []
+        claim_selectors = []
         for named in pod.claims:
             claim = self.cluster.claims.get((pod.namespace, named.claim))
             if claim is not None and claim.is_allocated:
-                places.append((claim.name, claim.node_selector))
+                claim_selectors.append((claim.name, claim.node_selector))
             elif claim is not None:
                 specs.append(claim.spec)
 
         gpus = self._select_checked(pod.needs)
-        return Wish(pod.needs, gpus, pod.needs.other_amounts, tuple(specs), tuple(places))
+        return Wish(pod.needs, gpus, pod.needs.other_amounts, tuple(specs), tuple(claim_selectors))
 
     def _select_checked(self, needs: PodNeeds) -> Amounts:
         """Leaves out what only the pod's own scheduler knows, such as HAMi's memory of GPUs."""
@@ -293,8 +293,8 @@ class Explainer:
         missing: dict[str, None] = {}  # GPU resources that no node offers together with the others
         is_unknown = False
         taken = self.cluster.devices.taken
-        for place in self.cluster.places:
-            check = check_node(self.cluster, wish, pod, place, place.usage, taken)
+        for candidate in self.cluster.candidates:
+            check = check_node(self.cluster, wish, pod, candidate, candidate.usage, taken)
             is_unknown = is_unknown or check.is_unknown
             lacking = [name for name, supply in check.supplies.items() if not supply.total]
             if lacking:
@@ -319,9 +319,9 @@ class Explainer:
 
     def _list_missing(self, wish: Wish, missing: Iterable[str]) -> Iterator[Reason]:
         offered: set[str] = set()
-        for place in self.cluster.places:
-            offered.update(filter(is_gpu_resource, place.node.allocatable))
-            offered.update(count_devices(self.cluster, place.node))
+        for candidate in self.cluster.candidates:
+            offered.update(filter(is_gpu_resource, candidate.node.allocatable))
+            offered.update(count_devices(self.cluster, candidate.node))
 
         selectors = _list_expressions(wish.specs)
         lacking = [name for name in missing if name not in offered]
@@ -409,7 +409,7 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
         frees.append(supply.free)
         needed = max(needed, supply.needed)
         if key in ("in_use", "too_large"):
-            unhealthy += check.place.node.count_unhealthy(resource)
+            unhealthy += check.candidate.node.count_unhealthy(resource)
 
     if key == "in_use" and len(checks) > 1 and needed > 1 and sum(frees) >= needed:
         key = "fragmented"
@@ -443,13 +443,13 @@ def _find_supply(wish: Wish, check: Check, resource: str) -> _NodeSupply:
         return _NodeSupply(supply.needed, supply.total, supply.free)
     needs = dict(wish.needs.amounts)
     needs[POD_SLOTS] = MILLI
-    total = check.place.node.allocatable.get(resource, 0)
-    free = max(0, total - check.place.usage.amounts[resource])
+    total = check.candidate.node.allocatable.get(resource, 0)
+    free = max(0, total - check.candidate.usage.amounts[resource])
     return _NodeSupply(needs.get(resource, 0) / MILLI, total / MILLI, free / MILLI)
 
 
 def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
-    nodes = [check.place.node for check in checks]
+    nodes = [check.candidate.node for check in checks]
     names: list[str] = []
     if key == "selector":
         unmet = list_unmet(wish.needs.selectors, [node.labels for node in nodes])
@@ -459,7 +459,7 @@ def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
             taints = list_untolerated(node.taints, wish.needs.tolerations)
             names += [taint.text for taint in select_own_taints(taints)]
     elif key == "claim_node":
-        names = [name for name, _ in wish.places]
+        names = [name for name, _ in wish.claim_selectors]
     elif key in ("cordoned", "not_ready"):
         names = [node.name for node in nodes]
 
@@ -477,7 +477,7 @@ def _list_circumstances(needs: PodNeeds, checks: Iterable[Check]) -> Iterator[Re
             continue
 
         resource = check.failures[0].resource
-        for pod in check.place.pods:
+        for pod in check.candidate.pods:
             held = dict(pod.amounts).get(resource, 0)
             if pod.is_ending:
                 ending += held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from podgpu.pending.cluster_index import ClusterIndex, Place, Usage
+from podgpu.pending.cluster_index import CandidateNode, ClusterIndex, Usage
 from podgpu.pending.cluster_objects import (
     MILLI,
     POD_SLOTS,
@@ -33,7 +33,7 @@ class Wish(NamedTuple):
     others: Amounts  # its other requests
     specs: tuple[ClaimSpec, ...] = ()  # of claims that have no devices yet
     # Where claims that have devices can be used, with the names of the claims.
-    places: tuple[tuple[str, NodeSelector], ...] = ()
+    claim_selectors: tuple[tuple[str, NodeSelector], ...] = ()
 
 
 class Failure(NamedTuple):
@@ -44,7 +44,7 @@ class Failure(NamedTuple):
 class Check(NamedTuple):
     """What excludes a node. Without failures, the pod fits."""
 
-    place: Place
+    candidate: CandidateNode
     failures: tuple[Failure, ...]
     supplies: Mapping[str, Supply]  # by resource
     is_unknown: bool = False
@@ -63,26 +63,26 @@ def check_node(
     cluster: ClusterIndex,
     wish: Wish,
     pod: PendingPod,
-    place: Place,
+    candidate: CandidateNode,
     usage: Usage,
     taken: Taken,
 ) -> Check:
-    node = place.node
+    node = candidate.node
     supplies = _list_supplies(cluster, wish, node, usage, taken)
     is_unknown = any(supply.is_unknown for supply in supplies.values())
     if not all(supply.total for supply in supplies.values()):
-        return Check(place, (), supplies, is_unknown)
+        return Check(candidate, (), supplies, is_unknown)
 
     failures = [
         *_list_fixed(wish, node, supplies),
         *_list_busy(wish, node, usage, supplies),
     ]
     is_busy = any(failure.key in ("in_use", "other_in_use") for failure in failures)
-    if not is_busy and _is_kept(cluster, wish, pod, place, usage, taken):
+    if not is_busy and _is_kept(cluster, wish, pod, candidate, usage, taken):
         failures.append(Failure("nominated", next(iter(supplies))))
 
     failures.sort(key=lambda failure: STAGES.index(failure.key))
-    return Check(place, tuple(failures), supplies, is_unknown)
+    return Check(candidate, tuple(failures), supplies, is_unknown)
 
 
 def _list_supplies(
@@ -126,13 +126,13 @@ def _is_kept(
     cluster: ClusterIndex,
     wish: Wish,
     pod: PendingPod,
-    place: Place,
+    candidate: CandidateNode,
     usage: Usage,
     taken: Taken,
 ) -> bool:
     """Returns True if preempting pods need the rest of the node."""
     preempting = []
-    for other in cluster.nominated.get(place.node.name, ()):
+    for other in cluster.nominated.get(candidate.node.name, ()):
         if other.uid != pod.uid and other.needs.priority >= wish.needs.priority:
             preempting.append(other)
 
@@ -143,8 +143,8 @@ def _is_kept(
     for other in preempting:
         later.add_amounts(other.needs.amounts)
 
-    supplies = _list_supplies(cluster, wish, place.node, later, taken)
-    lacking = list(_list_busy(wish, place.node, later, supplies))
+    supplies = _list_supplies(cluster, wish, candidate.node, later, taken)
+    lacking = list(_list_busy(wish, candidate.node, later, supplies))
     return bool(lacking)
 
 
@@ -156,7 +156,7 @@ def _name_specs(specs: Iterable[ClaimSpec]) -> str:
 
 
 def _name_places(wish: Wish) -> str:
-    for name, _ in wish.places:
+    for name, _ in wish.claim_selectors:
         return name
     return "devices"
 
@@ -183,7 +183,7 @@ def _list_fixed(wish: Wish, node: NodeRecord, supplies: Mapping[str, Supply]) ->
     needs = wish.needs
     if not all(selector.accepts(node.labels) for selector in needs.selectors):
         yield Failure("selector")
-    if not all(selector.accepts(node.labels) for _, selector in wish.places):
+    if not all(selector.accepts(node.labels) for _, selector in wish.claim_selectors):
         yield Failure("claim_node")
 
     for name, supply in supplies.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podgpu.model import PodName
-from podgpu.pending.cluster_index import ClusterIndex, Place, Usage
+from podgpu.pending.cluster_index import CandidateNode, ClusterIndex, Usage
 from podgpu.pending.cluster_objects import BoundPod, PendingPod
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.node_checks import Check, Wish, check_node
@@ -36,37 +36,37 @@ class UnblockingSearch:
             if not check.keys <= _BUSY or tried >= _MAX_NODES:
                 continue
 
-            idle = [each for each in check.place.pods if each.key in self.idle]
+            idle = [each for each in check.candidate.pods if each.key in self.idle]
             if not idle:
                 continue
 
             tried += 1
-            ended = self._find_fewest(wish, pod, check.place, idle)
+            ended = self._find_fewest(wish, pod, check.candidate, idle)
             if ended:
                 pods = tuple(self.idle[each.key] for each in ended)
-                options.append(Unblock(check.place.node.name, pods))
+                options.append(Unblock(check.candidate.node.name, pods))
 
         options.sort(key=lambda option: (len(option.pods), option.pods[0].idle_since))
         return options[:_MAX_OPTIONS]
 
     def _find_fewest(
-        self, wish: Wish, pod: PendingPod, place: Place, idle: Sequence[BoundPod]
+        self, wish: Wish, pod: PendingPod, candidate: CandidateNode, idle: Sequence[BoundPod]
     ) -> list[BoundPod]:
         """Returns idle pods without which the pod would fit: those that are idle for longest."""
         ended = sorted(idle, key=lambda each: (self.idle[each.key].idle_since, each.key))
-        if not self._fits_without(wish, pod, place, ended):
+        if not self._fits_without(wish, pod, candidate, ended):
             return []
         for each in reversed(list(ended)):
             fewer = [other for other in ended if other is not each]
-            if self._fits_without(wish, pod, place, fewer):
+            if self._fits_without(wish, pod, candidate, fewer):
                 ended = fewer
         return ended
 
     def _fits_without(
-        self, wish: Wish, pod: PendingPod, place: Place, ended: Sequence[BoundPod]
+        self, wish: Wish, pod: PendingPod, candidate: CandidateNode, ended: Sequence[BoundPod]
     ) -> bool:
         uids = {each.uid for each in ended}
-        left = [each for each in place.pods if each.uid not in uids]
+        left = [each for each in candidate.pods if each.uid not in uids]
         taken = dict(self.cluster.devices.taken)
         for uid in uids:
             for claim in self.cluster.claims_of.get(uid, ()):
@@ -76,5 +76,5 @@ class UnblockingSearch:
                         rest = [each for each in taken[held.device] if each is not held]
                         taken[held.device] = rest
 
-        usage = Usage.of(place.node, left)
-        return not check_node(self.cluster, wish, pod, place, usage, taken).failures
+        usage = Usage.of(candidate.node, left)
+        return not check_node(self.cluster, wish, pod, candidate, usage, taken).failures

@@ -20,7 +20,7 @@ from podgpu.metrics.conditions import XID
 from podgpu.model import NodeState
 from podgpu.node.holders.dra import NVIDIA_DRIVER, parse_slice
 from podgpu.writers.gpu_changes import GpuRecord
-from podgpu.writers.health_writer import View
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.pod_events import LABELS
 from podgpu.writers.write_option import TAINTS
 from podgpu.writers.write_queue import Write
@@ -38,7 +38,7 @@ _MAX_LABEL = 63
 _MAX_NAME = 253
 
 
-class DraDevice(NamedTuple):
+class DraDeviceRef(NamedTuple):
     pool: str
     name: str
 
@@ -75,12 +75,12 @@ class TaintWriter:
         self._done_at = 0.0  # monotonic
         self._version = VERSIONS[0]
 
-    def update(self, view: View) -> list[Write]:
-        if view.is_stale:
+    def update(self, update: NodeUpdate) -> list[Write]:
+        if update.is_stale:
             return []
 
-        self._update_parts(view.state)
-        broken = {uuid: one for uuid, one in view.records.items() if one.problems}
+        self._update_parts(update.state)
+        broken = {uuid: one for uuid, one in update.records.items() if one.problems}
         gpus = {}
         for uuid in broken:
             for part in self._parts.get(uuid, frozenset((uuid,))):
@@ -143,7 +143,7 @@ class TaintWriter:
         self._version, rules = await list_rules(self._client, selector)
         return {rule["metadata"]["name"]: rule for rule in rules}
 
-    async def _list_devices(self) -> list[tuple[str, DraDevice]]:
+    async def _list_devices(self) -> list[tuple[str, DraDeviceRef]]:
         """Returns the UUID and the name of each DRA device of this node."""
         selector = f"spec.driver={NVIDIA_DRIVER},spec.nodeName={self._node}"
         path = f"{_GROUP}/v1/resourceslices"
@@ -152,7 +152,7 @@ class TaintWriter:
             pool = parse_slice(item)
             for device in pool.devices:
                 if device.uuid:
-                    devices.append((device.uuid, DraDevice(pool.pool, device.name)))
+                    devices.append((device.uuid, DraDeviceRef(pool.pool, device.name)))
 
         return devices
 
@@ -162,7 +162,9 @@ class TaintWriter:
         uid = node["metadata"]["uid"]
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid}
 
-    def _make_rule(self, device: DraDevice, gpu: str, value: str, owner: KubeObject) -> KubeObject:
+    def _make_rule(
+        self, device: DraDeviceRef, gpu: str, value: str, owner: KubeObject
+    ) -> KubeObject:
         selector = {"driver": NVIDIA_DRIVER, "pool": device.pool, "device": device.name}
         return {
             "apiVersion": f"resource.k8s.io/{self._version}",

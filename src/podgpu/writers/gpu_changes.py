@@ -39,7 +39,7 @@ _VERDICT_SECONDS = 10.0
 """How long a change waits for the cause of an XID. The exporter decides within 5 s of a reading."""
 
 
-class Reason(StrEnum):
+class ChangeReason(StrEnum):
     """Why an Event is written. `GpuUnhealthy` stands for all problems without an own reason."""
 
     XID = "GpuXid"
@@ -53,7 +53,7 @@ class Reason(StrEnum):
 class GpuChange(NamedTuple):
     """A change of one GPU, and the pods and the node that it concerns."""
 
-    reason: Reason
+    reason: ChangeReason
     gpu: str  # UUID
     message: str
     pods: tuple[Workload, ...] = ()
@@ -179,7 +179,7 @@ def _find_problems(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> I
     for name, text in record.problems.items():
         # XIDs are counted one by one.
         if name not in earlier.problems and name != XID:
-            reason = Reason.LOST if name == LOST else Reason.UNHEALTHY
+            reason = ChangeReason.LOST if name == LOST else ChangeReason.UNHEALTHY
             yield GpuChange(reason, gpu.uuid, text, pods)
 
 
@@ -191,7 +191,7 @@ def _find_recovered(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> 
     if RECURRING in record.problems:
         text = f"it works again, but {record.problems[RECURRING]}"
     pods = _list_users(gpu, all_devices_of(gpu))
-    yield GpuChange(Reason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
+    yield GpuChange(ChangeReason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
 
 
 def all_devices_of(gpu: DeviceState) -> tuple[GpuOrInstance, ...]:
@@ -271,7 +271,7 @@ def _make_xid(gpu: DeviceState, device: GpuOrInstance, xid: int, count: int) -> 
         text = _describe(Condition(XID, detail=str(xid)), gpu)
     devices = all_devices_of(gpu) if device is gpu else (device,)
     users = _list_users(gpu, devices)
-    return GpuChange(Reason.XID, gpu.uuid, text, users, is_warning=needs_action, times=count)
+    return GpuChange(ChangeReason.XID, gpu.uuid, text, users, is_warning=needs_action, times=count)
 
 
 def _describe_xid(xid: int) -> str:
@@ -298,11 +298,11 @@ def _make_caused(
 
         if culprit.pod:
             text = f"{says}, caused by {process} of {culprit.text}: check this program"
-            yield GpuChange(Reason.XID, gpu.uuid, text, (culprit,), False, times=number)
+            yield GpuChange(ChangeReason.XID, gpu.uuid, text, (culprit,), False, times=number)
         else:
             outside = culprit.text or "a process outside pods"
             text = f"{says}, caused by {process} of {outside}: check this program"
-            yield GpuChange(Reason.XID, gpu.uuid, text, times=number)
+            yield GpuChange(ChangeReason.XID, gpu.uuid, text, times=number)
 
     unknown = waiting.times - sum(blamed.values())
     users = _list_users(gpu, all_devices_of(gpu) if device is gpu else (device,))
@@ -310,7 +310,7 @@ def _make_caused(
         text = f"{says}; the GPU is healthy, and an application caused it"
         if len(users) > 1:
             text += f": one of {few_of(user.text for user in users)}"
-        yield GpuChange(Reason.XID, gpu.uuid, text, users, not users, times=unknown)
+        yield GpuChange(ChangeReason.XID, gpu.uuid, text, users, not users, times=unknown)
 
 
 # Idle pods and orphaned memory
@@ -340,7 +340,9 @@ def _make_idle(gpu: DeviceState, holder: Holder) -> GpuChange:
         f"the container {holder.container or 'of this pod'} has not used it{when}: "
         "delete or scale down the workload if it does not need the GPU"
     )
-    return GpuChange(Reason.IDLE, gpu.uuid, text, (holder,), concerns_node=False, is_warning=False)
+    return GpuChange(
+        ChangeReason.IDLE, gpu.uuid, text, (holder,), concerns_node=False, is_warning=False
+    )
 
 
 def _find_orphans(gpu: DeviceState) -> frozenset[int]:
@@ -354,4 +356,4 @@ def _make_orphaned(gpu: DeviceState) -> Iterator[GpuChange]:
     users = _list_users(gpu, all_devices_of(gpu))
     for condition in gpu.conditions:
         if condition.name == ORPHANED:
-            yield GpuChange(Reason.ORPHANED, gpu.uuid, _describe(condition, gpu), users)
+            yield GpuChange(ChangeReason.ORPHANED, gpu.uuid, _describe(condition, gpu), users)

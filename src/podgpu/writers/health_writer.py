@@ -23,7 +23,7 @@ _STOP_SECONDS = 2.0
 _START_SECONDS = 60.0  # for the first readings of the GPUs and their pods
 
 
-class View(NamedTuple):
+class NodeUpdate(NamedTuple):
     """What is known of the node now, for the writers."""
 
     state: NodeState
@@ -33,11 +33,11 @@ class View(NamedTuple):
 
 
 class Writer(Protocol):
-    def update(self, view: View) -> Iterable[Write]:
+    def update(self, update: NodeUpdate) -> Iterable[Write]:
         """Returns what must be written. Called again and again until it was sent."""
 
 
-class Session(NamedTuple):
+class WriterSession(NamedTuple):
     """The writers and their connection to the API server. Used in one event loop."""
 
     writers: Sequence[Writer]
@@ -50,7 +50,7 @@ class HealthWriter:
     def __init__(
         self,
         read: Callable[[], tuple[NodeState, bool] | None],
-        open_session: Callable[[], Session],
+        open_session: Callable[[], WriterSession],
         lock: NodeLock,
         idle_after: float,
         clock: Clock | None = None,
@@ -102,9 +102,9 @@ class HealthWriter:
             return
 
         is_stale = not (is_fresh and self._has_compared)
-        view = View(state, self._records, changes, is_stale)
+        update = NodeUpdate(state, self._records, changes, is_stale)
         for writer in writers:
-            for write in writer.update(view):
+            for write in writer.update(update):
                 self.queue.put(write)
 
         await self.queue.flush()

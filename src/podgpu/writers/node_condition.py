@@ -15,7 +15,7 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject, read_list, read_map
 from podgpu.metrics.conditions import LOST, UNREADABLE, conditions
 from podgpu.writers.gpu_changes import Records
-from podgpu.writers.health_writer import View
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.write_option import NODE_CONDITION
 from podgpu.writers.write_queue import Write
 
@@ -41,20 +41,20 @@ def reason_for(condition: str) -> str:
     return "Gpu" + "".join(word.capitalize() for word in condition.split("_"))
 
 
-def judge(view: View) -> GpuVerdict:
+def judge(update: NodeUpdate) -> GpuVerdict:
     """Returns what the condition says about the GPUs of a node."""
-    if view.is_stale:
+    if update.is_stale:
         text = "podgpu has no current readings of the GPUs: see the log of its exporter"
         return GpuVerdict("Unknown", UNKNOWN, text)
 
-    state = view.state
+    state = update.state
     texts = []
-    for uuid, record in view.records.items():
+    for uuid, record in update.records.items():
         for text in record.problems.values():
             texts.append(f"{record.name} ({uuid or 'no UUID'}): {text}")
 
-    problems = _rank_problems(view.records)
-    unidentified = _count_unidentified(state.gpus_lost or 0, view.records)
+    problems = _rank_problems(update.records)
+    unidentified = _count_unidentified(state.gpus_lost or 0, update.records)
     if unidentified:
         problems.insert(0, LOST)
         gpus = plural(unidentified, "GPU")
@@ -66,11 +66,11 @@ def judge(view: View) -> GpuVerdict:
             message += f"; and {len(texts) - _MAX_NAMED} more"
         return GpuVerdict("True", reason_for(problems[0]), message)
 
-    if not view.records and state.gpus_expected:
+    if not update.records and state.gpus_expected:
         text = f"the node has {plural(state.gpus_expected, 'GPU')}, but podgpu cannot read any"
         return GpuVerdict("Unknown", UNKNOWN, text)
 
-    return GpuVerdict("False", HEALTHY, f"podgpu knows no problem of {_count(view.records)}")
+    return GpuVerdict("False", HEALTHY, f"podgpu knows no problem of {_count(update.records)}")
 
 
 def _count(records: Records) -> str:
@@ -102,8 +102,8 @@ class NodeConditionWriter:
         self._sent_at = 0.0  # monotonic
         self._changed_at = ""  # when the status changed
 
-    def update(self, view: View) -> list[Write]:
-        verdict = judge(view)
+    def update(self, update: NodeUpdate) -> list[Write]:
+        verdict = judge(update)
         is_due = self._clock.monotonic() - self._sent_at >= HEARTBEAT_SECONDS
         if verdict == self._sent and not is_due:
             return []

@@ -18,7 +18,7 @@ from podgpu.model import DeviceState
 from podgpu.node.holders.kubelet import GrpcError, call_unary
 from podgpu.writers.gpu_changes import GpuRecord
 from podgpu.writers.health_events_pb2 import HealthEvents
-from podgpu.writers.health_writer import View
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.write_option import NVSENTINEL
 from podgpu.writers.write_queue import Write
 
@@ -72,14 +72,14 @@ class SentinelWriter:
         self._reported: dict[str, _Reported] = {}
         self._entities: dict[str, list[tuple[str, str]]] = {}
 
-    def update(self, view: View) -> list[Write]:
-        if view.is_stale:
+    def update(self, update: NodeUpdate) -> list[Write]:
+        if update.is_stale:
             return []
 
-        for gpu in view.state.devices:
+        for gpu in update.state.devices:
             self._entities[gpu.uuid] = _list_entities(gpu)
 
-        records = dict(view.records)
+        records = dict(update.records)
         # A GPU that was forgotten has no problem any more.
         for uuid in self._reported.keys() - records.keys():
             if self._reported[uuid].problems:

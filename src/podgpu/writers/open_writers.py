@@ -11,7 +11,7 @@ from podgpu.clock import Clock
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.writers.device_taints import Effect, TaintWriter
-from podgpu.writers.health_writer import Session, Writer
+from podgpu.writers.health_writer import Writer, WriterSession
 from podgpu.writers.node_condition import NodeConditionWriter
 from podgpu.writers.nvsentinel import SentinelWriter
 from podgpu.writers.pod_events import EventWriter
@@ -33,10 +33,10 @@ def make_session_opener(
     node: str,
     clock: Clock,
     sentinel_socket: str = DEFAULT_SOCKET,
-) -> Callable[[], Session]:
+) -> Callable[[], WriterSession]:
     """`sentinel_socket`: path of NVSentinel's socket."""
 
-    def open_session() -> Session:
+    def open_session() -> WriterSession:
         client = ApiClient(config, _DEADLINE)
         writers: list[Writer] = []
         for name, argument in wanted.arguments.items():
@@ -50,6 +50,6 @@ def make_session_opener(
             elif name == NVSENTINEL:
                 writers.append(SentinelWriter(sentinel_socket, node, argument, clock))
 
-        return Session(writers, client)
+        return WriterSession(writers, client)
 
     return open_session

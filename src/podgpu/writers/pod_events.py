@@ -18,8 +18,8 @@ from podgpu.errors import SourceError, utc_text
 from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject
 from podgpu.model import Workload
-from podgpu.writers.gpu_changes import GpuChange, Reason
-from podgpu.writers.health_writer import View
+from podgpu.writers.gpu_changes import ChangeReason, GpuChange
+from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.write_option import EVENTS
 from podgpu.writers.write_queue import Write
 
@@ -62,7 +62,7 @@ def pod_target(workload: Workload) -> Target:
 class SeriesKey(NamedTuple):
     target: Target
     gpu: str
-    reason: Reason
+    reason: ChangeReason
 
     @property
     def event_name(self) -> str:
@@ -72,7 +72,7 @@ class SeriesKey(NamedTuple):
 
 
 @dataclass
-class _Series:
+class _EventSeries:
     """All changes that one Event stands for. Times are monotonic, except `first` and `last`."""
 
     first: float
@@ -94,10 +94,10 @@ class EventWriter:
     _client: ApiClient
     _node: str
     _clock: Clock = field(default_factory=Clock)
-    _series: dict[SeriesKey, _Series] = field(default_factory=dict)
+    _series: dict[SeriesKey, _EventSeries] = field(default_factory=dict)
 
-    def update(self, view: View) -> list[Write]:
-        self.add(view.changes)
+    def update(self, update: NodeUpdate) -> list[Write]:
+        self.add(update.changes)
         return self.list_due()
 
     def add(self, changes: Iterable[GpuChange]) -> None:
@@ -114,7 +114,7 @@ class EventWriter:
         now = self._clock.wall()
         series = self._series.pop(key, None)
         if series is None or (now - series.last > _EXPIRES_AFTER and not series.unwritten):
-            series = _Series(now, now, was_present=not change.is_new)
+            series = _EventSeries(now, now, was_present=not change.is_new)
 
         series.last = now
         series.message = change.message[:_MAX_MESSAGE]
@@ -135,7 +135,7 @@ class EventWriter:
                 writes.append(Write(EVENTS, f"{key.target.event_namespace}/{key.event_name}", send))
         return writes
 
-    async def _send(self, key: SeriesKey, series: _Series) -> None:
+    async def _send(self, key: SeriesKey, series: _EventSeries) -> None:
         if self._clock.wall() - series.last > _EXPIRES_AFTER:
             # Nobody needs it any more.
             self._mark_written(series)
@@ -147,7 +147,7 @@ class EventWriter:
         else:
             await self._update(path, key, series)
 
-    async def _create(self, path: str, key: SeriesKey, series: _Series) -> None:
+    async def _create(self, path: str, key: SeriesKey, series: _EventSeries) -> None:
         try:
             await self._client.create(path, self._make_event(key, series))
         except SourceError as error:
@@ -170,7 +170,7 @@ class EventWriter:
         if series.unwritten and age >= EVENT_SECONDS:
             await self._update(path, key, series)
 
-    async def _update(self, path: str, key: SeriesKey, series: _Series) -> None:
+    async def _update(self, path: str, key: SeriesKey, series: _EventSeries) -> None:
         changes = {
             "count": series.count,
             "lastTimestamp": utc_text(series.last),
@@ -187,12 +187,12 @@ class EventWriter:
 
         self._mark_written(series)
 
-    def _mark_written(self, series: _Series) -> None:
+    def _mark_written(self, series: _EventSeries) -> None:
         series.written = series.count
         series.written_at = self._clock.monotonic()
         series.was_present = False
 
-    def _make_event(self, key: SeriesKey, series: _Series) -> KubeObject:
+    def _make_event(self, key: SeriesKey, series: _EventSeries) -> KubeObject:
         target = key.target
         return {
             "apiVersion": "v1",
@@ -215,7 +215,7 @@ class EventWriter:
         }
 
 
-def _type_of(series: _Series) -> str:
+def _type_of(series: _EventSeries) -> str:
     return "Warning" if series.is_warning else "Normal"
 
 

@@ -32,7 +32,7 @@ class Write(NamedTuple):
 
 
 @dataclass
-class _Waiting:
+class _PendingWrite:
     write: Write
     due: float = float("-inf")  # monotonic time of the next attempt
     failures: int = 0
@@ -44,7 +44,7 @@ class WriteQueue:
 
     _clock: Callable[[], float]
     _delay: Callable[[float], float] = lambda limit: random.uniform(limit / 2, limit)
-    _waiting: dict[tuple[str, str], _Waiting] = field(default_factory=dict)
+    _waiting: dict[tuple[str, str], _PendingWrite] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)  # by writer
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class WriteQueue:
         if waiting is not None:
             waiting.write = write
         elif len(self._waiting) < _MAX_WAITING:
-            self._waiting[key] = _Waiting(write)
+            self._waiting[key] = _PendingWrite(write)
         else:
             text = f"more than {_MAX_WAITING} writes wait, so new ones are dropped"
             self._report(write.writer, "queue_full", text)

@@ -128,14 +128,14 @@ class _Data(msgspec.Struct):
     result: list[_Element]
 
 
-class _Answer(msgspec.Struct, rename="camel"):
+class _QueryAnswer(msgspec.Struct, rename="camel"):
     data: _Data | None = None
     error: str = ""
     warnings: list[str] = []
     is_partial: bool = False  # set by VictoriaMetrics
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_answer = msgspec.json.Decoder(_QueryAnswer).decode
 
 
 class PrometheusClient:
@@ -207,7 +207,7 @@ class PrometheusClient:
         self.notes = list(dict.fromkeys(notes))[:MAX_NOTES]
         return result
 
-    def _decode(self, response: HttpResponse) -> tuple[_Answer, list[_Element]]:
+    def _decode(self, response: HttpResponse) -> tuple[_QueryAnswer, list[_Element]]:
         """Returns the answer and its result. Raises SourceError if there is no result."""
         status = response.status
         try:

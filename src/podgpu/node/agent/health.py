@@ -160,7 +160,7 @@ class _Caused(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Gpu:
+class _CheckedGpu:
     """State of one GPU between two checks. Times are monotonic."""
 
     details: dict[str, str | None] | None = None
@@ -191,7 +191,7 @@ class HealthWatch:
         """`xid_window`, `clock_window`: seconds in which XIDs and clock events are counted."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, _CheckedGpu] = {}
         self._xids = EventLog(xid_window)
         # Unix time of the last XID, by device key and XID
         self._xid_seen: dict[tuple[str, int], float] = {}
@@ -213,7 +213,7 @@ class HealthWatch:
                 self._count_clock_events(values_of, now)
 
         gpus = [device for device in result.devices if not device.is_instance]
-        self._gpus = {gpu.uuid: self._gpus.get(gpu.uuid) or _Gpu() for gpu in gpus}
+        self._gpus = {gpu.uuid: self._gpus.get(gpu.uuid) or _CheckedGpu() for gpu in gpus}
         shown = {device.uuid for device in result.selected}
         usual_links = _usual_links(gpus, result.readings)
         for device in gpus:
@@ -411,7 +411,7 @@ class HealthWatch:
 
     def _report_gpu(
         self,
-        gpu: _Gpu,
+        gpu: _CheckedGpu,
         checked: Mapping[str, str | None],
         failures: Sequence[FailureCount],
         opinions: Sequence[KubernetesHealth],
@@ -472,7 +472,7 @@ class HealthWatch:
 
 
 def _compare(
-    gpu: _Gpu, present: Sequence[Condition], opinions: Sequence[KubernetesHealth], now: float
+    gpu: _CheckedGpu, present: Sequence[Condition], opinions: Sequence[KubernetesHealth], now: float
 ) -> dict[str, str | None]:
     """Compares the conditions of a GPU with what Kubernetes thinks about it and its instances.
 
@@ -511,7 +511,7 @@ class _Absence(NamedTuple):
 
 
 def _check_gpu(
-    gpu: _Gpu,
+    gpu: _CheckedGpu,
     device: Device,
     result: TelemetryResult,
     values: FieldValues | None,
@@ -554,7 +554,7 @@ def _check_gpu(
     return details
 
 
-def _check_reset(gpu: _Gpu, absence: _Absence | None, values: FieldValues | None) -> None:
+def _check_reset(gpu: _CheckedGpu, absence: _Absence | None, values: FieldValues | None) -> None:
     """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
         gpu.was_unavailable |= absence is not None and absence.is_away

@@ -506,27 +506,27 @@ def _merge_vcuda(
 # Texts about unmapped assignments, for the exporter's log and `podgpu doctor`
 
 
-class Explanation(NamedTuple):
+class UnmappedAdvice(NamedTuple):
     reason: str
     advice: str
     harmless: bool = False
 
 
 @cache
-def explanations() -> Mapping[tuple[str, str], Explanation]:
+def explanations() -> Mapping[tuple[str, str], UnmappedAdvice]:
     """Returns the explanations by source and reason. An empty source stands for all sources."""
     explanations = {}
     for row in table_rows("unmapped.csv"):
         key = row["source"], row["reason"]
-        explanations[key] = Explanation(row["says"], row["do"], bool(row["harmless"]))
+        explanations[key] = UnmappedAdvice(row["says"], row["do"], bool(row["harmless"]))
     return explanations
 
 
-def explain(unmapped: Unmapped) -> Explanation:
+def explain(unmapped: Unmapped) -> UnmappedAdvice:
     return (
         explanations().get((unmapped.source, unmapped.reason))
         or explanations().get(("", unmapped.reason))
-        or Explanation(f"it cannot be used ({unmapped.reason})", "check the exporter's log")
+        or UnmappedAdvice(f"it cannot be used ({unmapped.reason})", "check the exporter's log")
     )
 
 
