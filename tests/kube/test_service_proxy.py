@@ -613,6 +613,20 @@ def test_the_role_is_printed_below_the_message(
     assert remedy.startswith("An administrator can allow it with `kubectl apply -f FILE`:\n\napiV")
 
 
+@pytest.mark.parametrize("command", ["top", "pods", "cost", "report", "savings", "why", "waste"])
+def test_the_help_of_the_plugin_is_about_the_plugin(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_kubectl([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "localhost" not in out, "the plugin reads through the API server"
+    examples = out.partition("Examples:")[2]
+    assert examples.count("$ ") == examples.count("$ kubectl podgpu ") > 0
+    assert "--kube" not in examples
+    assert run([command, "--help"]) == 0
+    assert "--kube" in capsys.readouterr().out
+
+
 def test_commands_of_a_node_are_not_commands_of_the_plugin(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

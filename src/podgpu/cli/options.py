@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -42,6 +43,14 @@ Options = Mapping[str, Any]  # by parameter
 _HIDING_SHARED = ("doctor", "top", "trace")
 """Commands whose --help does not show the options that they share with the exporter."""
 KUBECTL_PROGRAM = "kubectl podgpu"
+_PLUGIN_HELP = {
+    "kube": "kubectl podgpu always does, without --url or --cluster.",
+    "url": "Then, not through the API server.",
+    "cluster": "Then, not through the API server.",
+}
+"""Parameter -> what the help of `kubectl podgpu` adds. There, --url has no default."""
+_KUBE_FLAG = " --kube"
+_ADDRESS_FLAG = re.compile(r" --(url|cluster)\b")
 FROM_FILE = "podgpu.from_file"
 """Key in `Context.meta`. Its value maps parameters to the configuration file that sets them."""
 
@@ -302,6 +311,8 @@ class GroupedCommand(click.Command):
 
         records = defaultdict(list)
         for param in self.get_params(ctx):
+            if is_kubectl_plugin(ctx):
+                param = _describe_for_plugin(param)
             group = next((group_of[name] for name in param.opts if name in group_of), "")
             record = param.get_help_record(ctx)
             if record is not None:
@@ -313,7 +324,31 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records[group], col_max=_NAMES_WIDTH)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, self.examples)
+        examples = self.examples
+        if is_kubectl_plugin(ctx):
+            examples = _list_plugin_examples(examples)
+        write_examples(formatter, examples)
+
+
+def _describe_for_plugin(param: click.Parameter) -> click.Parameter:
+    """The plugin reads through the API server, unless an option names an address."""
+    if not isinstance(param, click.Option) or param.name not in _PLUGIN_HELP:
+        return param
+    described = copy(param)
+    described.help = f"{param.help} {_PLUGIN_HELP[param.name]}"
+    described.show_default = False
+    return described
+
+
+def _list_plugin_examples(examples: Sequence[Example]) -> list[Example]:
+    """Returns the examples that read through the API server, or that name no source at all."""
+    through_api = [each for each in examples if _KUBE_FLAG in each[0]]
+    without_source = [each for each in examples if not _ADDRESS_FLAG.search(each[0])]
+    shown = []
+    for command, meaning in through_api or without_source:
+        _, _, rest = command.replace(_KUBE_FLAG, "").partition(" ")
+        shown.append((f"{KUBECTL_PROGRAM} {rest}", meaning))
+    return shown
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) -> None:

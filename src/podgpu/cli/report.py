@@ -74,7 +74,7 @@ class _Table(NamedTuple):
 @make_command(
     "report",
     (
-        "podgpu report --url localhost:9401 --range month --by label:team",
+        "podgpu report --range month --by label:team",
         "the cost of each team in this month",
     ),
     (
