@@ -18,7 +18,8 @@ from statistics import median
 
 from bench.figures import Figure
 from podgpu.fleet.read.scrape import ScrapeCollector
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
+from podgpu.fleet.settings import ViewSettings
 
 NODES = 1000
 MAX_CORE_PERCENT = 10.0

@@ -13,8 +13,9 @@ from statistics import median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from bench.node import GPUS, rename, simulated_node
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.round import PublishedState
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import build_cluster_state
 from podgpu.model import decode_node
 from tests.browser.chromium import browser, chromium

@@ -13,7 +13,9 @@ from pathlib import Path
 from bench.figures import Figure
 from bench.writers import START, list_faults, make_state
 from podgpu.clock import Clock
-from podgpu.fleet.readings import NodeEntry, NodeReading, ViewSettings
+from podgpu.fleet.node_entry import NodeEntry
+from podgpu.fleet.readings import NodeReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.writers.webhook import Webhook, WebhookSettings

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from podgpu.charge import Waste
 from podgpu.fleet.parts import Totals, WasteRate
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import PublishedState
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import build_cluster_state
 from podgpu.fleet.view import (
     DeviceView,

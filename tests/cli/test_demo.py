@@ -35,9 +35,10 @@ from podgpu.labs.demo import (
 )
 from podgpu.labs.demo_past import write_past
 from podgpu.past.bill import RangeQuery
-from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.record import cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import HOUR
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import build_state
 from tests.nodes.clock import FakeClock

@@ -20,10 +20,12 @@ from podgpu.charge import Tokens
 from podgpu.cli.main import run
 from podgpu.fleet.parts import EngineState
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import Condition, WorkloadOwner
-from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.record import cluster_recorder
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, lost, node
 from tests.fleet.test_loop import Script, Time, tell

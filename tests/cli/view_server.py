@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import WorkloadOwner
-from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.record import cluster_recorder
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.app import Address
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, lost, mig, node

@@ -27,8 +27,8 @@ from shared_gpu import PORTS, SharedGpu
 
 from podgpu.fleet.jobs import JobKey
 from podgpu.fleet.read.scrape import ScrapeCollector
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import PodName, WorkloadOwner
 
 METHOD = "exact"

@@ -7,9 +7,10 @@ from typing import Any
 
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
-from podgpu.fleet.readings import ClusterReading, Collector, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, Collector, NodeReading
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.series import cluster_families
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, Scope, build_cluster_state
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text

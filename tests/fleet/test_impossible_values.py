@@ -12,8 +12,9 @@ import pytest
 
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector
-from podgpu.fleet.readings import Collector, ViewSettings
+from podgpu.fleet.readings import Collector
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.view import View
 from podgpu.model import decode_node
 from tests.fleet.exporters import Exporter, node_document, running_exporters

@@ -6,7 +6,8 @@ from typing import Any
 
 from podgpu.fleet.job_view import make_job, make_jobs
 from podgpu.fleet.jobs import JobDetector
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, PodName, WorkloadOwner
 from tests.fleet.states import WALL, gpu, holder, node, series

@@ -13,14 +13,9 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.errors import Note
-from podgpu.fleet.readings import (
-    ClusterReading,
-    Collector,
-    NodeReading,
-    TargetOutcome,
-    ViewSettings,
-)
+from podgpu.fleet.readings import ClusterReading, Collector, NodeReading, TargetOutcome
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from tests.fleet.states import gpu
 from tests.fleet.states import node as reading_of
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import RollingAverage
 from podgpu.fleet.series import metric_name, node_families
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, Scope, UsedMean
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.encode import encode

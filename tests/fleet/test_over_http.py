@@ -16,8 +16,8 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.fleet.read.scrape import ScrapeCollector
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.view import decode_view
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError, texts_of
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.series import cluster_families
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import build_cluster_state
 from podgpu.fleet.view import make_pod, make_view
 from podgpu.http_client import Access

@@ -21,7 +21,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import DeviceTotals, Holder, NodeState

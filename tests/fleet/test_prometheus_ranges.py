@@ -25,13 +25,14 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
-from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, DeviceTotals, Holder, WorkloadOwner
 from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
-from podgpu.past.record import SqlitePast, make_records
+from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS
+from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet import states
 from tests.fleet.prometheus_double import Asked, Reply, error, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics

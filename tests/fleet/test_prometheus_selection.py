@@ -16,8 +16,8 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.read.pages import GpuQuery, PrometheusSelection, parse_gpu_query
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import Cluster, PublishedState
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.view import View, make_pod
 from podgpu.model import WorkloadOwner
 from tests.fleet.prometheus_double import error, running_double

@@ -22,7 +22,8 @@ from podgpu.fleet.read.prometheus import (
     PrometheusCollector,
     PrometheusServer,
 )
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import WorkloadOwner
 from podgpu.past.prometheus_series import CACHE_SECONDS, Window
 from podgpu.past.sqlite import JSON, parse_range

@@ -25,8 +25,8 @@ from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.parts import Totals
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.pages import GpuQuery
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import PublishedState
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
@@ -40,8 +40,9 @@ from podgpu.past.bill import (
 )
 from podgpu.past.focus import encode_csv, escape_cell, split_days
 from podgpu.past.moment import read_past
-from podgpu.past.record import SqlitePast, make_records
+from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 from tests.simulated import stop_after_test
 

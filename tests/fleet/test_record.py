@@ -6,8 +6,8 @@ import pytest
 
 from podgpu.charge import Amounts, Figures
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import Cluster, PublishedState
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, WorkloadOwner
 from podgpu.past.record import cluster_recorder, make_records

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from podgpu.clock import Clock
 from podgpu.errors import Note, SourceError, UsageError
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.http_client import Access
 from podgpu.model import DeviceState, Fields, WorkloadOwner
 from tests.fleet.exporters import Exporter, metrics_text, node_document, running_exporters

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from podgpu.charge import HeldTime
-from podgpu.fleet.readings import NodeEntry
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.spent import describe_rejected
 from podgpu.model import NS, DeviceTotals, Holder
 from tests.fleet.states import World, gpu, holder, mig, node

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from podgpu.charge import HeldTime
 from podgpu.errors import Note, texts_of
-from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome, ViewSettings
+from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.metrics.parse import parse_text
 from podgpu.model import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, Holder, NodeState
 from podgpu.past.job import JobSummary, read_summary

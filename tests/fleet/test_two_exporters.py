@@ -14,8 +14,9 @@ import pytest
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector
-from podgpu.fleet.readings import Collector, NodeReading, ViewSettings
+from podgpu.fleet.readings import Collector, NodeReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.view import make_view
 from podgpu.model import DeviceState, NodeState, encode_node
 from podgpu.scale.answers import compute_value

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import Note, SourceError
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_single_node_state
 from podgpu.fleet.view import (
     decode_details,

@@ -17,8 +17,9 @@ from podgpu.model import Allocation, Assignment, NodeState, Workload
 from podgpu.node.holders.annotations import find_reserved, replace_reservations
 from podgpu.node.holders.reader import merge
 from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.record import SqlitePast, make_records
+from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet.states import state_of
 from tests.holders.devices import gpu, uuid
 from tests.nodes.node import node_of, read_description

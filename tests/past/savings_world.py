@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import NS, DeviceState, DeviceTotals, Holder, HolderUsage, WorkloadOwner
-from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.record import cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.real_servers import Point
 from tests.fleet.states import gpu, node

@@ -17,17 +17,10 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
-from podgpu.model import (
-    MJ,
-    NS,
-    DeviceState,
-    DeviceTotals,
-    Holder,
-    HolderUsage,
-    NodeState,
-)
+from podgpu.model import MJ, NS, DeviceState, DeviceTotals, Holder, HolderUsage, NodeState
 from podgpu.past.book_clock import STABLE_SECONDS
 from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder

@@ -18,8 +18,9 @@ from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.clock import Clock
 from podgpu.errors import Note
 from podgpu.fleet.prices import Price, Prices
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import DeviceTotals
 from podgpu.past.history_file import HistoryError
 from podgpu.past.record import cluster_recorder, make_records

@@ -20,8 +20,9 @@ from podgpu.model import NS, Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.holders.identity import Identities
 from podgpu.past.bill import RangeQuery, RangeRow
-from podgpu.past.record import SqlitePast, make_records
+from podgpu.past.record import make_records
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_past import SqlitePast
 from tests.agent.simulated_node import SimulatedNode
 from tests.fleet.real_servers import Point
 from tests.fleet.states import World

@@ -19,9 +19,9 @@ from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
 from podgpu.fleet.readings import Collector, FleetCounts, FleetShare
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.past.prometheus_series import PrometheusPast
-from podgpu.past.record import SqlitePast
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
 from tests.fleet.states import prometheus_past
 from tests.past.savings_world import MODEL, OWNERS, PRICES, SETTINGS, points, record

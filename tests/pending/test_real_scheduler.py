@@ -17,7 +17,7 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.kube.config import load_config
 from podgpu.kube.reflector import ReflectorSettings
@@ -27,16 +27,7 @@ from tests.certificates import Certificates
 from tests.deploy.chart import of_kind
 from tests.kube.real_cluster import RealCluster, run_cluster
 from tests.nodes.clock import wait_until
-from tests.pending.situations import (
-    GPU,
-    NOT_GPUS,
-    TWENTY,
-    WAITING,
-    Object,
-    Situation,
-    node,
-    pod,
-)
+from tests.pending.situations import GPU, NOT_GPUS, TWENTY, WAITING, Object, Situation, node, pod
 from tests.pending.test_quotas import LOCAL_QUEUE, SAYS, cluster_queue, workload
 
 SECONDS = 25.0

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.clock import Clock
-from podgpu.fleet.readings import ClusterReading, NodeReading, TargetOutcome, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading, TargetOutcome
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, Holder, HolderUsage, NodeState
 from podgpu.scale.answers import compute_value

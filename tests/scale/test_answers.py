@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from podgpu.fleet.readings import TargetOutcome, ViewSettings
+from podgpu.fleet.readings import TargetOutcome
+from podgpu.fleet.settings import ViewSettings
 from podgpu.model import Condition, DeviceState, DeviceTotals, Holder, MigInstance
 from podgpu.scale.answers import compute_pod_values, compute_value, is_active
 from podgpu.scale.catalogue import METRICS, PROFILING_METRICS, UTILIZATION

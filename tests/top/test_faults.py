@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.fleet.states import gpu, holder, node

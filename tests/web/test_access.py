@@ -15,12 +15,14 @@ import pytest
 
 from podgpu.errors import Note
 from podgpu.fleet.prices import Prices, parse_prices
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import Condition, WaitPart, WorkloadOwner
-from podgpu.past.record import SqlitePast, cluster_recorder
+from podgpu.past.record import cluster_recorder
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, node

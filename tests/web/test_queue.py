@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from podgpu.fleet.readings import ClusterReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import WorkloadOwner

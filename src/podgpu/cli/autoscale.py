@@ -17,8 +17,8 @@ from aiohttp import web
 from podgpu.cli.cluster import choose_collector, make_settings
 from podgpu.cli.options import Options, make_command
 from podgpu.errors import UsageError
-from podgpu.fleet.readings import ViewSettings, check_window
 from podgpu.fleet.round import Cluster
+from podgpu.fleet.settings import ViewSettings, check_window
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import is_loopback, load_config
 from podgpu.kube.reflector import Informer

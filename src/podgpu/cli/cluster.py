@@ -22,8 +22,9 @@ from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelecto
 from podgpu.fleet.read.engine_reader import EngineReader
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
-from podgpu.fleet.readings import Collector, ViewSettings, check_window, full_scale
+from podgpu.fleet.readings import Collector
 from podgpu.fleet.round import Cluster, MakeCollector
+from podgpu.fleet.settings import ViewSettings, check_window, full_scale
 from podgpu.fleet.setup import OWNERS_HINT, QUEUE_HINT, SetupHint, hint_history
 from podgpu.http_client import Access
 from podgpu.kube.client import ApiClient
@@ -40,9 +41,10 @@ from podgpu.model import PodName, WorkloadOwner
 from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
-from podgpu.past.record import MAX_GPUS, SqlitePast, cluster_recorder
+from podgpu.past.record import MAX_GPUS, cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings_watch import SavingsWatch
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.pending.queue_watch import QueueWatch
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run

@@ -37,7 +37,7 @@ from podgpu.cli.tables import UNKNOWN
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
 from podgpu.errors import SourceError, utc_text
-from podgpu.fleet.readings import duration_text
+from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import View, decode_view
 from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query

@@ -11,8 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from podgpu.errors import few_of, plural
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import is_lost, is_shown
-from podgpu.fleet.readings import NodeEntry, NodeReading, TargetOutcome, ViewSettings
+from podgpu.fleet.readings import NodeReading, TargetOutcome
+from podgpu.fleet.settings import ViewSettings
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
     LOST,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from podgpu.charge import HeldTime, Waste
 from podgpu.fleet.choose import CLOCK_AHEAD
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     HeldPart,
     Use,
@@ -29,7 +30,6 @@ from podgpu.fleet.parts import (
     make_rate,
     may_be_busy,
 )
-from podgpu.fleet.readings import NodeEntry
 from podgpu.known import divide_known
 from podgpu.model import (
     MJ,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from podgpu.fleet.choose import Alert
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
-from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.stragglers import JobGpuSample, Reason, SlowGpu, StragglerDetector
 from podgpu.known import add_known, divide_known, select_known
 from podgpu.metrics.fields import (

@@ -25,9 +25,10 @@ from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.parts import is_lost
 from podgpu.fleet.prices import ReadPrices, no_prices
-from podgpu.fleet.readings import ClusterReading, Collector, ViewSettings
+from podgpu.fleet.readings import ClusterReading, Collector
 from podgpu.fleet.saved_gpus import NO_SAVINGS, SavingsFigures
 from podgpu.fleet.series import cluster_families, node_families, self_families
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
 from podgpu.fleet.view import View, make_view
 from podgpu.metrics.encode import Body, encode, etag_of

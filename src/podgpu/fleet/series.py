@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from podgpu.charge import Waste
 from podgpu.fleet.hold import find_rest, wasteful_since
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     ContainerName,
     EngineState,
@@ -22,8 +23,8 @@ from podgpu.fleet.parts import (
     holders_of,
     sum_held,
 )
-from podgpu.fleet.readings import NodeEntry, duration_text
 from podgpu.fleet.saved_gpus import SavingsFigures
+from podgpu.fleet.settings import duration_text
 from podgpu.fleet.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import (
@@ -36,14 +37,7 @@ from podgpu.metrics.encode import (
     make_families,
 )
 from podgpu.metrics.labels import holder_names
-from podgpu.model import (
-    DeviceState,
-    GpuOrInstance,
-    MigInstance,
-    Pairs,
-    PodName,
-    list_pod_names,
-)
+from podgpu.model import DeviceState, GpuOrInstance, MigInstance, Pairs, PodName, list_pod_names
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _WASTE_LABELS = ("kind", "namespace", "currency", "cluster")

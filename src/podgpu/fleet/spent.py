@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podgpu.charge import HeldTime
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, divide_gpu, key_of
-from podgpu.fleet.readings import NodeEntry
 from podgpu.model import (
     MJ,
     NS,

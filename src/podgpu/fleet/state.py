@@ -25,6 +25,7 @@ from podgpu.fleet.choose import (
 )
 from podgpu.fleet.hold import HolderTimes, IdleTimes, measure_use
 from podgpu.fleet.jobs import JobDetector, JobKey, Jobs, describe_slow, find_slow, list_jobs
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     HeldPart,
     device_model,
@@ -36,16 +37,9 @@ from podgpu.fleet.parts import (
     key_of,
 )
 from podgpu.fleet.prices import NO_PRICES, Prices
-from podgpu.fleet.readings import (
-    ClusterReading,
-    FleetCounts,
-    NodeEntry,
-    NodeReading,
-    Owners,
-    TargetOutcome,
-    ViewSettings,
-)
+from podgpu.fleet.readings import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome
 from podgpu.fleet.saved_gpus import NO_SAVINGS, SavingsFigures
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.spent import LONGEST_GAP, Spending, describe_rejected
 from podgpu.fleet.stragglers import SlowGpu
 from podgpu.fleet.tokens import Charged, charge_tokens

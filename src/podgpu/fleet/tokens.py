@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from msgspec.structs import replace
 
 from podgpu.charge import Tokens
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import ContainerName, EngineState, HeldPart, container_name
-from podgpu.fleet.readings import NodeEntry
 from podgpu.model import PodName
 
 Charged = Mapping[ContainerName, Tokens]

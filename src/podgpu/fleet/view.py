@@ -19,6 +19,7 @@ from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.fleet.choose import Alert, describe_condition, is_gpu_source
 from podgpu.fleet.hold import find_rest
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     EngineState,
     HeldPart,
@@ -38,7 +39,7 @@ from podgpu.fleet.parts import (
     sum_held,
 )
 from podgpu.fleet.prices import Prices
-from podgpu.fleet.readings import FleetCounts, NodeEntry
+from podgpu.fleet.readings import FleetCounts
 from podgpu.fleet.repair import Repair, make_repair, repair_of
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState

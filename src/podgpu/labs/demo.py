@@ -16,7 +16,7 @@ from pynvml import NVML_GPU_RECOVERY_ACTION_GPU_RESET
 
 from podgpu.clock import Clock
 from podgpu.fleet.prices import ReadPrices
-from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.settings import ViewSettings
 from podgpu.labs.simulate.simulated_driver import read_simulated
 from podgpu.labs.simulate.simulated_node import DemoNode
 from podgpu.metrics.counters import shipped_counters
@@ -29,8 +29,8 @@ from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.node.holders.reader import HolderSources
 from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
-from podgpu.past.record import SqlitePast
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.exporter_app import application, build_state, node_recorder
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")

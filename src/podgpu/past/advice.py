@@ -15,7 +15,7 @@ from statistics import fmean
 from podgpu.charge import UsageAccount
 from podgpu.errors import few_of, plural, utc_text
 from podgpu.fleet.jobs import JOB_KINDS
-from podgpu.fleet.readings import duration_text
+from podgpu.fleet.settings import duration_text
 from podgpu.known import round_known, select_known, sum_all
 from podgpu.metrics.mig import list_mig_sizes
 from podgpu.model import group_by

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from podgpu.charge import UsageAccount
 from podgpu.fleet.hold import find_rest
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, device_price, is_blind
-from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.known import round_known, sum_all
 from podgpu.model import MIB, group_by

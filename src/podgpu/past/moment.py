@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from podgpu.errors import Note, UsageError, utc_text
-from podgpu.fleet.readings import NodeEntry, NodeReading
+from podgpu.fleet.node_entry import NodeEntry
+from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.state import ClusterState, complete_node
 from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE

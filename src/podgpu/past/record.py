@@ -1,16 +1,15 @@
-"""Turns the cluster's state into records for SQLite, and reads the records."""
+"""Turns the cluster's state into records for the history."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from sqlite3 import Connection
+from collections.abc import Iterator, Mapping, Sequence
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
 from podgpu.errors import Note
 from podgpu.fleet.choose import describe_condition
 from podgpu.fleet.hold import describe_idle, estimate_idle, wasteful_since
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     HeldPart,
     device_memory,
@@ -19,42 +18,18 @@ from podgpu.fleet.parts import (
     divide_gpu,
     key_of,
 )
-from podgpu.fleet.read.pages import GpuQuery
-from podgpu.fleet.readings import NodeEntry
-from podgpu.fleet.round import Cluster, PublishedState
+from podgpu.fleet.round import Cluster
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
-from podgpu.past.advice import make_savings
-from podgpu.past.bill import RangeAnswer, RangeQuery, account_of, read_range_answer
-from podgpu.past.costs import CostsAnswer, CostsQuery, read_costs_answer
-from podgpu.past.events import EventQuery, EventsAnswer, read_events
-from podgpu.past.interface import Past
-from podgpu.past.job import JobSummary, read_summary
-from podgpu.past.loads import read_fleet_load
-from podgpu.past.moment import read_past
+from podgpu.past.bill import account_of
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.schema import COARSE, FINE, IDLE, floor_time
-from podgpu.past.sqlite import (
-    JSON,
-    GpuHistory,
-    JobHistory,
-    PodHistory,
-    make_pod_history,
-    read_gpu,
-    read_job,
-    read_pod,
-    read_utilization,
-    sparkline_times,
-    sparklines_json,
-)
+from podgpu.past.schema import IDLE
 from podgpu.past.store import ConditionRecord, GpuSample
 
 _log = logging.getLogger(__name__)
-_MAX_SAVINGS = 16  # answers that are kept until the next step of 5 minutes
 # Minimum difference from the GPU's utilisation for storing a sole holder's own values.
 _OWN_DIFFERENCE = 0.05
 MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
@@ -252,114 +227,3 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     cluster.readers.append(add)
     cluster.other_warnings = warnings
     return recorder
-
-
-class SqlitePast(Past):
-    """The past that a recorder stored."""
-
-    has_summaries = True
-
-    def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState]) -> None:
-        """`read_state`: returns the current state."""
-        self._recorder = recorder
-        self._read_state = read_state
-        # Start of the minute -> utilisation by device.
-        self._points: dict[int, Mapping[str, float | None]] = {}
-        # Every open page asks for the same savings. They change every 5 minutes.
-        self._savings: dict[tuple[SavingsQuery, int], SavingsAnswer] = {}
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        answer = await self._recorder.ask(
-            lambda db, now: read_range_answer(db, query, now, self._read_state())
-        )
-        answer.in_memory = self._recorder.is_in_memory
-        return answer
-
-    async def costs(self, query: CostsQuery) -> CostsAnswer:
-        answer = await self._recorder.ask(
-            lambda db, now: read_costs_answer(db, query, now, self._read_state())
-        )
-        answer.in_memory = self._recorder.is_in_memory
-        return answer
-
-    async def savings(self, query: SavingsQuery) -> SavingsAnswer:
-        return await self._recorder.ask(partial(self._read_savings, query))
-
-    def _read_savings(self, query: SavingsQuery, db: Connection, now: float) -> SavingsAnswer:
-        key = query._replace(is_csv=False), floor_time(now, COARSE)
-        known = self._savings.get(key)
-        if known is not None:
-            return known
-
-        state = self._read_state()
-        fleet = read_fleet_load(db, query, now, state)
-        answer = make_savings(query, fleet, state.prices.currency)
-        answer.prices = state.prices.source
-        answer.simulated = state.simulated
-        answer.in_memory = self._recorder.is_in_memory
-        # Before the first round, no pod holds a GPU.
-        if not fleet.pods:
-            return answer
-        if len(self._savings) >= _MAX_SAVINGS:
-            self._savings = {}
-
-        self._savings[key] = answer
-        return answer
-
-    async def find(self, query: GpuQuery) -> PublishedState:
-        def read(db: Connection, now: float) -> PublishedState:
-            at = now if query.at is None else query.at
-            return PublishedState(read_past(db, at, self._read_state()))
-
-        return await self._recorder.ask(read)
-
-    async def sparklines(self) -> JSON:
-        return await self._recorder.ask(self._read_sparklines)
-
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
-        return await self._recorder.ask(
-            lambda db, now: read_gpu(db, uuid, now - seconds, now, instance)
-        )
-
-    async def pod(
-        self, namespace: str, pod: str, seconds: int, cluster: str | None = None
-    ) -> PodHistory | None:
-        def read(db: Connection, now: float) -> PodHistory | None:
-            gpus = read_pod(db, namespace, pod, now - seconds, now)
-            return make_pod_history(namespace, pod, gpus)
-
-        return await self._recorder.ask(read)
-
-    async def job(self, kind: str, namespace: str, name: str, seconds: int) -> JobHistory | None:
-        return await self._recorder.ask(
-            lambda db, now: read_job(db, kind, namespace, name, now - seconds, now)
-        )
-
-    async def events(self, query: EventQuery) -> EventsAnswer:
-        return await self._recorder.ask(lambda db, now: read_events(db, query, now))
-
-    async def summary(self, namespace: str, pod: str) -> JobSummary | None:
-        return await self._recorder.ask(
-            lambda db, now: read_summary(db, namespace, pod, now, self._read_state())
-        )
-
-    def _read_sparklines(self, db: Connection, now: float) -> JSON:
-        """Builds the sparklines.
-
-        Caches points of past minutes, because every open page requests them repeatedly.
-        """
-        times = sparkline_times(now)
-        cached = self._points  # local, because another thread may replace self._points
-        points: dict[int, Mapping[str, float | None]] = {}
-        for at in times:
-            is_final = at in cached and at + times.step <= now - FINE
-            points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
-
-        self._points = points
-
-        names = set().union(*points.values())
-        lines = {}
-        for name in sorted(names):
-            lines[name] = [values.get(name) for values in points.values()]
-
-        return sparklines_json(times, lines)

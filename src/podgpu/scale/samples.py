@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from podgpu.clock import Clock
 from podgpu.errors import texts_of
 from podgpu.fleet.parts import HeldPart
-from podgpu.fleet.readings import ViewSettings
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.fleet.state import ClusterState, read_field, used_value
 from podgpu.known import sum_all

@@ -16,18 +16,13 @@ from msgspec import Meta
 
 from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, Note, SourceError, StartError, few_of
-from podgpu.fleet.readings import ClusterReading, NodeReading, ViewSettings
+from podgpu.fleet.readings import ClusterReading, NodeReading
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.fleet.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import (
-    NodeState,
-    PodName,
-    Workload,
-    has_readings,
-    list_pod_names,
-)
+from podgpu.model import NodeState, PodName, Workload, has_readings, list_pod_names
 from podgpu.node.agent.agent import Agent
 from podgpu.node.gpu.remote_exporter import UrlExposition
 from podgpu.past.job import JobSummary

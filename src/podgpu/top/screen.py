@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from podgpu.errors import plural
 from podgpu.fleet.parts import MPS_REASON
-from podgpu.fleet.readings import duration_text
+from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.model import Workload
 from podgpu.past.job import JobSummary

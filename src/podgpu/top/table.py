@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 from podgpu.charge import Waste
 from podgpu.fleet.parts import Totals, Use
-from podgpu.fleet.readings import duration_text
+from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import ConditionView
 from podgpu.model import Workload
 from podgpu.past.sqlite import FULL, NO_DATA

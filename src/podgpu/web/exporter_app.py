@@ -11,8 +11,8 @@ from aiohttp import web
 from podgpu.errors import Note, texts_of
 from podgpu.fleet.choose import describe_node, sort_alerts
 from podgpu.fleet.prices import ReadPrices, no_prices
-from podgpu.fleet.readings import ViewSettings
 from podgpu.fleet.round import PublishedState
+from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_single_node_state
 from podgpu.fleet.view import GpuResponse, add_details, make_details
 from podgpu.metrics.otlp import PushedNode

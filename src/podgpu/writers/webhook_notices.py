@@ -17,8 +17,8 @@ from podgpu.errors import few_of, plural, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.choose import describe_condition
 from podgpu.fleet.hold import wasteful_since
+from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, gpu_id
-from podgpu.fleet.readings import NodeEntry
 from podgpu.fleet.state import ClusterState
 from podgpu.known import add_known, round_known
 from podgpu.metrics.conditions import NODE_GONE, conditions, is_grave

@@ -27,8 +27,8 @@ from podgpu.fleet.readings import (
     NodeReading,
     Owners,
     TargetOutcome,
-    ViewSettings,
 )
+from podgpu.fleet.settings import ViewSettings
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 from podgpu.metrics.adapter import (
     NODE_LABELS,
@@ -51,14 +51,7 @@ from podgpu.metrics.promql import (
     select,
     series_queries,
 )
-from podgpu.model import (
-    NodeState,
-    PodName,
-    WorkloadOwner,
-    all_devices,
-    list_pod_names,
-    select_keys,
-)
+from podgpu.model import NodeState, PodName, WorkloadOwner, all_devices, list_pod_names, select_keys
 
 # time between queries for unknown owners; kube-state-metrics may report new pods late
 _OWNER_SECONDS = 60.0

@@ -25,14 +25,8 @@ from podgpu.errors import Note, SourceError, UsageError
 from podgpu.fleet.jobs import SAMPLE_FIELDS
 from podgpu.fleet.parts import ContainerName, container_name
 from podgpu.fleet.read.engine_reader import EngineReader
-from podgpu.fleet.readings import (
-    ClusterReading,
-    NodeLabels,
-    NodeReading,
-    Owners,
-    TargetOutcome,
-    ViewSettings,
-)
+from podgpu.fleet.readings import ClusterReading, NodeLabels, NodeReading, Owners, TargetOutcome
+from podgpu.fleet.settings import ViewSettings
 from podgpu.http_client import (
     MAX_METRICS_BYTES,
     METRICS_TYPES,
