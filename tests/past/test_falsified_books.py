@@ -451,6 +451,22 @@ def test_usage_that_was_kept_in_memory_keeps_its_hour(path: Path) -> None:
     store.close()
 
 
+def test_no_field_of_an_account_is_lost_when_a_file_takes_over_the_history_in_memory(
+    path: Path,
+) -> None:
+    account = UsageAccount(*(f"value of {name}" for name in UsageAccount._fields))
+    amounts = Amounts(*(float(number) for number, _ in enumerate(Amounts._fields, start=1)))
+    memory = HistoryStore()
+    record(memory, START, Charge(account, amounts=amounts, currency="EUR"))
+    store = HistoryStore(path)
+    store.take_over(memory)
+    record(store, START + HOUR)
+    with store.reader() as db:
+        [charge] = read_range(db, START, START + HOUR)[2]
+    assert charge == Charge(account, amounts=amounts, currency="EUR")
+    store.close()
+
+
 def test_a_disk_that_is_full_for_days_does_not_fill_the_memory(
     path: Path,
 ) -> None:

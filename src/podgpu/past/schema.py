@@ -7,9 +7,11 @@ import filecmp
 import logging
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from podgpu.charge import AMOUNTS
+from podgpu.charge import AMOUNTS, UsageAccount
 
 SCHEMA_VERSION = 5
 FINE = 15  # resolutions in seconds
@@ -28,6 +30,7 @@ IDLE = "idle"
 _log = logging.getLogger(__name__)
 _COPY_SUFFIX = ".schema4"
 _BYTES_TO_CONVERT = 4  # per byte of the file: the copy, and the tables of both versions
+ACCOUNT_COLUMNS = UsageAccount._fields  # a field has the name of its column
 AMOUNT_COLUMNS = tuple(amount.column for amount in AMOUNTS)
 USAGE_COLUMNS = ("resolution", "time", "account", "currency", *AMOUNT_COLUMNS)
 SUMS = ", ".join(f"sum({name}) AS {name}" for name in AMOUNT_COLUMNS)
@@ -176,6 +179,12 @@ def ceil_time(time: float, step: int) -> int:
     return -int(-time // step) * step
 
 
+def split_account(row: Sequence[Any]) -> tuple[UsageAccount, Sequence[Any]]:
+    """Splits a row that begins with ACCOUNT_COLUMNS. Returns the account and the other columns."""
+    number = len(ACCOUNT_COLUMNS)
+    return UsageAccount(*row[:number]), row[number:]
+
+
 def migrate(db: sqlite3.Connection, path: Path | None) -> None:
     """Converts a file of schema 4 in one transaction. Keeps a copy, because 0.3 reads only that."""
     if path is not None:
@@ -190,7 +199,8 @@ def add_columns(db: sqlite3.Connection) -> None:
     db.execute(_NOTICE_TABLE)
     for name in AMOUNT_COLUMNS:
         _add_column(db, "usage", name, "REAL NOT NULL DEFAULT 0")
-    _add_column(db, "account", "model", "TEXT NOT NULL DEFAULT ''")
+    for name in ACCOUNT_COLUMNS:
+        _add_column(db, "account", name, "TEXT NOT NULL DEFAULT ''")
     _add_column(db, "gpu", "taken_from", "TEXT NOT NULL DEFAULT ''")
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.model import PodName
 from podgpu.past.schema import (
+    ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
     COARSE,
     DAY,
@@ -24,9 +25,9 @@ from podgpu.past.schema import (
     UNSETTLED,
     ceil_time,
     floor_time,
+    split_account,
 )
 
-_FIELDS = UsageAccount._fields
 # Sums each window by itself, and joins the sums: both save a quarter of the time.
 _WINDOW = f"""
 SELECT {{step}} AS start, account, currency, {SUMS}, ? AS part FROM usage
@@ -44,17 +45,17 @@ SELECT {{step}} AS start, {{fields}}, currency, {SUMS}, ? AS part
 FROM usage JOIN account ON account.id = usage.account
 WHERE resolution = ? AND time >= ? AND time < ? GROUP BY {{by}}{{keys}}, currency"""
 _CHARGES_OF_ROWS = f"""
-SELECT start, {", ".join(_FIELDS)}, currency, {_SUMS_OF_PARTS} FROM ({{windows}})
+SELECT start, {", ".join(ACCOUNT_COLUMNS)}, currency, {_SUMS_OF_PARTS} FROM ({{windows}})
 GROUP BY {{names}} ORDER BY {{names}}"""
 _ENGINES = f"""
 SELECT DISTINCT account FROM usage
 WHERE resolution IN ({OPEN}, {UNSETTLED}, {DAY}) AND token_seconds > 0"""
 _ACCOUNT = f"""
-SELECT {", ".join(_FIELDS)} FROM account
+SELECT {", ".join(ACCOUNT_COLUMNS)} FROM account
 WHERE namespace = ? AND pod = ? AND job = ? AND uid = ? AND container_id = ?"""
 # A pod whose tokens were read in a part of the 5 minutes only says nothing about its tokens.
 _TOKEN_STEPS = f"""
-SELECT time / {COARSE} AS step, {", ".join(_FIELDS)}, {SUMS}
+SELECT time / {COARSE} AS step, {", ".join(ACCOUNT_COLUMNS)}, {SUMS}
 FROM usage JOIN account ON account.id = usage.account
 WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ? {{only}}
 GROUP BY step, usage.account HAVING sum(token_seconds) >= 0.95 * sum(allocated)"""
@@ -71,7 +72,7 @@ class Grouping(NamedTuple):
     @property
     def fields(self) -> str:
         columns = []
-        for name in _FIELDS:
+        for name in ACCOUNT_COLUMNS:
             is_kept = name in self.kept
             columns.append(name if is_kept else f"iif({self.condition}, '', {name}) AS {name}")
         return ", ".join(columns)
@@ -138,9 +139,8 @@ def read_token_steps(
     sql = _TOKEN_STEPS.format(only=only)
     steps = []
     for step, *row in db.execute(sql, (ceil_time(start, COARSE), end, *(pod or ()))):
-        account = UsageAccount(*row[: len(_FIELDS)])
-        amounts = Amounts(*row[len(_FIELDS) :])
-        steps.append((step, Charge(account, amounts=amounts)))
+        account, amounts = split_account(row)
+        steps.append((step, Charge(account, amounts=Amounts(*amounts))))
     return steps
 
 
@@ -178,15 +178,14 @@ def _read_windows(
         "by": "" if step == "NULL" else "start, ",
         "fields": grouping.fields,
         "keys": grouping.keys,
-        "names": ", ".join(map(str, range(1, len(_FIELDS) + 3))),
+        "names": ", ".join(map(str, range(1, len(ACCOUNT_COLUMNS) + 3))),
     }
     window = _WINDOW if grouping == SINGLE else _ROWS_OF_WINDOW
     charges = _CHARGES if grouping == SINGLE else _CHARGES_OF_ROWS
     union = " UNION ALL ".join([window.format(step=step, **parts)] * len(windows))
     sql = charges.format(windows=union, **parts)
     for time, *row in db.execute(sql, list(chain.from_iterable(windows))):
-        account = UsageAccount(*row[: len(_FIELDS)])
-        currency, *amounts = row[len(_FIELDS) :]
+        account, (currency, *amounts) = split_account(row)
         yield time, Charge(account, amounts=Amounts(*amounts), currency=currency)
 
 

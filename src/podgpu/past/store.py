@@ -29,6 +29,7 @@ from podgpu.past.load_steps import (
 )
 from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
 from podgpu.past.schema import (
+    ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
     COARSE,
     CONDITION,
@@ -44,6 +45,7 @@ from podgpu.past.schema import (
     UNSETTLED,
     USAGE_COLUMNS,
     floor_time,
+    split_account,
 )
 
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
@@ -63,10 +65,10 @@ RETURNING id"""
 _FIND_ACCOUNT = """
 SELECT id FROM account
 WHERE namespace = ? AND pod = ? AND job = ? AND uid = ? AND container_id = ?"""
-_UPSERT_ACCOUNT = """
-INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels,
-    methods, user, model, node)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+_ACCOUNT_ROW = (*ACCOUNT_COLUMNS, "node")
+_UPSERT_ACCOUNT = f"""
+INSERT INTO account ({", ".join(_ACCOUNT_ROW)})
+VALUES ({", ".join("?" for _ in _ACCOUNT_ROW)}) ON CONFLICT DO UPDATE SET
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
     labels = iif(excluded.labels = '', labels, excluded.labels),
@@ -325,11 +327,9 @@ class HistoryStore(HistoryFile):
         Used if history was kept in memory, because the file could not be opened.
         """
         with other.reader() as db:
-            names = (
-                "namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, methods"
-            )
+            columns = ", ".join(ACCOUNT_COLUMNS + AMOUNT_COLUMNS)
             sql = f"""
-            SELECT resolution, time, currency, node, {names}, user, {", ".join(AMOUNT_COLUMNS)}
+            SELECT resolution, time, currency, node, {columns}
             FROM usage JOIN account ON account.id = account
             WHERE resolution IN ({OPEN}, {UNSETTLED})
                 OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
@@ -338,8 +338,8 @@ class HistoryStore(HistoryFile):
         usage = []
         for resolution, start, currency, node, *row in rows:
             kind = UNSETTLED if resolution == UNSETTLED else OPEN
-            key = (kind, start, UsageAccount(*row[:10]), currency, node)
-            usage.append((key, Amounts(*row[10:])))
+            account, amounts = split_account(row)
+            usage.append(((kind, start, account, currency, node), Amounts(*amounts)))
 
         with other._unwritten_lock:
             usage += other._unwritten.items()
