@@ -196,6 +196,14 @@ def test_energy_is_limited_by_the_power_limit(
     assert entry.rejected == ({} if is_charged else {"energy": 1})
 
 
+def test_a_rejected_increase_is_noted_in_the_same_round() -> None:
+    one = Node()
+    one.read(15, usage=DeviceTotals(unattributed_energy_mj=0))
+    entry = one.read(30, usage=DeviceTotals(unattributed_energy_mj=10**12))
+    assert entry.rejected == {"energy": 1}
+    assert entry.notes == (describe_rejected(entry.rejected),)
+
+
 def test_rejected_increases_are_counted_over_all_rounds() -> None:
     one = Node()
     one.read(15, holder(busy_ns=0, idle_ns=0, wait_ns=0))

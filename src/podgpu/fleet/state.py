@@ -407,11 +407,12 @@ def complete_node(
 
     held = tuple(_hold(node, idle, owners or {}, spending))
     if spending is not None:
+        rest = spending.list_rest()  # may reject an increase, too
         note = describe_rejected(spending.rejected)
         node = replace(
             node,
             seconds=spending.seconds or 0.0,
-            rest=spending.list_rest(),
+            rest=rest,
             rejected=spending.rejected,
             notes=(*node.notes, note) if note else node.notes,
         )
