@@ -230,6 +230,9 @@ def test_old_rows_are_deleted(store: HistoryStore) -> None:
         assert samples == {COARSE: end - 8 * DAY - 3 * COARSE, 15: end - 482 * COARSE}
         [oldest_load] = db.execute("SELECT min(time) FROM load").fetchone()
         assert oldest_load == end - 8 * DAY
+        times = dict(db.execute("SELECT resolution, min(time) FROM period GROUP BY resolution"))
+        assert times[DAY] == times[HOUR] == end - 90 * DAY  # which hours a day has stays known
+        assert times[COARSE] == oldest[COARSE]
         assert db.execute("SELECT pod FROM account").fetchall() == [("llm-0",)]
 
 
@@ -665,6 +668,21 @@ def test_5_minutes_are_kept_again_after_a_clock_that_was_ahead(store: HistorySto
     store.write(*make_round(START + 2 * DAY), is_settled=False)
     store.settle(-2 * DAY, START + 15)
     assert read_kept()[COARSE] == START
+
+
+def test_hours_are_kept_again_after_a_clock_that_was_ahead(store: HistoryStore) -> None:
+    for number in range(12 * 24):
+        store.append(*make_round(START + number * HOUR, Charge(LLM, amounts=USAGE)))
+
+    def read_kept() -> int:
+        with store.reader() as db:
+            [since] = db.execute(f"SELECT since FROM kept WHERE resolution = {HOUR}").fetchone()
+        return int(since)
+
+    assert read_kept() > START + DAY
+    store.write(*make_round(START + 12 * DAY + HOUR), is_settled=False)
+    store.settle(-12 * DAY, START + HOUR + 15)
+    assert read_kept() == START + DAY, "the first day that begins on the right clock"
 
 
 def test_accounts_that_are_known_are_not_new_in_the_next_hour(store: HistoryStore) -> None:
