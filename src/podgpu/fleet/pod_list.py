@@ -17,7 +17,9 @@ from podgpu.fleet.view import API, ApiVersion, HolderView, NodeView, View
 from podgpu.known import add_known, mean_known, round_known
 from podgpu.model import Workload, WorkloadOwner, group_by_key
 
-_DIGITS = 6  # of parts of GPUs, as in the view
+# Decimal places, as in the view.
+_GPU_DIGITS = 6
+_MONEY_DIGITS = 4
 
 
 class PodRow(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -148,28 +150,36 @@ def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
         unknown_gpus=0.0,
     )
     waste = WasteRate()
-    for holder, node, _, memory in held:
+    for each in held:
+        holder = each.holder
         _add_gpus(row, holder)
-        if node not in row.nodes:
-            row.nodes.append(node)
-        row.memory_used_bytes = add_known(row.memory_used_bytes, memory)
+        if each.node not in row.nodes:
+            row.nodes.append(each.node)
+        row.memory_used_bytes = add_known(row.memory_used_bytes, each.memory)
         row.cost_per_hour = add_known(row.cost_per_hour, holder.cost_per_hour)
         row.owner = row.owner or holder.owner
         waste = waste.plus(holder.waste or WasteRate())
 
-    for name in ("allocated_gpus", "used_gpus", "idle_gpus", "unknown_gpus"):
-        setattr(row, name, round(getattr(row, name), _DIGITS))
-
+    row.allocated_gpus = round(row.allocated_gpus, _GPU_DIGITS)
+    row.used_gpus = round(row.used_gpus, _GPU_DIGITS)
+    row.idle_gpus = round(row.idle_gpus, _GPU_DIGITS)
+    row.unknown_gpus = round(row.unknown_gpus, _GPU_DIGITS)
     row.utilization_ratio = round_known(_mean_utilization(held))
-    row.wait_ratio = round_known(mean_known(one.holder.wait_ratio for one in held))
+    row.wait_ratio = round_known(mean_known(each.holder.wait_ratio for each in held))
     row.idle_since = _find_idle_since(held)
     row.cost_per_hour = round_known(row.cost_per_hour)
     row.waste = waste.rounded()
+    # `wasted_per_hour` is older than `waste`. It still counts idle GPUs only.
     if row.cost_per_hour is not None:
-        cost = waste.cost_per_hour or Waste()
-        row.wasted_per_hour = round(cost.idle or 0.0, 4)
+        row.wasted_per_hour = round(_idle_cost(waste), _MONEY_DIGITS)
 
     return row
+
+
+def _idle_cost(waste: WasteRate) -> float:
+    """Returns the cost of idle GPUs per hour, without under-used and unallocated GPUs."""
+    cost = waste.cost_per_hour or Waste()
+    return cost.idle or 0.0
 
 
 def _add_gpus(row: PodRow, holder: HolderView) -> None:

@@ -112,7 +112,8 @@ class Prices:
     def on_node(self, labels: Mapping[str, str] | None) -> Prices:
         """Returns the prices of a node.
 
-        If its labels are unknown (None) and prices depend on them, it has no price.
+        If its labels are unknown (None) and prices depend on them, it has no price: `of` of a
+        `Prices` with rules for nodes returns none.
         """
         if labels is None:
             return self
@@ -123,13 +124,16 @@ class Prices:
 
     def periods(self, start: float, end: float) -> Iterator[tuple[float, float, Prices]]:
         """Splits the range where prices change. Yields start, end and prices of each period."""
-        first = -math.inf
+        valid_from = -math.inf
         prices = self
-        for last, following in [*self.changes, (math.inf, self)]:
-            if first < end and last > start:
-                yield max(first, start), min(last, end), prices
-            first = last
-            prices = following
+        for changed_at, next_prices in self.changes:
+            if valid_from < end and changed_at > start:
+                yield max(valid_from, start), min(changed_at, end), prices
+            valid_from = changed_at
+            prices = next_prices
+
+        if valid_from < end:
+            yield max(valid_from, start), end, prices
 
     def at(self, time: float) -> Prices:
         valid = self

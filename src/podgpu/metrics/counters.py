@@ -51,9 +51,15 @@ def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[Coun
     copies of shipped files. In other files, the user's names are kept.
     """
     counters = _parse_rows(text, origin)
+    # Files have the names of 4.8, so nothing is to be changed.
+    if names == "4.8":
+        return counters
+
     file_name = origin.rpartition("/")[2]
-    if names != "4.8" and counters == shipped_counters(file_name):
-        return shipped_counters(file_name, names) or counters
+    shipped = shipped_counters(file_name, names)
+    is_unchanged_copy = counters == shipped_counters(file_name)
+    if shipped is not None and is_unchanged_copy:
+        return shipped
     return add_other_names(counters, names)
 
 

@@ -299,14 +299,20 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     samples: dict[str, list[Sample]] = {name: [] for name in families}
     host = (("node", policy.hostname),) if policy.hostname else ()
     for key, container in sorted(_find_containers(state).items(), key=itemgetter(0)):
-        _, namespace, pod, name = key
-        pairs = (("pod_name", pod), ("namespace", namespace), *host, ("container_name", name))
-        for family, values in container.measure().items():
-            card_label = families[family].labels[-1]
+        _, namespace, pod, container_name = key
+        pairs = (
+            ("pod_name", pod),
+            ("namespace", namespace),
+            *host,
+            ("container_name", container_name),
+        )
+        for name, values in container.measure().items():
+            # The label of the card has another name in each family. families.csv lists it last.
+            card_label = families[name].labels[-1]
             for card, value in values.items():
                 if value is not None:
                     labels = make_labels((*pairs, (card_label, card)))
-                    samples[family].append(Sample(labels, value))
+                    samples[name].append(Sample(labels, value))
     return make_families("gpu-manager", samples)
 
 

@@ -137,7 +137,8 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
             if key == _CTRL_Z:
                 return True
             screen.press(key)
-            screen.draw(seen, size, now)  # updates the rows in which the next key moves the cursor
+            # A key may change the rows in which the next key moves the cursor.
+            screen.lay_out(seen, size, now)
     return False
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from rich.cells import cell_len
 
@@ -86,6 +87,12 @@ _ORDER_NAMES = {
 }
 _MIN_HEIGHT_OF_TOTALS = 8
 _MAX_NOTES = 3
+
+
+class _Layout(NamedTuple):
+    table: Table
+    head: list[Spans]  # the lines above the rows
+    notes: list[Spans]  # the lines below
 
 
 @dataclass
@@ -194,6 +201,14 @@ class Screen:
 
         A line may be longer than the terminal is wide. `now` is monotonic time.
         """
+        layout = self.lay_out(seen, size, now)
+        body = self._render_body(layout.table)
+        blank: list[Spans] = [[]] * (self._height - len(body))
+        footer = self._render_footer(size[0])
+        return layout.head + body + blank + layout.notes + [footer]
+
+    def lay_out(self, seen: Seen, size: tuple[int, int], now: float) -> _Layout:
+        """Updates the rows, the cursor and the details, after a key or a reading."""
         width, height = size
         table = self._make_table(seen, width)
         notes = _render_notes(seen, width, now)
@@ -205,10 +220,8 @@ class Screen:
         self._height = max(1, height - len(head) - len(notes) - 1)
         self._rows = [line.row for _, line in table.lines]
         self._follow_selection()
-        self._render_details(table, seen, width)
-        body = self._render_body(table)
-        blank: list[Spans] = [[]] * (self._height - len(body))
-        return head + body + blank + notes + [self._render_footer(width)]
+        self._update_details(table, seen, width)
+        return _Layout(table, head, notes)
 
     def _make_table(self, seen: Seen, width: int) -> Table:
         made_for = (seen.lines, self.order, self.wanted, width)
@@ -220,7 +233,7 @@ class Screen:
         self._table.sparklines = seen.sparklines
         return self._table
 
-    def _render_details(self, table: Table, seen: Seen, width: int) -> None:
+    def _update_details(self, table: Table, seen: Seen, width: int) -> None:
         self.detailed_uuid = ""
         self._details = []
         if self._is_detailed and table.lines:

@@ -140,9 +140,14 @@ def build_state(
     notes: Iterable[Note] = (),
     previous: ClusterState | None = None,
     now: float | None = None,
+    published: Published | None = None,
 ) -> ClusterState:
-    """Builds a cluster state that contains only this node. `now`: Unix time for prices."""
-    published = agent.published
+    """Builds a cluster state that contains only this node.
+
+    `now`: Unix time for prices. `published`: the readings; by default the newest ones.
+    """
+    if published is None:
+        published = agent.published
     tags, problems = prices()
 
     return build_single_node_state(
@@ -167,7 +172,7 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
             notes.insert(0, Note("readings", "the readings are too old to be shown"))
         elif not fresh:
             notes.insert(0, Note("readings", "there are no readings yet"))
-        return PublishedState(build_state(agent, prices, notes))
+        return PublishedState(build_state(agent, prices, notes, published=published))
 
     return lambda: make(agent.published, agent.is_fresh(agent.published))
 
