@@ -279,7 +279,8 @@ class Explainer:
         return offered or gpus
 
     def _explain_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
-        # Nominated pods keep places only from others.
+        # A nominated pod reserves room on its node. That room is taken for others, not for itself,
+        # so the answer for it differs from the answer for pods with the same needs.
         own = pod.uid if pod.nominated_node else ""
         key = wish, own
         if key not in self._known:
@@ -290,7 +291,8 @@ class Explainer:
 
     def _compute_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
         checks = []
-        missing: dict[str, None] = {}  # GPU resources that no node offers together with the others
+        # GPU resources that some node lacks, in the order in which they were found
+        missing: dict[str, None] = {}
         is_unknown = False
         taken = self.cluster.devices.taken
         for candidate in self.cluster.candidates:
@@ -318,14 +320,18 @@ class Explainer:
         return FitExplanation(tuple(reasons), tuple(unblock))
 
     def _list_missing(self, wish: Wish, missing: Iterable[str]) -> Iterator[Reason]:
+        """Yields a reason for each GPU resource that no node offers.
+
+        If each is offered by some node, no node offers all of them together, so all are listed.
+        """
         offered: set[str] = set()
         for candidate in self.cluster.candidates:
             offered.update(filter(is_gpu_resource, candidate.node.allocatable))
             offered.update(count_devices(self.cluster, candidate.node))
 
         selectors = _list_expressions(wish.specs)
-        lacking = [name for name in missing if name not in offered]
-        for name in lacking or missing:
+        offered_nowhere = [name for name in missing if name not in offered]
+        for name in offered_nowhere or missing:
             if name in self.cluster.classes and selectors:
                 yield Reason(key="no_device", resource=name, names=selectors)
             else:
@@ -377,23 +383,20 @@ def _explain_free(needs: PodNeeds, fitting: Sequence[Check]) -> Reason:
 
 
 def _list_reasons(wish: Wish, checks: Sequence[Check]) -> list[Reason]:
-    """Returns one reason for each thing that excludes nodes.
+    """Returns one reason for each thing that excludes nodes, sorted by how close the pod came.
 
-    First comes the stage that excludes the last nodes, then what alone keeps the pod from a node.
+    First comes the reason of the latest stage: its nodes passed all other stages. Then come
+    reasons that are the only one on some node, then others, each with the most nodes first.
     """
     groups = group_by_key((check.failures[0], check) for check in checks)
     reasons = []
     for failure, group in groups.items():
         reasons.append(_make_reason(wish, failure, group))
 
-    last = max(reasons, key=lambda reason: STAGES.index(reason.key))
-
-    def rank(reason: Reason) -> tuple[bool, bool, int]:
-        nodes = reason.nodes or 0
-        return reason is not last, not reason.alone, -nodes
-
-    reasons.sort(key=rank)
-    return reasons
+    latest = max(reasons, key=lambda reason: STAGES.index(reason.key))
+    reasons.remove(latest)
+    reasons.sort(key=lambda reason: (reason.alone, reason.nodes or 0), reverse=True)
+    return [latest, *reasons]
 
 
 def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reason:

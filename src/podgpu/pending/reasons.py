@@ -49,7 +49,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     # GPUs on these nodes that Kubernetes gives to no pod; not in `total`
     unhealthy: float | None = None
     nodes: int | None = None
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # what they name depends on the key: see its text below
     # The pod would fit now on one of these nodes if only this reason did not exist.
     alone: bool = False
 
@@ -139,6 +139,7 @@ def _say_no_device(reason: Reason) -> str:
 
 
 def _say_starting(reason: Reason) -> str:
+    # `_find_obstacle` puts the node before what the pod waits for.
     node, *waiting = reason.names
     text = f"It has its place on {node} and is starting"
     return f"{text}: {few_of(waiting)}." if waiting else f"{text}."
