@@ -66,8 +66,12 @@ class RangeQuery(NamedTuple):
         return self.visible is None or account.namespace in self.visible
 
     def bounds(self, now: float) -> tuple[float, float]:
-        end = now if self.end is None else min(self.end, now)
-        start = end - self.seconds if self.start is None else min(self.start, end)
+        end = now
+        if self.end is not None:
+            end = min(self.end, now)
+        start = end - self.seconds
+        if self.start is not None:
+            start = min(self.start, end)
         return start, end
 
 
@@ -157,6 +161,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     form = query.get("format", "json")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
+    is_csv = form == "csv"
 
     seconds = parse_range(query.get("range", "24h"))
     start = parse_time(query, "from")
@@ -164,7 +169,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:.15g} is not before to={end:.15g}")
 
-    return RangeQuery(by, seconds, start, end, form == "csv", order)
+    return RangeQuery(by, seconds, start, end, is_csv, order)
 
 
 RowName = tuple[tuple[str, Any], ...]
@@ -186,45 +191,56 @@ def make_range(
     """
     fits = _fit_rows(token_steps, query)
     no_steps = fit_charges(())
-    seconds = bounds[1] - max(bounds[0], recorded_from)
+    start, end = bounds
+    seconds = end - max(start, recorded_from)
     groups = group_by(usage, lambda charge: name_row(charge, query))
+
     rows = []
     for name in dict.fromkeys((*groups, *now)):
         own = groups.get(name, [])
         row = RangeRow(**dict(name), **now.get(name, {}))
+        fit = fits.get(name, no_steps)
         add_up(row, own, prices.currency)
-        add_tokens(row, own, prices.currency, seconds, fits.get(name, no_steps))
+        add_tokens(row, own, prices.currency, seconds, fit)
         row.methods = _list_methods(own)
         if own and query.by == "pod" and not row.hidden:
-            row.labels = _read_labels(own[0].account)
-            row.model = own[0].account.model
-
+            account = own[0].account
+            row.labels = _read_labels(account)
+            row.model = account.model
         rows.append(row)
 
-    totals = RangeFigures()
-    add_up(totals, usage, prices.currency)
-    add_tokens(totals, usage, prices.currency, seconds)
-    if totals.waste is not None and totals.waste.cost is not None:
-        totals.unallocated_cost = totals.waste.cost.unallocated
-
-    labels: set[str] = set()
-    for account in {charge.account for charge in usage}:
-        if query.shows(account):
-            labels.update(_read_labels(account))
-
     answer = RangeAnswer(
-        from_=bounds[0],
-        to=bounds[1],
+        from_=start,
+        to=end,
         by=query.by,
         currency=prices.currency,
         prices=prices.source,
         methods=_list_methods(usage),
-        labels=sorted(labels),
-        totals=totals,
+        labels=_list_labels(usage, query),
+        totals=_make_totals(usage, prices.currency, seconds),
         rows=_sort_rows(rows, query.order),
     )
     answer.notes = list(_describe_missing(query.label, prices, usage, answer))
     return answer
+
+
+def _make_totals(usage: Sequence[Charge], currency: str, seconds: float) -> RangeFigures:
+    totals = RangeFigures()
+    add_up(totals, usage, currency)
+    add_tokens(totals, usage, currency, seconds)
+    if totals.waste is not None and totals.waste.cost is not None:
+        totals.unallocated_cost = totals.waste.cost.unallocated
+    return totals
+
+
+def _list_labels(usage: Iterable[Charge], query: RangeQuery) -> list[str]:
+    """Returns the names of all labels that the query may show."""
+    accounts = {charge.account for charge in usage}
+    labels: set[str] = set()
+    for account in accounts:
+        if query.shows(account):
+            labels.update(_read_labels(account))
+    return sorted(labels)
 
 
 def _sort_rows(rows: Sequence[RangeRow], order: Order) -> list[RangeRow]:
@@ -263,7 +279,6 @@ def group_now(
         known["", charge.account.key] = charge
         if charge.account != UNALLOCATED:
             groups[name_row(charge, query)] = []
-
     for charge in usage:
         known[charge.cluster, charge.account.key] = charge
 
@@ -272,10 +287,12 @@ def group_now(
             # A reservation for an unknown pod has no row.
             if not part.holder.key:
                 continue
+
             account = account_of(part, node.state.pod_labels)
-            named = Charge(account, cluster=part.cluster or only_cluster)
-            charge = known.get((named.cluster, account.key), named)
-            groups.setdefault(name_row(charge, query), []).append(part)
+            cluster = part.cluster or only_cluster
+            charge = known.get((cluster, account.key), Charge(account, cluster=cluster))
+            row = name_row(charge, query)
+            groups.setdefault(row, []).append(part)
 
     return {name: _add_up_now(held) for name, held in groups.items()}
 
@@ -285,7 +302,9 @@ def account_of(
 ) -> UsageAccount:
     holder = part.holder
     owner = part.owner or _NO_OWNER
-    labels = pod_labels.get(f"{holder.namespace}/{holder.pod}") if pod_labels else None
+    labels = None
+    if pod_labels:
+        labels = pod_labels.get(f"{holder.namespace}/{holder.pod}")
 
     return UsageAccount(
         namespace=holder.namespace,
@@ -383,7 +402,11 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
 def _fit_rows(
     steps: Iterable[tuple[int, Charge]], query: RangeQuery
 ) -> dict[RowName, TokenFit | NoFit]:
-    rows = group_by(steps, lambda one: name_row(one[1], query))
+    rows: dict[RowName, list[tuple[int, Charge]]] = {}
+    for step in steps:
+        _, charge = step
+        name = name_row(charge, query)
+        rows.setdefault(name, []).append(step)
     return {name: fit_charges(row) for name, row in rows.items()}
 
 
@@ -449,14 +472,17 @@ def _hours(seconds: float) -> float:
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     now = sum_held(held).rounded()
     since = select_known(part.idle_since for part in held)
-    are_all_idle = bool(since) and len(since) == len(held)
+    idle_since = None
+    if since and len(since) == len(held):
+        idle_since = round(max(since))
+    reasons = [part.unknown_because for part in held]
 
     return {
         "gpus": now.allocated,
         "idle_gpus": now.idle,
         "cost_per_hour": now.cost_per_hour,
-        "idle_since": round(max(since)) if are_all_idle else None,
-        "unknown_because": max((part.unknown_because for part in held), default=""),
+        "idle_since": idle_since,
+        "unknown_because": max(reasons, default=""),
     }
 
 
@@ -496,24 +522,24 @@ def describe_owner(owner: WorkloadOwner | None) -> str:
 
 def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
     if row.unallocated:
-        return "/".join(filter(None, (row.cluster, "unallocated")))
+        return _join_names(row.cluster, "unallocated")
     if row.hidden:
-        return "/".join(filter(None, (row.cluster, "other namespaces")))
+        return _join_names(row.cluster, "other namespaces")
 
-    owner = "" if row.pod else describe_owner(row.owner)
-    job = f"job {row.job}" if row.job and not row.user else row.job
-    model = "" if row.pod else row.model
-    names = (
-        row.cluster,
-        row.namespace,
-        owner,
-        row.pod,
-        job,
-        row.uid or row.container_id,
-        row.label,
-        model,
-    )
-    return "/".join(filter(None, names)) or nameless
+    job = row.job
+    if job and not row.user:
+        job = f"job {job}"
+    owner = ""
+    model = ""
+    if not row.pod:
+        owner = describe_owner(row.owner)
+        model = row.model
+    place = _join_names(row.cluster, row.namespace, owner, row.pod, job)
+    return _join_names(place, row.uid or row.container_id, row.label, model) or nameless
+
+
+def _join_names(*names: str) -> str:
+    return "/".join(filter(None, names))
 
 
 # The history in SQLite
@@ -545,22 +571,32 @@ def read_range_answer(
     db: Connection, query: RangeQuery, now: float, state: ClusterState
 ) -> RangeAnswer:
     start, end = query.bounds(now)
-    since = read_usage_start(db)
     # What tokens cost is computed for each pod with an LLM engine.
     grouping = group_accounts(query, ("labels", "methods"), read_engines(db))
-    sums = read_charges(db, start, end, now, grouping)
-    current = {} if query.end is not None else _group_held(db, state, sums, query)
-    steps: Sequence[tuple[int, Charge]] = ()
-    if any(charge.amounts.token_seconds for charge in sums):
-        steps = read_token_steps(db, start, end)
+    charges = read_charges(db, start, end, now, grouping)
 
-    answer = make_range(query, (start, end), sums, state.prices, current, since or 0.0, steps)
+    current: dict[RowName, dict[str, Any]] = {}
+    if query.end is None:
+        current = _group_held(db, state, charges, query)
+    token_steps: Sequence[tuple[int, Charge]] = ()
+    if any(charge.amounts.token_seconds for charge in charges):
+        token_steps = read_token_steps(db, start, end)
+    since = read_usage_start(db)
+    answer = make_range(
+        query,
+        (start, end),
+        charges,
+        state.prices,
+        current,
+        recorded_from=since or 0.0,
+        token_steps=token_steps,
+    )
+
     answer.simulated = state.simulated
     answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
     if since is None or start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
-
     return answer
 
 

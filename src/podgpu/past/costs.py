@@ -68,9 +68,11 @@ class CostsQuery(NamedTuple):
         start, end = self.range.bounds(now)
         last = ceil_time(end, self.step)
         if self.is_month:
-            first, previous = month_start(now), month_start(now, -1)
+            first = month_start(now)
+            previous = month_start(now, -1)
         elif self.range.start is None:
-            first = last - max(1, ceil_time(end - start, self.step) // self.step) * self.step
+            length = ceil_time(end - start, self.step)
+            first = last - max(self.step, length)
             previous = first - (last - first)
         else:
             first = floor_time(start, self.step)
@@ -99,8 +101,9 @@ class CostsWindows(NamedTuple):
 def month_start(now: float, months: int = 0) -> int:
     """Returns the start of a month (UTC), as Unix time. `months`: 1 is the month after `now`."""
     at = datetime.fromtimestamp(now, UTC)
-    number = at.year * 12 + at.month - 1 + months
-    return int(datetime(number // 12, number % 12 + 1, 1, tzinfo=UTC).timestamp())
+    year, month_index = divmod(at.year * 12 + at.month - 1 + months, 12)
+    start = datetime(year, month_index + 1, 1, tzinfo=UTC)
+    return int(start.timestamp())
 
 
 class CostStep(NamedTuple):
@@ -218,8 +221,10 @@ def select_budgets(budgets: Iterable[BudgetUse], query: RangeQuery) -> list[Budg
 
 def widest_range(query: CostsQuery, now: float) -> RangeQuery:
     """Returns the range of all that an answer may name."""
-    first = min(query.windows(now).previous_start, first_forecast_day(now))
-    seconds = round(now) - first + DAY  # the clock of the books may differ from the machine's
+    previous_start = query.windows(now).previous_start
+    first = min(previous_start, first_forecast_day(now))
+    # The clock of the books may differ from the machine's.
+    seconds = round(now) - first + DAY
     return query.range._replace(by="namespace", seconds=seconds, start=None, end=None)
 
 
@@ -239,16 +244,23 @@ def make_costs(
     windows = query.windows(now)
     currency = prices.currency
     recorded = {step.start: step for step in steps if step.charges}
-    times = range(windows.start, windows.end, query.step)
-    own = [recorded.get(time) for time in times]
-    before = []
-    for time in times:
+    own: list[CostStep | None] = []
+    before: list[CostStep | None] = []
+    for time in range(windows.start, windows.end, query.step):
+        own.append(recorded.get(time))
         earlier = time - windows.start + windows.previous_start
-        before.append(recorded.get(earlier) if earlier < windows.start else None)
+        is_before = earlier < windows.start
+        before.append(recorded.get(earlier) if is_before else None)
 
+    previous_end = windows.previous_start + windows.end - windows.start
+    previous = PreviousPeriod(
+        from_=windows.previous_start,
+        to=min(windows.start, previous_end),
+        totals=_add_up_steps(CostsTotals(), before, currency),
+        compared=_compare(own, before, currency),
+    )
     charges = _list_charges(own)
     bill = make_range(query.range, (windows.start, windows.now), charges, prices, {})
-
     return CostsAnswer(
         from_=windows.start,
         to=windows.now,
@@ -260,12 +272,7 @@ def make_costs(
         complete=[step is not None and step.is_complete for step in own],
         totals=_add_up_steps(CostsTotals(), own, currency),
         rows=_make_rows(query, own, days, windows.now, currency),
-        previous=PreviousPeriod(
-            from_=windows.previous_start,
-            to=min(windows.start, windows.previous_start + windows.end - windows.start),
-            totals=_add_up_steps(CostsTotals(), before, currency),
-            compared=_compare(own, before, currency),
-        ),
+        previous=previous,
         forecast=_forecast(days, windows.now, currency),
     )
 
@@ -285,18 +292,23 @@ def _make_rows(
     names = _choose_names(charges, query, currency)
     own = _split(steps, names, query.range)
     own_days = _split(days, names, query.range)
+
     rows = []
     for name in dict.fromkeys(names.values()):
         row = _add_up_steps(CostsRow(**dict(name)), own[name], currency)
-        forecast = _forecast([day for day in own_days[name] if day], now, currency)
-        row.forecast = forecast.cost if forecast else None
+        recorded = [day for day in own_days[name] if day]
+        forecast = _forecast(recorded, now, currency)
+        if forecast:
+            row.forecast = forecast.cost
         rows.append(row)
 
     return sorted(rows, key=_row_order)
 
 
 def _row_order(row: CostsRow) -> tuple[Any, ...]:
-    return row.unallocated, row.others, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)
+    cost = row.cost or 0.0
+    name = describe_row(row)
+    return row.unallocated, row.others, -cost, -row.gpu_hours, name
 
 
 def _choose_names(
@@ -370,19 +382,26 @@ def _cost_of(charges: Sequence[Charge], currency: str) -> float | None:
 
 def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:
     costs = []
+    earlier_costs = []
     for step, earlier in zip(own, before, strict=True):
-        if step is None or earlier is None or not (step.is_complete and earlier.is_complete):
+        if step is None or earlier is None:
             continue
+        if not (step.is_complete and earlier.is_complete):
+            continue
+
         cost = _cost_of(step.charges, currency)
         earlier_cost = _cost_of(earlier.charges, currency)
         if cost is not None and earlier_cost is not None:
-            costs.append((cost, earlier_cost))
+            costs.append(cost)
+            earlier_costs.append(earlier_cost)
 
     if not costs:
         return None
-
-    now, then = (round(fsum(part), _DIGITS) for part in zip(*costs, strict=True))
-    return Comparison(steps=len(costs), cost=now, previous_cost=then)
+    return Comparison(
+        steps=len(costs),
+        cost=round(fsum(costs), _DIGITS),
+        previous_cost=round(fsum(earlier_costs), _DIGITS),
+    )
 
 
 def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast | None:
@@ -428,42 +447,44 @@ def read_costs_answer(
     db: Connection, query: CostsQuery, now: float, state: ClusterState
 ) -> CostsAnswer:
     [kept] = db.execute("SELECT max(since) FROM kept WHERE resolution = ?", (HOUR,)).fetchone()
-    asked = query.windows(now)
+    requested_start = query.windows(now).start
     if query.step == HOUR and kept is not None:
         query = query._replace(kept_since=kept)
-
     windows = query.windows(now)
 
     first = max(query.first_step(now), query.kept_since)
     steps = _read_steps(db, query.range, query.step, first, windows.now, now)
     days: list[CostStep] = []
-    if query.has_forecast:
+    if query.has_forecast and query.step == DAY:
         days = steps
-    if query.has_forecast and query.step != DAY:
+    elif query.has_forecast:
         days = _read_steps(db, query.range, DAY, first_forecast_day(now), now, now)
 
     answer = make_costs(query, now, state.prices, steps, days)
     answer.simulated = state.simulated
     answer.budgets = select_budgets(state.budgets, query.range)
     answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
+
     since = read_usage_start(db)
     if since is None or windows.start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
-    if asked.start < windows.start:
+    if requested_start < windows.start:
         answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
-
     return answer
 
 
 def _read_steps(
     db: Connection, query: RangeQuery, step: int, start: int, end: float, now: float
 ) -> list[CostStep]:
-    charges = read_steps(db, start, end, now, step, group_accounts(query))
+    grouping = group_accounts(query)
+    charges = read_steps(db, start, end, now, step, grouping)
     full_days = {day for (day,) in db.execute(_FULL_DAYS)}
+
     steps = []
     for time, own in charges.items():
         is_over = time + step <= end
         is_full = step == HOUR or time in full_days
-        steps.append(CostStep(time, own, is_over and is_full))
+        is_complete = is_over and is_full
+        steps.append(CostStep(time, own, is_complete))
     return steps

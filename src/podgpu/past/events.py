@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -115,11 +115,16 @@ def parse_events_query(query: Mapping[str, str]) -> EventQuery:
 
 
 def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
-    end = now if query.end is None else min(query.end, now)
+    end = now
+    if query.end is not None:
+        end = min(query.end, now)
     start = end - query.seconds
-    sql = _SPANS.format(where=_WHERE.get(query.selector, ""))
+
+    where = _WHERE.get(query.selector, "")
+    sql = _SPANS.format(where=where)
     parameters = {"start": start, "end": end, query.selector: query.value}
     spans = [Span(*row) for row in db.execute(sql, parameters)]
+
     # The start of pods in the first reading is unknown, so they have no start event.
     [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
     return make_events(spans, start, end, began)
@@ -127,16 +132,16 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
 def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
     conditions = [span for span in spans if span.kind != HOLDER]
-    for at, group in _group(conditions, lambda span: span.started):
-        yield _condition_event(at, group)
+    for started, group in _group(conditions, lambda span: span.started):
+        yield _condition_event(started, group)
 
     faults = [span for span in conditions if span.name != IDLE]
-    for at, group in _group(faults, lambda span: span.ended):
-        event = _condition_event(at, group)
+    for ended, group in _group(faults, lambda span: span.ended):
+        event = _condition_event(ended, group)
         event.condition = event.kind
         event.kind = "recovered"
         event.text = _recovery_text(group)
-        event.seconds = _length(group[0].started, at)
+        event.seconds = _length(group[0].started, ended)
         yield event
 
 
@@ -154,8 +159,10 @@ def make_events(spans: Sequence[Span], start: float, end: float, began: float) -
 
     The spans must be the newest `MAX_SPANS` of the range.
     """
-    events = [*_condition_events(spans), *_pod_events(spans, began)]
-    events = [event for event in events if start <= event.at <= end]
+    events = []
+    for event in chain(_condition_events(spans), _pod_events(spans, began)):
+        if start <= event.at <= end:
+            events.append(event)
     events.sort(key=lambda event: (-event.at, event.text))
 
     return EventsAnswer(
@@ -177,7 +184,7 @@ def _find_runs(spans: Sequence[Span]) -> Iterator[tuple[list[Span], float]]:
         if span.kind == HOLDER:
             held.append(span)
         elif span.name == NODE_GONE:
-            back[span.node, span.started] = math.inf if span.ended is None else span.ended
+            back[span.node, span.started] = _end_of(span)
 
     held.sort(key=lambda span: (span.account, span.node, span.started))
     for _, own in groupby(held, lambda span: (span.account, span.node)):
@@ -187,11 +194,16 @@ def _find_runs(spans: Sequence[Span]) -> Iterator[tuple[list[Span], float]]:
             if run and span.started > ended:
                 yield run, ended
                 run = []
-            until = math.inf if span.ended is None else span.ended
-            ended = max(ended, back.get((span.node, span.ended), until))
+
+            back_at = back.get((span.node, span.ended), _end_of(span))
+            ended = max(ended, back_at)
             run.append(span)
 
         yield run, ended
+
+
+def _end_of(span: Span) -> float:
+    return math.inf if span.ended is None else span.ended
 
 
 def _length(started: float, ended: float) -> float | None:
@@ -209,8 +221,10 @@ def _group(
     """
 
     def key(span: Span) -> tuple[Any, ...]:
-        what = (span.name, span.message) if span.name in _NODE_WIDE else (span.uuid, span.name)
-        return time_of(span), span.node, what
+        condition = (span.uuid, span.name)
+        if span.name in _NODE_WIDE:
+            condition = (span.name, span.message)
+        return time_of(span), span.node, condition
 
     known = [span for span in spans if time_of(span) is not None]
     known.sort(key=key)
@@ -221,12 +235,13 @@ def _group(
 def _pod_event(kind: str, at: float, spans: list[Span], seconds: float | None = None) -> Event:
     first = spans[0]
     gpus = sorted({span.gpu for span in spans})
-    name = "/".join(filter(None, (first.namespace, first.workload)))
+    names = few_of(gpus, most=8)
+    pod = "/".join(filter(None, (first.namespace, first.workload)))
 
     return Event(
         at=at,
         kind=kind,
-        text=f"{name} {kind} on GPU {few_of(gpus, most=8)} of {first.node}",
+        text=f"{pod} {kind} on GPU {names} of {first.node}",
         seconds=seconds,
         node=first.node,
         uuid=first.uuid if len(gpus) == 1 else "",

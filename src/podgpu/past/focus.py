@@ -97,18 +97,17 @@ def _first_visible(text: str) -> str:
 
 
 def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
-    owner = describe_owner(row.owner)
-    tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
-    if day.by.startswith("label:"):
-        tags[day.by.removeprefix("label:")] = row.label
+    return {
+        **_make_billing(day, row),
+        **_make_allocation(day, row),
+        **_make_own_cells(day, row),
+    }
 
+
+def _make_billing(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
+    """Returns the columns of FOCUS that are the same for all billing systems."""
     month = datetime.fromtimestamp(day.from_, UTC).replace(day=1, hour=0, minute=0, second=0)
     next_month = (month + _LONGEST_MONTH).replace(day=1)
-    amounts = {amount.cell: getattr(row, amount.key) for amount in AMOUNTS if amount.cell}
-    waste = row.waste or RangeWaste(Waste())
-    tokens = row.tokens or TokenFigures()
-    per_million = tokens.cost_per_million
-
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -135,7 +134,26 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "PricingUnit": None,
         "ConsumedQuantity": row.gpu_hours,
         "ConsumedUnit": _UNIT,
-        **_make_allocation(day, row),
+    }
+
+
+def _make_own_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
+    """Returns the tags, the account, and the columns that only podgpu has."""
+    owner = describe_owner(row.owner)
+    tags = {"cluster": row.cluster, "namespace": row.namespace, "owner": owner}
+    if day.by.startswith("label:"):
+        label = day.by.removeprefix("label:")
+        tags[label] = row.label
+
+    amounts = {}
+    for amount in AMOUNTS:
+        if amount.cell:
+            amounts[amount.cell] = getattr(row, amount.key)
+
+    waste = row.waste or RangeWaste(Waste())
+    tokens = row.tokens or TokenFigures()
+    per_million = tokens.cost_per_million
+    return {
         "Tags": _write_object(tags),
         "SubAccountId": row.cluster,
         "SubAccountName": row.cluster,

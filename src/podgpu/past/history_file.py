@@ -10,7 +10,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -201,8 +200,12 @@ class HistoryFile(ABC):
 
 def _find_free_name(name: str) -> str:
     """Adds a number if the name is used, so that no file is overwritten."""
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(free for free in names if not os.path.exists(free))
+    free = name
+    number = 1
+    while os.path.exists(free):
+        number += 1
+        free = f"{name}-{number}"
+    return free
 
 
 def _lock_path(path: Path) -> Path:

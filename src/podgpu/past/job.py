@@ -116,6 +116,8 @@ def read_summary(
     is_running = any(ended is None for _, ended, *_ in spans)
     _, _, charges = read_range(db, started, end)
     own = [charge for charge in charges if charge.account[:2] == (namespace, pod)]
+    waited = sum(charge.amounts.waited_seconds for charge in own)
+
     summary = JobSummary(
         namespace=namespace,
         pod=pod,
@@ -123,7 +125,7 @@ def read_summary(
         from_=started,
         to=None if is_running else end,
         duration_seconds=duration,
-        wait_seconds=round(sum(charge.amounts.waited_seconds for charge in own), 1),
+        wait_seconds=round(waited, 1),
         currency=state.prices.currency,
         slowest=find_slowest(state, (namespace, pod)),
     )
@@ -132,24 +134,27 @@ def read_summary(
     if any(charge.amounts.token_seconds for charge in own):
         first = floor_time(started, COARSE)
         fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
-
     add_tokens(summary, own, summary.currency, duration, fit)
 
-    start = max(started, end - _LONGEST)
-    gpus = read_pod(db, namespace, pod, start - FINE, end + FINE)
-    history = make_pod_history(namespace, pod, gpus)
-    if history is not None:
-        _add_history(summary, history, end, state)
-        summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
-        if not summary.shared:
-            _add_activity(summary, history, state)
-
+    _add_pod_history(summary, db, end, state)
     if is_running:
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
             summary.hint = advise_pod(load, fleet.end - fleet.start)
-
     return summary
+
+
+def _add_pod_history(summary: JobSummary, db: Connection, end: float, state: ClusterState) -> None:
+    start = max(summary.from_, end - _LONGEST)
+    gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
+    history = make_pod_history(summary.namespace, summary.pod, gpus)
+    if history is None:
+        return
+
+    _add_history(summary, history, end, state)
+    summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
+    if not summary.shared:
+        _add_activity(summary, history, state)
 
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
@@ -165,11 +170,13 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         values = _select_finished(device.series["utilization_ratio"], finished)
         if values:
             use += values
-            p95.append(sorted(values)[math.ceil(0.95 * len(values)) - 1])
+            place = math.ceil(0.95 * len(values)) - 1
+            p95.append(sorted(values)[place])
         memory += _select_finished(device.series["memory_used_bytes"], finished)
 
+    nodes = {device.node for device in history.devices}
     summary.gpus = len(history.devices)
-    summary.nodes = tuple(sorted({device.node for device in history.devices}))
+    summary.nodes = tuple(sorted(nodes))
     summary.step_seconds = history.step_seconds
     if use:
         # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative
@@ -177,8 +184,8 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.mean_use = _mean(use)
         summary.peak_use = max(use)
         summary.p95_use = max(p95)
-
     summary.peak_memory_bytes = max(memory, default=None)
+
     _add_causes(summary, history, end)
     summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
 
@@ -294,8 +301,12 @@ def _is_of(holder: Workload, summary: JobSummary) -> bool:
 
 
 def _mean_field(devices: Iterable[GpuOrInstance], field: str) -> float | None:
-    values = [device.fields.get(field) for device in devices if device.fields]
-    return _mean(value for value in values if isinstance(value, float))
+    values = []
+    for device in devices:
+        value = device.fields.get(field) if device.fields else None
+        if isinstance(value, float):
+            values.append(value)
+    return _mean(values)
 
 
 def _mean_traffic(devices: Iterable[GpuOrInstance], fields: Sequence[str]) -> float | None:

@@ -175,16 +175,18 @@ def write_steps_of(
 
         hour = floor_time(start, HOUR)
         offset = (start - hour) // COARSE * STEP_BYTES
+        after = offset + STEP_BYTES
         rows = []
         for account_id, own in merged.items():
             busy = bytearray(UNKNOWN_HOUR)
-            busy[offset : offset + STEP_BYTES] = own.value.to_bytes(STEP_BYTES, "little")
-            memory = None if own.memory is None else round(own.memory / MIB)
+            busy[offset:after] = own.value.to_bytes(STEP_BYTES, "little")
+            memory = None
+            if own.memory is not None:
+                memory = round(own.memory / MIB)
             rows.append((hour, account_id, bytes(busy), memory))
 
-        sql = _SAVE.format(
-            before=offset, place=offset + 1, length=STEP_BYTES, after=offset + STEP_BYTES + 1
-        )
+        # SQL counts the bytes from 1.
+        sql = _SAVE.format(before=offset, place=offset + 1, length=STEP_BYTES, after=after + 1)
         db.executemany(sql, rows)
 
 

@@ -73,10 +73,13 @@ def read_fleet_load(
     for account_id, *key in db.execute(_ACCOUNTS):
         ids[account_id] = tuple(key)
 
-    fleet.pods = [pod.load for pod in collect_held(state).values()]
-    _add_steps(fleet, _read_history(db, ids, fleet))
+    held = collect_held(state)
+    fleet.pods = [pod.load for pod in held.values()]
+    history = _read_history(db, ids, fleet)
+    _add_steps(fleet, history)
     _add_costs(db, fleet, now)
     _check_gpus(db, fleet, ids, state)
+
     fleet.rooms = list(list_rooms(state, fleet.pods))
     fleet.shared = list(_read_shared(db, fleet, ids, state))
     return fleet
@@ -90,17 +93,20 @@ def read_pod_load(
     Empty if it holds no GPU.
     """
     fleet = _find_range(db, SavingsQuery(), now)
-    row = db.execute(f"{_ACCOUNTS} WHERE namespace = ? AND pod = ?", (namespace, pod)).fetchone()
+    sql = f"{_ACCOUNTS} WHERE namespace = ? AND pod = ?"
+    row = db.execute(sql, (namespace, pod)).fetchone()
     if row is None:
         return fleet
 
-    account_id, *key = row
-    ids = {account_id: tuple(key)}
+    account_id, *names = row
+    key = tuple(names)
+    ids = {account_id: key}
     for held in collect_held(state).values():
-        if held.load.account.key == ids[account_id]:
+        if held.load.account.key == key:
             fleet.pods.append(held.load)
 
-    _add_steps(fleet, _read_history(db, ids, fleet, account_id))
+    history = _read_history(db, ids, fleet, account_id)
+    _add_steps(fleet, history)
     for load in fleet.pods:
         before = _count_unknown(load.steps)
         load.steps = load.steps[before * STEP_BYTES :]
@@ -156,12 +162,12 @@ def _read_history(
     end = round(fleet.end)
     first = floor_time(start, HOUR)
     last = ceil_time(end, HOUR)
+    hours = (last - first) // HOUR
+    blank = UNKNOWN_HOUR * hours
+
     rows = db.execute(_LOADS, (first, last))
     if account_id is not None:
         rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))
-
-    hours = (last - first) // HOUR
-    blank = UNKNOWN_HOUR * hours
     lines: dict[int, bytearray] = {}
     memory: dict[int, int] = {}
     unknown: set[int] = set()  # accounts of which the memory is not always known
@@ -169,17 +175,14 @@ def _read_history(
         line = lines.get(account)
         if line is None:
             line = lines[account] = bytearray(blank)
-
         offset = (time - first) // HOUR * HOUR_BYTES
         line[offset : offset + HOUR_BYTES] = busy
+
         if mib is None:
             unknown.add(account)
         elif mib > memory.get(account, -1):
             memory[account] = mib
-
-    for account, mib in db.execute(_EARLIER_MEMORY, (first,)):
-        if mib is not None and account in memory:
-            memory[account] = max(memory[account], mib)
+    _add_earlier_memory(db, memory, first)
 
     before = (start - first) // COARSE * STEP_BYTES
     after = before + (end - start) // COARSE * STEP_BYTES
@@ -194,6 +197,13 @@ def _read_history(
             peaks[key] = float(memory[account] * MIB)
 
     return _History(steps, peaks)
+
+
+def _add_earlier_memory(db: Connection, memory: dict[int, int], first: int) -> None:
+    """Raises the largest memory (MiB) of the accounts to that before `first`."""
+    for account, mib in db.execute(_EARLIER_MEMORY, (first,)):
+        if mib is not None and account in memory:
+            memory[account] = max(memory[account], mib)
 
 
 class HeldPod(NamedTuple):
@@ -211,18 +221,19 @@ def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
             continue
         for part in node.held:
             if part.holder.key:
-                parts[part.cluster, account_of(part).key].append((node, part))
-
-    jobs: dict[tuple[str, ...], float] = defaultdict(float)
-    for (cluster, _), own in parts.items():
-        jobs[_job_of(cluster, own[0][1])] += sum(part.gpu_fraction for _, part in own)
+                key = part.cluster, account_of(part).key
+                parts[key].append((node, part))
 
     pods = {}
-    for key, own in parts.items():
-        load = _make_load(key[0], own, state)
-        load.job_gpus = jobs[_job_of(key[0], own[0][1])]
-        pods[key] = HeldPod(load, [part for _, part in own])
+    jobs: dict[tuple[str, ...], float] = defaultdict(float)
+    for (cluster, account), own in parts.items():
+        load = _make_load(cluster, own, state)
+        held = HeldPod(load, [part for _, part in own])
+        jobs[_job_of(cluster, held.parts[0])] += load.gpus
+        pods[cluster, account] = held
 
+    for (cluster, _), held in pods.items():
+        held.load.job_gpus = jobs[_job_of(cluster, held.parts[0])]
     return pods
 
 
@@ -236,35 +247,39 @@ def _job_of(cluster: str, part: HeldPart) -> tuple[str, ...]:
 def _make_load(
     cluster: str, own: Sequence[tuple[NodeEntry, HeldPart]], state: ClusterState
 ) -> PodLoad:
-    devices: dict[tuple[str, str], HeldPart] = {}
+    devices: set[tuple[str, str]] = set()
     models = set()
     sizes = []
     costs = []
     is_whole = True
     for node, part in own:
-        devices[node.name, part.device_key] = part
+        devices.add((node.name, part.device_key))
         models.add(part.gpu.model)
         sizes.append(part.gpu.memory_total_bytes)
         costs.append(part.cost_per_hour)
         is_whole = is_whole and _is_whole(part)
 
+    gpu_bytes = None
     known_sizes = [size for size in sizes if size]
+    if len(known_sizes) == len(own):
+        gpu_bytes = float(min(known_sizes))
+
+    first_node, first_part = own[0]
     load = PodLoad(
-        account_of(own[0][1]),
+        account_of(first_part),
         steps=b"",
         cluster=cluster,
-        node=own[0][0].name,
-        model=own[0][1].gpu.model,
+        node=first_node.name,
+        model=first_part.gpu.model,
         devices=len(devices),
         gpus=sum(part.gpu_fraction for _, part in own),
         is_whole=is_whole,
-        gpu_bytes=float(min(known_sizes)) if len(known_sizes) == len(own) else None,
+        gpu_bytes=gpu_bytes,
         price=sum_all(costs),
     )
     load.problem = _find_problem(load.account, state)
     if not load.problem and (len(models) > 1 or not load.model):
         load.problem = "model"
-
     return load
 
 
@@ -278,14 +293,15 @@ def _find_problem(account: UsageAccount, state: ClusterState) -> str:
 
 
 def _is_whole(part: HeldPart) -> bool:
+    if part.instance is not None or part.gpu.instances:
+        return False
     pods = {(holder.pod_name, holder.job_or_user) for holder in part.device.holders}
-    is_shared = part.share < 1 or len(pods) > 1
-    return part.instance is None and not part.gpu.instances and not is_shared
+    return part.share >= 1 and len(pods) <= 1
 
 
 def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoom]:
     """Yields the whole GPUs of each node and model, with the pods that hold them."""
-    on_node = group_by(pods, lambda pod: (pod.cluster, pod.node, pod.model))
+    pods_by_place = group_by(pods, lambda pod: (pod.cluster, pod.node, pod.model))
     for node in state.nodes:
         if node.gone or node.stale or node.silent is not None:
             continue
@@ -297,10 +313,12 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
         for model, gpus in models.items():
             free = 0
             for gpu in gpus:
-                rest = find_rest(node, gpu, held).unallocated.gpus.unallocated
-                free += rest is not None and rest >= 1
+                rest = find_rest(node, gpu, held)
+                unallocated = rest.unallocated.gpus.unallocated
+                free += unallocated is not None and unallocated >= 1
+
             price = device_price(node.prices, gpus[0], None, 1.0)
-            own = on_node.get((cluster, node.name, model), [])
+            own = pods_by_place.get((cluster, node.name, model), [])
             yield NodeRoom(cluster, node.name, model, len(gpus), free, own, price)
 
 
@@ -331,13 +349,16 @@ def _check_gpus(
         key = ids.get(account)
         if key is None:
             continue
+
         # The model of a GPU that is gone is not known any more.
-        before[key].update(models.get(one, "") for one in uuids.split(","))
-        model = clusters.get(node, ""), models.get(uuid, "")
-        fleet.sizes.setdefault(model, set()).add(count)
+        held_models = [models.get(one, "") for one in uuids.split(",")]
+        before[key].update(held_models)
+        cluster_and_model = clusters.get(node, ""), models.get(uuid, "")
+        fleet.sizes.setdefault(cluster_and_model, set()).add(count)
 
     for pod in fleet.pods:
-        if not pod.problem and before.get(pod.account.key, set()) - {pod.model}:
+        held_before = before.get(pod.account.key, set())
+        if not pod.problem and held_before - {pod.model}:
             pod.problem = "model"
 
 
@@ -359,10 +380,13 @@ def _read_shared(
     steps = {pod.account.key: pod.steps for pod in fleet.pods}
     [hours_since] = db.execute(_HOURS_SINCE).fetchone()
     for node in state.nodes:
+        if node.gone:
+            continue
+
         for parts in node.held_by_device().values():
             accounts = [account_of(part) for part in parts]
             pods = {account.key: account for account in accounts}
-            if len(pods) < 2 or node.gone or not _has_measured_waits(parts[0]):
+            if len(pods) < 2 or not _has_measured_waits(parts[0]):
                 continue
 
             lines = [steps.get(key, b"") for key in pods]
@@ -379,7 +403,8 @@ def _read_shared(
                 ratio = _read_wait_ratio(db, account_ids[key], first, last)
                 shared.append(SharedPodLoad(account, steps[key][start:stop], ratio))
 
-            yield SharedLoad(node.reading.cluster, node.name, parts[0].gpu.model, shared)
+            model = parts[0].gpu.model
+            yield SharedLoad(node.reading.cluster, node.name, model, shared)
 
 
 def _find_common(

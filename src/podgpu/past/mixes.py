@@ -80,20 +80,23 @@ class Candidate:
         # A known value of one GPU has a high byte below 255, so unknown steps are found in place.
         zeroed = self.steps.replace(_UNKNOWN_STEP, _NO_STEP)
         count = len(self.steps) // STEP_BYTES
+        high = _all_lanes(count, _HIGH)
         self.lanes = int.from_bytes(zeroed, "little")
         self.known = _all_lanes(count, UNKNOWN)
         if zeroed is not self.steps:
-            unknown = int.from_bytes(self.steps, "little") & _all_lanes(count, _HIGH)
+            unknown = int.from_bytes(self.steps, "little") & high
             self.known ^= _spread(unknown)
 
-        high = _all_lanes(count, _HIGH)
-        self.active = _spread((self.lanes + _all_lanes(count, _HIGH - 1)) & high)
+        # The sum has the high bit in each lane that is not 0.
+        below_high = _all_lanes(count, _HIGH - 1)
+        self.active = _spread((self.lanes + below_high) & high)
+
         values = read_steps(zeroed)
         self.profile = [0] * _HOURS
         for start in range(0, count, _STEPS_PER_HOUR):
             hour = start // _STEPS_PER_HOUR % _HOURS
-            self.profile[hour] += sum(values[start : start + _STEPS_PER_HOUR])
-
+            busy = values[start : start + _STEPS_PER_HOUR]
+            self.profile[hour] += sum(busy)
         self.total = sum(self.profile)
 
 
@@ -157,36 +160,30 @@ def predict_mix(members: Sequence[Candidate]) -> list[Shared]:
 
 
 def _start_mix(place: int, one: Candidate) -> Mix:
-    return Mix([place], [one], one.memory, one.lanes, one.known, one.active, list(one.profile))
+    return Mix(
+        [place],
+        [one],
+        one.memory,
+        one.lanes,
+        one.known,
+        one.active,
+        list(one.profile),
+    )
 
 
 def _join(
     mixes: Sequence[Mix], place: int, candidate: Candidate, memory: float, most_slowdown: float
 ) -> Mix | None:
     """Adds the pod to the mix with which it overlaps least. Returns None if it fits in none."""
-    # A pod waits at least for what the others do while it is busy: estimated by the hour of the
-    # day or, for pods that alternate within an hour, by the steps in which both are busy.
-    most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
-    most_overlap *= FULL * len(candidate.steps) / STEP_BYTES / _HOURS
-    possible: list[tuple[float, int, Mix]] = []
-    for mix in mixes[-_COMPARED:]:
-        if mix.memory + candidate.memory <= memory:
-            overlap = float(sum(map(mul, mix.profile, candidate.profile)))
-            if overlap > most_overlap:
-                overlap = _estimate_overlap(mix, candidate)
-            if overlap <= most_overlap:
-                possible.append((overlap, len(possible), mix))
-
-    possible.sort()
-    for _, _, mix in possible[:_COMPUTED]:
+    steps = len(candidate.steps) / STEP_BYTES
+    for mix in _find_possible(mixes, candidate, memory, most_slowdown):
         if not _is_below_limit(mix, candidate):
+            continue
+        known = mix.known & candidate.known
+        if known.bit_count() < LEAST_KNOWN * _LANE_BITS * steps:
             continue
 
         members = [*mix.members, candidate]
-        known = mix.known & candidate.known
-        if known.bit_count() < LEAST_KNOWN * _LANE_BITS * len(candidate.steps) / STEP_BYTES:
-            continue
-
         shared = _predict(members, known)
         if all(one.slowdown < most_slowdown for one in shared):
             mix.pods.append(place)
@@ -202,16 +199,41 @@ def _join(
     return None
 
 
+def _find_possible(
+    mixes: Sequence[Mix], candidate: Candidate, memory: float, most_slowdown: float
+) -> list[Mix]:
+    """Returns mixes that have enough memory, those with the least overlap first."""
+    # A pod waits at least for what the others do while it is busy: estimated by the hour of the
+    # day or, for pods that alternate within an hour, by the steps in which both are busy.
+    most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
+    most_overlap *= FULL * len(candidate.steps) / STEP_BYTES / _HOURS
+    possible: list[tuple[float, int, Mix]] = []
+    for mix in mixes[-_COMPARED:]:
+        if mix.memory + candidate.memory > memory:
+            continue
+
+        overlap = float(sum(map(mul, mix.profile, candidate.profile)))
+        if overlap > most_overlap:
+            overlap = _estimate_overlap(mix, candidate)
+        if overlap <= most_overlap:
+            possible.append((overlap, len(possible), mix))
+
+    possible.sort()
+    return [mix for _, _, mix in possible[:_COMPUTED]]
+
+
 def _estimate_overlap(mix: Mix, candidate: Candidate) -> float:
     """Assumes that each is equally busy in all of its steps."""
     both = (mix.active & candidate.active).bit_count() // _LANE_BITS
     if not both:
         return 0.0
+
     steps = len(candidate.steps) // STEP_BYTES
     active = mix.active.bit_count() // _LANE_BITS
     candidate_active = candidate.active.bit_count() // _LANE_BITS
     pairs = active * candidate_active
-    return sum(mix.profile) * candidate.total / pairs * both * steps / _HOURS
+    overlap_of_pair = sum(mix.profile) * candidate.total / pairs
+    return overlap_of_pair * both * steps / _HOURS
 
 
 def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:
@@ -222,7 +244,10 @@ def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:
     count = len(candidate.steps) // STEP_BYTES
     counted = mix.active & candidate.active
     sums = (mix.lanes & counted) + (candidate.lanes & counted)
-    return not (sums + _all_lanes(count, _HIGH - _LIMIT)) & _all_lanes(count, _HIGH)
+    # Adding this sets the high bit of each lane that reaches the limit.
+    to_high = _all_lanes(count, _HIGH - _LIMIT)
+    at_limit = (sums + to_high) & _all_lanes(count, _HIGH)
+    return at_limit == 0
 
 
 class _Members(NamedTuple):
@@ -254,9 +279,9 @@ def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
     for member, values in zip(members, read.values, strict=True):
         alone = sum(values) / FULL
         weights = [_WEIGHTS[value] for value in values]
-        wait = max(0.0, sum(map(mul, weights, read.factors)) - alone) * member.wait_factor
+        together = sum(map(mul, weights, read.factors))
+        wait = max(0.0, together - alone) * member.wait_factor
         shared.append(Shared(alone / steps, wait / steps))
-
     return shared
 
 
@@ -266,7 +291,8 @@ def find_worst(mix: Mix) -> list[float]:
     worst = []
     for member, values in zip(mix.members, read.values, strict=True):
         ratios = [_RATIOS[value] for value in values]
-        predicted = max(1.0, max(map(mul, ratios, read.factors)))
+        largest = max(map(mul, ratios, read.factors))
+        predicted = max(1.0, largest)
         worst.append(1 + (predicted - 1) * member.wait_factor)
     return worst
 

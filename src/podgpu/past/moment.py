@@ -118,10 +118,12 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     """
     resolution, time = _find_record(db, at)
     devices = _read_devices(db, {"at": at, "resolution": resolution, "time": time})
+    devices_by_node = group_by(devices, lambda device: device.node)
     now = {node.name: node for node in current.nodes}
     nodes = []
-    for name, own in group_by(devices, lambda device: device.node).items():
-        nodes.append(_make_node(name, own, at, now.get(name, _UNKNOWN_NODE), current))
+    for name, own in devices_by_node.items():
+        node_now = now.get(name, _UNKNOWN_NODE)
+        nodes.append(_make_node(name, own, at, node_now, current))
 
     return dataclasses.replace(
         current,
@@ -140,22 +142,32 @@ def _find_record(db: Connection, at: float) -> tuple[int, int]:
     record: tuple[int, int] | None = db.execute(_RECORD, {"at": at}).fetchone()
     if record is not None:
         return record
+
+    problem = f"there is no record of {utc_text(at)}"
     [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
-    more = "" if later is None else f"; the next record is of {utc_text(later)}"
-    raise UsageError(f"there is no record of {utc_text(at)}{more}")
+    if later is not None:
+        problem += f"; the next record is of {utc_text(later)}"
+    raise UsageError(problem)
 
 
 def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceRecord]:
     """Returns the devices that have a record of this time, by node and number."""
-    devices = {}
+    devices: dict[int, _DeviceRecord] = {}
     for gpu, *names in db.execute(_GPUS):
         devices[gpu] = _DeviceRecord(*names)
+
     for gpu, account, *values in db.execute(_FIGURES, time):
-        devices[gpu].values[account] = _Values(*values)
+        device = devices[gpu]
+        device.values[account] = _Values(*values)
+
     for gpu, name, since, text in db.execute(_CONDITIONS, time):
-        devices[gpu].conditions.append(Condition(name, since, text=text))
+        condition = Condition(name, since, text=text)
+        devices[gpu].conditions.append(condition)
+
     for gpu, account, started in db.execute(_IDLE_SPANS, time):
-        devices[gpu].idle_alarms[account] = started
+        device = devices[gpu]
+        device.idle_alarms[account] = started
+
     for gpu, record in _read_holders(db, time):
         devices[gpu].holders.append(record)
 
@@ -164,9 +176,11 @@ def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceReco
 
 def _read_holders(db: Connection, time: Mapping[str, float]) -> Iterator[tuple[int, _HolderRecord]]:
     for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
-        owner = WorkloadOwner(kind, owner_name) if owner_name else None
-        holder = Holder(*names)
-        yield gpu, _HolderRecord(account, bool(mps), owner, holder)
+        owner = None
+        if owner_name:
+            owner = WorkloadOwner(kind, owner_name)
+        uses_mps = bool(mps)
+        yield gpu, _HolderRecord(account, uses_mps, owner, Holder(*names))
 
 
 def _make_node(
@@ -174,9 +188,11 @@ def _make_node(
 ) -> NodeEntry:
     """Builds one node of the past state. `now`: the same node in the current state."""
     known = {gpu.uuid: gpu for gpu in now.state.devices}
+    idle_after = current.settings.idle_after
     gpus = []
     for uuid, parts in group_by(devices, lambda device: device.uuid).items():
-        gpus.append(_make_gpu(parts, known.get(uuid, _UNKNOWN_GPU), current.settings.idle_after))
+        gpu_now = known.get(uuid, _UNKNOWN_GPU)
+        gpus.append(_make_gpu(parts, gpu_now, idle_after))
 
     state = NodeState(
         producer="podgpu",
@@ -189,7 +205,8 @@ def _make_node(
     for device in devices:
         for record in device.holders:
             if record.owner is not None:
-                owners[record.holder.namespace, record.holder.pod] = record.owner
+                pod = record.holder.namespace, record.holder.pod
+                owners[pod] = record.owner
 
     gone_since = _find_gone_since(devices, at)
     age = 0.0 if gone_since is None else at - gone_since
@@ -276,16 +293,18 @@ def _make_holders(
     device: _DeviceRecord, now: Sequence[Holder], idle_after: float | None
 ) -> Iterator[Holder]:
     own = _select_own_values(device)
-    shares = {holder.key: holder for holder in now}
+    holders_now = {holder.key: holder for holder in now}
     for record in device.holders:
-        same = shares.get(record.holder.key, record.holder)
+        holder = record.holder
+        same = holders_now.get(holder.key, holder)
         idle_since = device.idle_alarms.get(record.account)
         if idle_since is not None:
             # An alarm begins when the holder has been idle for `idle_after` seconds.
             idle_since -= idle_after or 0.0
+
         values = own.get(record.account, _NO_VALUES)
         usage = HolderUsage(values.utilization, values.memory, idle_since=idle_since)
-        yield replace(record.holder, share_ratio=same.share_ratio, user=same.user, usage=usage)
+        yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)
 
 
 def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
@@ -303,10 +322,10 @@ def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
         if not (is_shared and is_copy):
             own[account] = values
 
-    whole = device.values.get(GPU_ITSELF, _NO_VALUES)
     if is_shared:
-        utilizations = (values.utilization for values in own.values())
-        memory = (values.memory for values in own.values())
+        whole = device.values.get(GPU_ITSELF, _NO_VALUES)
+        utilizations = [values.utilization for values in own.values()]
+        memory = [values.memory for values in own.values()]
         if _exceed(utilizations, whole.utilization) or _exceed(memory, whole.memory):
             return {}
 

@@ -109,6 +109,16 @@ class _HolderKey(NamedTuple):
     owner: WorkloadOwner | None = None
 
 
+class _ReadPeriod(NamedTuple):
+    """The usage of a part of a step in which prices do not change."""
+
+    step: int  # its start
+    start: float
+    end: float
+    prices: Prices
+    vectors: Vectors
+
+
 async def read_bill(
     server: PrometheusServer, query: RangeQuery, prices: Prices, state: ClusterState
 ) -> RangeAnswer:
@@ -121,11 +131,14 @@ async def read_bill(
     async with aclosing(PrometheusClient(server)) as client:
         now = await client.query_time()
         start, end = query.bounds(now)
-        step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
+        samples_per_step = math.ceil((end - start) / FINE / _MAX_STEPS)
+        step = FINE * max(1, samples_per_step)
         end = end // step * step
         start = min(start // step * step, end - step)
+
         reader = _RangeReader(client, server, query, prices, state)
-        return await reader.read(start, end, step, now // FINE * FINE)
+        last_record = now // FINE * FINE
+        return await reader.read(start, end, step, last_record)
 
 
 async def read_costs(
@@ -143,25 +156,26 @@ async def read_costs(
         end = windows.now // FINE * FINE
         reader = _RangeReader(client, server, query.range, prices, state)
         steps = await reader.read_steps(client, query.first_step(now), end, query.step)
-        rule = reader.rule
+        source = reader.rule or "counters"
+
         days: Sequence[CostStep] = []
-        if query.has_forecast:
+        if query.has_forecast and query.step == DAY:
             days = steps
-        if query.has_forecast and query.step != DAY:
+        elif query.has_forecast:
             first = first_forecast_day(now)
             days = await reader.read_steps(client, first, now, DAY)
 
     answer = make_costs(query, now, prices.at(now), steps, days)
     answer.simulated = state.simulated
-    answer.source = rule or "counters"
+    answer.source = source
     reader.notes += texts_of(describe_unpriced(state.nodes, prices))
     answer.notes[:0] = dict.fromkeys(reader.notes + client.notes)
+
     recorded_from = _find_first_record(steps, windows.start)
     if recorded_from is None:
         answer.recorded_from = now
     elif recorded_from > windows.start:
         answer.recorded_from = recorded_from
-
     return answer
 
 
@@ -208,13 +222,15 @@ class _SteppedClient(PrometheusClient):
         return self._answers[query].get(round(at), [])
 
     async def _query_steps(self, query: str) -> dict[int, list[ParsedSample]]:
-        ends = self.ends
+        first = self.ends[0]
+        last = self.ends[-1]
         answers: dict[int, list[ParsedSample]] = defaultdict(list)
-        for labels, points in await self.query_range(query, ends[0], ends[-1], ends.step):
+        for labels, points in await self.query_range(query, first, last, self.ends.step):
             own = dict(labels)
             name = own.pop("__name__", "")
             for time, value in points:
-                answers[round(time)].append(ParsedSample(name, own, value))
+                sample = ParsedSample(name, own, value)
+                answers[round(time)].append(sample)
         return answers
 
 
@@ -241,8 +257,11 @@ class _RangeReader:
             usage += await self._make_usage(vectors, first, last, prices)
 
         await self._describe_gaps(usage, start, step)
-        current = {} if self.query.end is not None else await self._read_now(usage, now)
+        current: dict[RowName, dict[str, Any]] = {}
+        if self.query.end is None:
+            current = await self._read_now(usage, now)
         token_steps = await self._read_token_steps(usage, start, end)
+
         answer = make_range(
             self.query,
             (start, end),
@@ -262,41 +281,52 @@ class _RangeReader:
         """Returns the charges of each step between these times. The last one may be shorter."""
         self.rule = await self._find_rule(start, end)
         client.set_ends(range(start + step, floor_time(end, step) + 1, step))
-        resolution = FINE * max(1, math.ceil(step / FINE / _MAX_STEPS))
-        read = []
-        keys: dict[_HolderKey, None] = {}
-        for first in range(start, ceil_time(end, step), step):
-            for since, until, prices in self.prices.periods(first, min(first + step, end)):
-                vectors = await self._read_vectors(since, until, resolution)
-                read.append((first, since, until, prices, vectors))
-                for sample in vectors.get("allocated", ()):
-                    key = self._read_key(sample.labels)
-                    if key is not None:
-                        keys[key] = None
+        periods = await self._read_periods(start, end, step)
 
         # The names of pods are in the query, so it is one for all steps.
+        keys: dict[_HolderKey, None] = {}
+        for period in periods:
+            for sample in period.vectors.get("allocated", ()):
+                key = self._read_key(sample.labels)
+                if key is not None:
+                    keys[key] = None
         self.owners = await self._read_owners(keys, f"{round(end - start)}s", end)
-        steps: dict[int, list[Charge]] = {}
-        for first, since, until, prices, vectors in read:
-            usage = await self._make_usage(vectors, since, until, prices)
-            steps.setdefault(first, []).extend(usage)
 
+        steps: dict[int, list[Charge]] = {}
+        for period in periods:
+            usage = await self._make_usage(period.vectors, period.start, period.end, period.prices)
+            steps.setdefault(period.step, []).extend(usage)
         self.owners = None
 
         complete = await self._find_complete(step, client.ends)
         return [CostStep(first, usage, first in complete) for first, usage in steps.items()]
 
+    async def _read_periods(self, start: int, end: float, step: int) -> list[_ReadPeriod]:
+        samples_per_step = math.ceil(step / FINE / _MAX_STEPS)
+        resolution = FINE * max(1, samples_per_step)
+        periods = []
+        for first in range(start, ceil_time(end, step), step):
+            last = min(first + step, end)
+            for since, until, prices in self.prices.periods(first, last):
+                vectors = await self._read_vectors(since, until, resolution)
+                periods.append(_ReadPeriod(first, since, until, prices, vectors))
+        return periods
+
     async def _find_complete(self, step: int, ends: range) -> set[int]:
         """Returns the starts of the steps in which no hour (of a day) or 5 minutes are missing."""
-        part = HOUR if step == DAY else COARSE
+        part = COARSE
+        if step == DAY:
+            part = HOUR
         gpus = f"group({select(_GPU_NAMES, self.server.match)})"
-        query = f"count_over_time(({gpus})[{step * 1000 - 1}ms:{part}s])"
+        # The range excludes its start.
+        length = step * 1000 - 1
+        query = f"count_over_time(({gpus})[{length}ms:{part}s])"
+
         complete = set()
         for at in ends:
             counts = await self._ask("complete days", query, at)
             if counts and counts[0].value >= step / part:
                 complete.add(at - step)
-
         return complete
 
     async def _read_vectors(self, start: float, end: float, step: int) -> Vectors:
@@ -377,44 +407,59 @@ class _RangeReader:
         """Reads a recording rule. `function`: PromQL in which `{}` stands for the series."""
         series = function.format(select((name,), self.server.match))
         keys = by(self.server.cluster_label, *RULE_LABELS, "method")
-        samples = await self.client.query(f"max {keys} ({series})", end)
+        query = f"max {keys} ({series})"
+        samples = await self.client.query(query, end)
         return group_by(samples, lambda sample: sample.labels.get("kind", ""))
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
-        match = self.server.match
-        cluster = self.server.cluster_label
         window = f"{round(end - start)}s"
-        queries = {kind: self._increase(*one, window) for kind, one in _COUNTERS.items()}
-
-        shares = f"avg_over_time({select(('podgpu_allocation_share_ratio',), match)}[{window}])"
-        queries["shares"] = f"avg {by(cluster, *_HOLDER_KEYS)} ({shares})"
-        methods = f"last_over_time({select(('podgpu_device_usage_method',), match)}[{window}])"
-        device_keys = by(cluster, *UUID_LABELS, "GPU_I_ID", "method")
-        queries["method"] = f"group {device_keys} ({methods})"
+        queries = {}
+        for kind, (counter, matcher) in _COUNTERS.items():
+            queries[kind] = self._increase(counter, matcher, window)
+        queries["shares"] = self._write_shares(window)
+        queries["method"] = self._write_methods(window)
 
         length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
-        gpus = f"group {by(cluster, *_GPU_KEYS)} ({select(_GPU_NAMES, match)})"
-        counts = f"count_over_time(({gpus})[{length}ms:{step}s])"
-        keys = [cluster, *MODEL_LABELS]
-        if self.prices.label_names:
-            keys += UUID_LABELS
-
-        queries["gpu_seconds"] = f"{step} * sum {by(*keys)} ({counts})"
+        queries["gpu_seconds"] = self._write_gpu_seconds(length, step)
         if self.server.reads_tokens:
-            queries |= token_queries(cluster, match, window, length, step)
+            cluster = self.server.cluster_label
+            queries |= token_queries(cluster, self.server.match, window, length, step)
 
         asked = [self._ask(kind, query, end) for kind, query in queries.items()]
         results = await asyncio.gather(*asked)
         return dict(zip(queries, results, strict=True))
+
+    def _write_shares(self, window: str) -> str:
+        series = select(("podgpu_allocation_share_ratio",), self.server.match)
+        keys = by(self.server.cluster_label, *_HOLDER_KEYS)
+        return f"avg {keys} (avg_over_time({series}[{window}]))"
+
+    def _write_methods(self, window: str) -> str:
+        series = select(("podgpu_device_usage_method",), self.server.match)
+        keys = by(self.server.cluster_label, *UUID_LABELS, "GPU_I_ID", "method")
+        return f"group {keys} (last_over_time({series}[{window}]))"
+
+    def _write_gpu_seconds(self, length: int, step: int) -> str:
+        """`length`: of the range in milliseconds."""
+        cluster = self.server.cluster_label
+        series = select(_GPU_NAMES, self.server.match)
+        gpus = f"group {by(cluster, *_GPU_KEYS)} ({series})"
+        counts = f"count_over_time(({gpus})[{length}ms:{step}s])"
+        keys = [cluster, *MODEL_LABELS]
+        if self.prices.label_names:
+            keys += UUID_LABELS
+        return f"{step} * sum {by(*keys)} ({counts})"
 
     def _increase(self, name: str, matcher: str, window: str) -> str:
         """Returns a query for a counter's increase.
 
         `max` merges the series of an HA pair, `sum` those of exporters.
         """
-        increase = f"increase({select((name,), matcher, self.server.match)}[{window}])"
+        series = select((name,), matcher, self.server.match)
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
-        return f"sum {by(*keys)} (max {by(*keys, 'job', 'instance')} ({increase}))"
+        of_exporter = by(*keys, "job", "instance")
+        increase = f"max {of_exporter} (increase({series}[{window}]))"
+        return f"sum {by(*keys)} ({increase})"
 
     async def _read_now(self, usage: Sequence[Charge], end: float) -> dict[RowName, dict[str, Any]]:
         """Returns the current values of rows.
@@ -429,7 +474,9 @@ class _RangeReader:
         function = f"last_over_time({{}}[{2 * COARSE}s])"
         recorded = await self._read_rule(USAGE_RULE, function, end)
         held = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
-        usage = await self._make_usage(held, end - COARSE, end, self.prices.at(end))
+        prices = self.prices.at(end)
+        usage = await self._make_usage(held, end - COARSE, end, prices)
+
         rows = {}
         groups = group_by(usage, lambda one: name_row(one, self.query))
         for name, group in groups.items():
@@ -437,7 +484,6 @@ class _RangeReader:
             cost = None
             if any(one.currency for one in group):
                 cost = round(amounts.cost * HOUR / COARSE, 2)
-
             rows[name] = {
                 "gpus": round(amounts.allocated_seconds / COARSE, 2),
                 "idle_gpus": round(amounts.idle_seconds / COARSE, 2),
@@ -454,22 +500,19 @@ class _RangeReader:
         """Reads busy time and tokens of the last hours, to separate the two kinds of tokens."""
         accounts: dict[tuple[str, PodName], UsageAccount] = {}
         for one in usage:
-            if one.amounts.token_seconds and one.account.pod:
-                pod = one.account.namespace, one.account.pod
-                accounts[one.cluster, pod] = one.account
+            account = one.account
+            if one.amounts.token_seconds and account.pod:
+                pod = account.namespace, account.pod
+                accounts[one.cluster, pod] = account
 
-        first = ceil_time(max(start, end - _TOKEN_SECONDS), COARSE) + COARSE
+        since = max(start, end - _TOKEN_SECONDS)
+        first = ceil_time(since, COARSE) + COARSE
         last = floor_time(end, COARSE)
         if not accounts or len(accounts) > _MAX_ENGINES or first > last:
             return []
 
-        cluster = self.server.cluster_label
-        names = sorted({name for _, (_, name) in accounts})
-        series = select((_BUSY,), one_of("pod", names), self.server.match)
-        keys = by(cluster, *_HOLDER_KEYS, "job", "instance")
-        busy = f"max {keys} (increase({series}[{COARSE}s]))"
-        queries = token_step_queries(cluster, self.server.match, names, COARSE)
-        queries[_BUSY] = f"sum {by(cluster, 'namespace', 'pod')} ({busy})"
+        pods = sorted({name for _, (_, name) in accounts})
+        queries = self._write_token_steps(pods)
         asked = [self.client.query_range(query, first, last, COARSE) for query in queries.values()]
         try:
             results = await asyncio.gather(*asked)
@@ -481,14 +524,26 @@ class _RangeReader:
         for kind, lines in zip(queries, results, strict=True):
             for labels, points in lines:
                 for at, value in points:
-                    vectors[round(at)][kind].append(ParsedSample("", labels, value))
+                    sample = ParsedSample("", labels, value)
+                    vectors[round(at)][kind].append(sample)
 
         steps = []
         for at, step in sorted(vectors.items()):
-            for one in _make_token_charges(step, cluster, accounts):
+            for one in _make_token_charges(step, self.server.cluster_label, accounts):
                 steps.append((at // COARSE, one))
-
         return steps
+
+    def _write_token_steps(self, pods: Sequence[str]) -> dict[str, str]:
+        """Returns the queries for busy time and tokens in steps of 5 minutes."""
+        cluster = self.server.cluster_label
+        series = select((_BUSY,), one_of("pod", pods), self.server.match)
+        keys = by(cluster, *_HOLDER_KEYS, "job", "instance")
+        busy = f"max {keys} (increase({series}[{COARSE}s]))"
+        of_pod = by(cluster, "namespace", "pod")
+
+        queries = token_step_queries(cluster, self.server.match, pods, COARSE)
+        queries[_BUSY] = f"sum {of_pod} ({busy})"
+        return queries
 
     # Names of pods
 
@@ -568,7 +623,8 @@ class _RangeReader:
             labels = sample.labels
             cluster = labels.get(self.server.cluster_label, "")
             device = cluster, read_gpu_id(labels), labels.get("GPU_I_ID", "")
-            methods[self._read_key(labels) or device].add(labels.get("method", ""))
+            key = self._read_key(labels) or device
+            methods[key].add(labels.get("method", ""))
         return methods
 
     async def _read_labels(
@@ -578,21 +634,24 @@ class _RangeReader:
 
         Reads kube-state-metrics or the exporters' series.
         """
-        cluster = self.server.cluster_label
-        values: dict[tuple[str, PodName], str] = {}
         places: list[tuple[Sequence[str], str]] = [(("kube_pod_labels",), f"label_{name}")]
         if not name[0].isdecimal():  # otherwise it is no label name in Prometheus
             places.insert(0, (_GPU_NAMES, name))
 
+        cluster_label = self.server.cluster_label
+        values: dict[tuple[str, PodName], str] = {}
         for names, label in places:
             selector = select(names, f'{label}!=""', self.server.match)
-            keys = by(cluster, *WORKLOAD_LABELS, label)
+            keys = by(cluster_label, *WORKLOAD_LABELS, label)
             query = f"group {keys} (last_over_time({selector}[{window}]))"
             for sample in await self._ask(f"label {label}", query, end):
-                pod = read_workload(sample.labels)
-                if pod is not None and pod.pod:
-                    key = sample.labels.get(cluster, ""), pod.pod_name
-                    values[key] = json.dumps({name: sample.labels[label]})
+                workload = read_workload(sample.labels)
+                if workload is None or not workload.pod:
+                    continue
+
+                cluster = sample.labels.get(cluster_label, "")
+                value = sample.labels[label]
+                values[cluster, workload.pod_name] = json.dumps({name: value})
 
         return values
 
@@ -658,25 +717,26 @@ class _RangeReader:
             return {}
 
         window = f"{round(end - start)}s"
+        ask = partial(self._ask, at=end)
+        labels_of_nodes = await read_node_labels(ask, self.server, prices.label_names, window)
+
         node_labels = self.server.node_labels
         cluster_label = self.server.cluster_label
-        ask = partial(self._ask, at=end)
-        known = await read_node_labels(ask, self.server, prices.label_names, window)
-        selected = select(_GPU_NAMES, self.server.match)
-        series = f"last_over_time({selected}[{window}])"
-        query = f"group {by(cluster_label, *UUID_LABELS, *node_labels)} ({series})"
+        series = select(_GPU_NAMES, self.server.match)
+        keys = by(cluster_label, *UUID_LABELS, *node_labels)
+        query = f"group {keys} (last_over_time({series}[{window}]))"
         variants: dict[tuple[str, str], set[Prices]] = defaultdict(set)
         for sample in await ask("nodes of GPUs", query):
-            cluster = sample.labels.get(cluster_label, "")
-            node = first_label(sample.labels, node_labels)
-            own = prices.on_node(known.get((cluster, node)))
-            variants[cluster, read_gpu_id(sample.labels)].add(own)
+            labels = sample.labels
+            cluster = labels.get(cluster_label, "")
+            node = first_label(labels, node_labels)
+            own = prices.on_node(labels_of_nodes.get((cluster, node)))
+            variants[cluster, read_gpu_id(labels)].add(own)
 
         known_prices = {}
         for gpu, every in variants.items():
             if len(every) == 1:
                 known_prices[gpu] = every.pop()
-
         return known_prices
 
     def _add_by_model(
@@ -690,8 +750,10 @@ class _RangeReader:
         for sample in samples:
             labels = sample.labels
             cluster = labels.get(self.server.cluster_label, "")
-            own = gpu_prices.get((cluster, read_gpu_id(labels)), prices)
-            sums[cluster, first_label(labels, MODEL_LABELS), own] += sample.value
+            gpu = read_gpu_id(labels)
+            model = first_label(labels, MODEL_LABELS)
+            own = gpu_prices.get((cluster, gpu), prices)
+            sums[cluster, model, own] += sample.value
         return sums
 
     def _add_by_holder(self, vectors: Vectors) -> dict[_HolderKey, dict[str, float]]:

@@ -59,15 +59,15 @@ async def read_prometheus_events(
     server: PrometheusServer, query: EventQuery, state: ClusterState
 ) -> EventsAnswer:
     """Raises SourceError. Times are exact to a step, which is 15 s in a range of two hours."""
+    most_steps = _STEPS if state.fleet is None else _STEPS_OF_MANY
+    step = ceil_time(query.seconds / most_steps, FINE)
+    has_clusters = any(node.reading.cluster for node in state.nodes)
     async with aclosing(PrometheusClient(server)) as client:
         end = await client.query_time() // FINE * FINE
         if query.end is not None:
             end = min(end, query.end // FINE * FINE)
-
-        steps = _STEPS if state.fleet is None else _STEPS_OF_MANY
-        step = ceil_time(query.seconds / steps, FINE)
         start = end - query.seconds // step * step
-        has_clusters = any(node.reading.cluster for node in state.nodes)
+
         reader = _EventReader(client, server, start, end, step, has_clusters)
         spans = await reader.read_spans(query)
         return make_events(spans, start, end, start)
@@ -108,11 +108,13 @@ class _EventReader:
             self._read_changes(f"group {by(*gpu_labels, *WORKLOAD_LABELS)} ({gpus})"),
             self._read_changes(f"group {by(*gpu_labels, 'condition')} (({health}) == 1)"),
         )
-        presence = {}
-        for series in nodes:
-            presence[self._name_node(series.labels)] = _find_periods(series, gaps)
 
-        outages = {name: _find_outages(periods) for name, periods in presence.items()}
+        presence = {}
+        outages = {}
+        for series in nodes:
+            name = self._name_node(series.labels)
+            presence[name] = _find_periods(series, gaps)
+            outages[name] = _find_outages(presence[name])
 
         spans: list[Span] = []
         accounts: dict[tuple[str, ...], int] = {}
@@ -130,7 +132,6 @@ class _EventReader:
             known_from = self._start
             if gpu.node in presence:
                 known_from = presence[gpu.node][0].start + self._step
-
             for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
                 if period.start <= known_from:
                     period = period._replace(start=-math.inf)
@@ -138,12 +139,11 @@ class _EventReader:
 
         for series in faults:
             gpu = self._read_gpu(series.labels)
-            name = series.labels.get("condition", "")
+            condition = series.labels.get("condition", "")
             for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
-                spans.append(_condition_span(gpu, period, name))
+                spans.append(_condition_span(gpu, period, condition))
 
         spans += _list_outages(outages, gpus_of)
-
         spans = _select_spans(spans, query)
         spans.sort(key=_changed_at, reverse=True)
         return spans[:MAX_SPANS]
@@ -154,20 +154,29 @@ class _EventReader:
             return [query.value]
         if query.selector != "pod":
             return []
+
         namespace, _, name = query.value.partition("/")
-        held = f"group {by(*UUID_LABELS)} ({select_held(namespace, name, self._server.match)})"
-        series = await self._client.query_range(held, self._start, self._end, self._step)
-        return sorted({first_label(one.labels, UUID_LABELS) for one in series} - {""})
+        series = select_held(namespace, name, self._server.match)
+        held = f"group {by(*UUID_LABELS)} ({series})"
+        uuids = set()
+        for one in await self._client.query_range(held, self._start, self._end, self._step):
+            uuids.add(first_label(one.labels, UUID_LABELS))
+        uuids.discard("")
+        return sorted(uuids)
 
     async def _read_own_pods(self) -> set[PodName]:
         """Returns the pods of the exporters. They are no holders."""
-        exporters = f"group by (job, instance) ({select_gpus(HELD_NAMES, (), self._server.match)})"
+        series = select_gpus(HELD_NAMES, (), self._server.match)
+        exporters = f"group by (job, instance) ({series})"
         query = f"group by (namespace, pod) (up and on (job, instance) {exporters})"
         length = round(self._end - self._start)
         ever = f"max_over_time(({query})[{length}s:{self._step}s])"
+
         pods = set()
         for sample in await self._client.query(ever, self._end):
-            pods.add((sample.labels.get("namespace", ""), sample.labels.get("pod", "")))
+            namespace = sample.labels.get("namespace", "")
+            name = sample.labels.get("pod", "")
+            pods.add((namespace, name))
         return pods
 
     async def _find_gaps(self) -> list[_Period]:
@@ -187,8 +196,9 @@ class _EventReader:
         )
         series = []
         for key in came.keys() | went.keys():
-            series.append(_Series(dict(key), came.get(key, ()), went.get(key, ())))
-
+            came_at = came.get(key, ())
+            went_at = went.get(key, ())
+            series.append(_Series(dict(key), came_at, went_at))
         return series
 
     async def _read_times(self, query: str) -> dict[frozenset[tuple[str, str]], list[float]]:
@@ -256,7 +266,9 @@ def _is_in_outage(at: float, ignored: Iterable[_Period]) -> bool:
 
 def _find_outages(periods: Sequence[_Period]) -> list[_Period]:
     """Returns the gaps between the periods, and that after the last one."""
-    outages = [_Period(first.end, second.start) for first, second in pairwise(periods)]
+    outages = []
+    for first, second in pairwise(periods):
+        outages.append(_Period(first.end, second.start))
     if periods and periods[-1].end < math.inf:
         outages.append(_Period(periods[-1].end, math.inf))
     return outages
@@ -340,9 +352,9 @@ def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:
 
 
 def _overlap(span: Span, other: Span) -> bool:
-    is_before = span.ended is not None and span.ended < other.started
-    is_after = other.ended is not None and other.ended < span.started
-    return not is_before and not is_after
+    if span.ended is not None and span.ended < other.started:
+        return False
+    return other.ended is None or other.ended >= span.started
 
 
 def _changed_at(span: Span) -> float:

@@ -129,9 +129,10 @@ def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: i
     costs: list[float | None] = []
     for share in counts.held:
         _, fraction = parent_and_fraction(share.model)
-        gpus += share.allocated * (1.0 if fraction is None else fraction)
-        hour = prices.of(share.model).gpu_hour if prices.currency else None
-        costs.append(None if hour is None else hour * share.allocated)
+        size = 1.0 if fraction is None else fraction
+        gpus += share.allocated * size
+        gpu_hour = prices.of(share.model).gpu_hour if prices.currency else None
+        costs.append(None if gpu_hour is None else gpu_hour * share.allocated)
 
     for pod in fleet.pods:
         gpus -= pod.gpus
@@ -140,8 +141,8 @@ def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: i
     cost = sum_all(costs)
     if cost is not None:
         cost = max(0.0, cost)
-
-    return UnreadPods(max(0, pods - len(fleet.pods)), max(0.0, gpus), cost)
+    unread = max(0, pods - len(fleet.pods))
+    return UnreadPods(unread, max(0.0, gpus), cost)
 
 
 @dataclass
@@ -161,7 +162,9 @@ class _LoadReader:
         self.fleet.pods = [pod.load for pod in self.held.values()]
         await self._find_start()
         await self._find_kept()
-        await asyncio.gather(self._read_pods(self._choose()), self._read_sizes())
+
+        chosen = self._choose()
+        await asyncio.gather(self._read_pods(chosen), self._read_sizes())
         self.fleet.rooms = list(list_rooms(self.state, self.fleet.pods))
         await self._read_shared()
 
@@ -182,28 +185,31 @@ class _LoadReader:
     async def find_candidates(self, most: int) -> tuple[set[AccountKey], list[TargetGpu]]:
         """Returns the pods that use least of their GPUs, and these GPUs."""
         cluster_label = self.server.cluster_label
-        labels = (cluster_label, *_RULE_LABELS)
-        rule = select((_UNUSED_RULE,), self.server.match)
-        unused = f"sum {by(*labels)} (sum_over_time({rule}[{self._window}]))"
-        least = f"topk({most}, {unused})"
-        held = select(("podgpu_allocation_info",), self.server.match)
-        of_gpu = by(cluster_label, "instance", "UUID", *_RULE_LABELS)
-        query = f"group {of_gpu} ({held}) and on ({', '.join(labels)}) {least}"
         names: set[AccountKey] = set()
         gpus = set()
-        for sample in await self.client.query(query, self.fleet.end):
-            own = sample.labels
-            workload = read_workload(own)
+        for sample in await self.client.query(self._write_candidates(most), self.fleet.end):
+            labels = sample.labels
+            workload = read_workload(labels)
             if workload is None:
                 continue
 
-            job = workload.job_or_user
-            account = UsageAccount(workload.namespace, workload.pod, job)
+            account = UsageAccount(workload.namespace, workload.pod, workload.job_or_user)
             names.add(account.key)
-            cluster = own.get(cluster_label, "")
-            gpus.add(TargetGpu(cluster, own.get("instance", ""), own.get("UUID", "")))
+            cluster = labels.get(cluster_label, "")
+            target = labels.get("instance", "")
+            gpus.add(TargetGpu(cluster, target, labels.get("UUID", "")))
 
         return names, sorted(gpus)
+
+    def _write_candidates(self, most: int) -> str:
+        labels = (self.server.cluster_label, *_RULE_LABELS)
+        rule = select((_UNUSED_RULE,), self.server.match)
+        unused = f"sum {by(*labels)} (sum_over_time({rule}[{self._window}]))"
+        least = f"topk({most}, {unused})"
+
+        held = select(("podgpu_allocation_info",), self.server.match)
+        of_gpu = by(self.server.cluster_label, "instance", "UUID", *_RULE_LABELS)
+        return f"group {of_gpu} ({held}) and on ({', '.join(labels)}) {least}"
 
     async def count_pods(self) -> int:
         labels = by(self.server.cluster_label, *_RULE_LABELS)
@@ -293,7 +299,11 @@ class _LoadReader:
 
     async def _read_pods(self, chosen: Sequence[HeldPod]) -> None:
         """A pod may hold GPUs of several queries, so all are read before they are added up."""
-        uuids = sorted({part.gpu.uuid for pod in chosen for part in pod.parts})
+        gpus: set[str] = set()
+        for pod in chosen:
+            gpus.update(part.gpu.uuid for part in pod.parts)
+        uuids = sorted(gpus)
+
         limit = asyncio.Semaphore(_MAX_QUERIES)
         lines: _Lines = defaultdict(list)
         memory: dict[tuple[str, PodKey | None], float] = {}
@@ -301,8 +311,8 @@ class _LoadReader:
         for first in range(0, len(uuids), _GPUS_PER_QUERY):
             chunk = uuids[first : first + _GPUS_PER_QUERY]
             chunks.append(self._read_gpus(chunk, limit, lines, memory))
-
         await asyncio.gather(*chunks)
+
         for key, own in lines.items():
             self._add_steps(self.held[key], own)
         for pod in chosen:
@@ -321,16 +331,17 @@ class _LoadReader:
         if self.is_recorded:
             keys = by(self.server.cluster_label, *_KEYS)
             query = f"max {keys} ({self._select((_STEP_RULE,), uuids)})"
-
         async with limit:
             series = await self.client.query_range(query, start, self.fleet.end, COARSE)
             memory |= await self._read_memory(uuids)
 
         for labels, points in series:
             key = self._key_of(labels)
-            if key is not None:
-                line = self._make_line(points, start)
-                lines[key].append((first_label(labels, UUID_LABELS), line))
+            if key is None:
+                continue
+            uuid = first_label(labels, UUID_LABELS)
+            line = self._make_line(points, start)
+            lines[key].append((uuid, line))
 
     def _make_line(self, points: Sequence[tuple[float, float]], start: float) -> array[float]:
         """Returns a number for each step. NaN: unknown."""
@@ -376,28 +387,41 @@ class _LoadReader:
             if gpus >= load.devices:
                 value = step_value(busy[number] / COARSE, is_idle=idle[number] == gpus)
                 values[number] = min(most, value)
-
         load.steps = write_steps(values)
+
         if load.price is not None:
             seconds = (len(values) - values.count(UNKNOWN)) * COARSE
-            load.cost = round(charge(HeldTime(seconds), 1.0, load.price).cost, 2)
+            charged = charge(HeldTime(seconds), 1.0, load.price)
+            load.cost = round(charged.cost, 2)
 
+        held_before = [uuid for uuid, _ in own]
+        if not load.problem and self._has_other_model(pod, held_before):
+            load.problem = "model"
+
+    def _has_other_model(self, pod: HeldPod, held_before: Sequence[str]) -> bool:
+        """Returns whether the pod held a GPU of another model, or of a model that is not known."""
         current = {part.gpu.uuid for part in pod.parts}
-        for uuid, _ in own:
+        for uuid in held_before:
             gpu = self.gpus.get(uuid)
-            is_same_model = gpu is not None and gpu.model == load.model
+            is_same_model = gpu is not None and gpu.model == pod.load.model
             if uuid not in current and not is_same_model:
-                load.problem = load.problem or "model"
+                return True
+        return False
 
     def _busy_query(self, uuids: Sequence[str]) -> str:
-        keys = ", ".join(dict.fromkeys((self.server.cluster_label, *_KEYS)))
+        # The label of the cluster may be one of the keys.
+        keys = dict.fromkeys((self.server.cluster_label, *_KEYS))
+        on_keys = f"on ({', '.join(keys)})"
+
+        busy = self._increase(_BUSY, uuids)
         most_busy = self._increase(_MOST_BUSY, uuids)
-        busy = f"({most_busy} or {self._increase(_BUSY, uuids)})"
         allocated = self._increase(_ALLOCATED, uuids)
         idle = self._increase(_IDLE_TIME, uuids)
+
         # Counted times of a share are multiplied by it, idle times are not.
-        is_idle = f"({idle} >= bool on ({keys}) {_CERTAINLY_IDLE} * {allocated})"
-        return f"({busy} - on ({keys}) {is_idle}) and on ({keys}) ({allocated} > 0)"
+        is_idle = f"({idle} >= bool {on_keys} {_CERTAINLY_IDLE} * {allocated})"
+        value = f"(({most_busy} or {busy}) - {on_keys} {is_idle})"
+        return f"{value} and {on_keys} ({allocated} > 0)"
 
     def _increase(self, name: str, uuids: Sequence[str]) -> str:
         return self._sum_increase(self._select((name,), uuids), f"{COARSE}s")
@@ -405,8 +429,9 @@ class _LoadReader:
     def _sum_increase(self, selected: str, window: str) -> str:
         """Returns the query for the increase of each holder, over all exporters."""
         keys = (self.server.cluster_label, *_KEYS)
-        of_exporter = f"max {by(*keys, 'job', 'instance')} (increase({selected}[{window}]))"
-        return f"sum {by(*keys)} ({of_exporter})"
+        of_exporter = by(*keys, "job", "instance")
+        increase = f"increase({selected}[{window}])"
+        return f"sum {by(*keys)} (max {of_exporter} ({increase}))"
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         return select(names, one_of("UUID", uuids), self.server.match)
@@ -416,27 +441,30 @@ class _LoadReader:
 
         It is read of the longest range: a peak that comes once a week is not in a short one.
         """
-        window = f"{MAX_DAYS * DAY}s"
+        of_gpu, of_pod = _MEMORY
         peaks: dict[tuple[str, PodKey | None], float] = {}
         for name in _MEMORY:
-            keys = by(self.server.cluster_label, *_KEYS)
-            selected = self._select((name,), uuids)
-            if self.is_recorded:
-                of = "device" if name == _MEMORY[0] else "container"
-                matcher = one_of("UUID", uuids)
-                selected = select((_MEMORY_RULE,), f'of="{of}"', matcher, self.server.match)
-
-            series = f"max_over_time({selected}[{window}])"
-            for sample in await self.client.query(f"max {keys} ({series})", self.fleet.end):
-                uuid = first_label(sample.labels, UUID_LABELS)
-                key = self._key_of(sample.labels) if name == _MEMORY[1] else None
-                if sample.labels.get("GPU_I_ID"):
+            query = self._write_memory(name, uuids)
+            for sample in await self.client.query(query, self.fleet.end):
+                labels = sample.labels
+                uuid = first_label(labels, UUID_LABELS)
+                key = self._key_of(labels) if name == of_pod else None
+                if labels.get("GPU_I_ID"):
                     continue
-                if key is not None or name == _MEMORY[0]:
+                if key is not None or name == of_gpu:
                     before = peaks.get((uuid, key), 0.0)
                     peaks[uuid, key] = max(before, sample.value)
 
         return peaks
+
+    def _write_memory(self, name: str, uuids: Sequence[str]) -> str:
+        selected = self._select((name,), uuids)
+        if self.is_recorded:
+            of = "device" if name == _MEMORY[0] else "container"
+            matcher = one_of("UUID", uuids)
+            selected = select((_MEMORY_RULE,), f'of="{of}"', matcher, self.server.match)
+        keys = by(self.server.cluster_label, *_KEYS)
+        return f"max {keys} (max_over_time({selected}[{MAX_DAYS * DAY}s]))"
 
     async def _read_sizes(self) -> None:
         """Finds how many GPUs of a node the pods of the range held."""
@@ -445,14 +473,16 @@ class _LoadReader:
         query = f"group {keys} (last_over_time({series}[{self._window}]))"
         sizes: dict[tuple[str, str, str, PodName, str], int] = defaultdict(int)
         for sample in await self.client.query(query, self.fleet.end):
-            uuid = first_label(sample.labels, UUID_LABELS)
+            labels = sample.labels
+            uuid = first_label(labels, UUID_LABELS)
             gpu = self.gpus.get(uuid)
-            workload = read_workload(sample.labels)
-            if gpu is None or workload is None or sample.labels.get("GPU_I_ID"):
+            workload = read_workload(labels)
+            if gpu is None or workload is None or labels.get("GPU_I_ID"):
                 continue
-            cluster = sample.labels.get(self.server.cluster_label, "")
-            pod = workload.pod_name
-            sizes[cluster, gpu.model, self.nodes[uuid], pod, workload.job] += 1
+
+            cluster = labels.get(self.server.cluster_label, "")
+            node = self.nodes[uuid]
+            sizes[cluster, gpu.model, node, workload.pod_name, workload.job] += 1
 
         for (cluster, model, *_), count in sizes.items():
             # With a single cluster, the state names none.
@@ -466,23 +496,32 @@ class _LoadReader:
         if not groups:
             return
 
-        query = self._sum_increase(select((_WAITED,), self.server.match), self._window)
+        waited = await self._read_waited()
+        seconds = self.fleet.end - self.fleet.start
+        for node, parts, pods in groups:
+            if any(key not in waited for key in pods):
+                continue
+
+            shared = []
+            for key in pods:
+                load = self.held[key].load
+                ratio = waited[key] / seconds
+                shared.append(SharedPodLoad(load.account, load.steps, ratio))
+
+            cluster = self.held[pods[0]].load.cluster
+            model = parts[0].gpu.model
+            self.fleet.shared.append(SharedLoad(cluster, node, model, shared))
+
+    async def _read_waited(self) -> dict[PodKey, float]:
+        """Returns the seconds for which each pod waited for a GPU."""
+        selected = select((_WAITED,), self.server.match)
+        query = self._sum_increase(selected, self._window)
         waited: dict[PodKey, float] = {}
         for sample in await self.client.query(query, self.fleet.end):
             key = self._key_of(sample.labels)
             if key is not None:
                 waited[key] = waited.get(key, 0.0) + sample.value
-
-        seconds = self.fleet.end - self.fleet.start
-        for node, parts, pods in groups:
-            if any(key not in waited for key in pods):
-                continue
-            shared = []
-            for key in pods:
-                load = self.held[key].load
-                shared.append(SharedPodLoad(load.account, load.steps, waited[key] / seconds))
-            cluster = self.held[pods[0]].load.cluster
-            self.fleet.shared.append(SharedLoad(cluster, node, parts[0].gpu.model, shared))
+        return waited
 
     def _list_shared(self) -> Iterator[tuple[str, Sequence[HeldPart], list[PodKey]]]:
         """Yields node, parts and pods of each GPU with several pods."""

@@ -118,9 +118,11 @@ class Window(NamedTuple):
 
         spans: list[tuple[float, float | None]] = []
         for first, last in runs:
-            end = None if last >= self.steps - 1 else self.start + (last + 1) * self.step
-            spans.append((self.start + first * self.step, end))
-
+            start = self.start + first * self.step
+            end = None
+            if last < self.steps - 1:
+                end = self.start + (last + 1) * self.step
+            spans.append((start, end))
         return spans
 
 
@@ -223,22 +225,28 @@ class PrometheusPast(Past):
         self, namespace: str, pod: str, seconds: int, cluster: str | None = None
     ) -> PodHistory | None:
         name = namespace, pod
-        of_cluster = "" if cluster is None else f"{self._server.cluster_label}={quote(cluster)}"
+        matcher = ""
+        if cluster is not None:
+            matcher = f"{self._server.cluster_label}={quote(cluster)}"
+
         devices: dict[UuidAndInstance, _DeviceLines] = {}
         async with aclosing(PrometheusClient(self._server)) as client:
-            reader = await self._make_reader(client, seconds, of_cluster)
-            held = await reader.read("max", reader.held_by(name))
-            found = {_read_device(line.labels)[0] for line in held}
-            uuids = sorted(found - {""})[:_MAX_GPUS_OF_POD]
+            reader = await self._make_reader(client, seconds, matcher)
+            held: set[str] = set()
+            for line in await reader.read("max", reader.held_by(name)):
+                uuid, _ = _read_device(line.labels)
+                held.add(uuid)
+
+            uuids = sorted(held - {""})[:_MAX_GPUS_OF_POD]
             for first in range(0, len(uuids), _GPUS_PER_QUERY):
-                devices |= await reader.read_devices(uuids[first : first + _GPUS_PER_QUERY], name)
+                chunk = uuids[first : first + _GPUS_PER_QUERY]
+                devices |= await reader.read_devices(chunk, name)
 
         histories = []
         for device in devices.values():
             history = device.history_of_pod(name)
             if history is not None:
                 histories.append(history)
-
         histories.sort(key=lambda one: (one.node, one.index or 0, one.uuid, one.instance))
         return make_pod_history(namespace, pod, histories)
 
@@ -249,12 +257,15 @@ class PrometheusPast(Past):
         times = sparkline_times(await client.query_time())
         window = Window(times.start, times.step, len(times))
         reader = _HistoryReader(client, window, self._server)
-        lines = {}
-        for labels, points in await reader.read("avg", reader.figures()["utilization_ratio"]):
-            uuid, instance = _read_device(labels)
-            key = f"{uuid}/{instance}" if instance else uuid
-            lines[key] = window.align("utilization_ratio", points)
+        query = reader.figures()["utilization_ratio"]
 
+        lines = {}
+        for labels, points in await reader.read("avg", query):
+            uuid, instance = _read_device(labels)
+            key = uuid
+            if instance:
+                key = f"{uuid}/{instance}"
+            lines[key] = window.align("utilization_ratio", points)
         return sparklines_json(times, lines)
 
     async def _make_reader(
@@ -265,9 +276,11 @@ class PrometheusPast(Past):
             step = COARSE * math.ceil(seconds / (COARSE * MAX_POINTS))
         count = seconds // step
         end = await client.query_time() // FINE * FINE
-        match = ",".join(filter(None, (matcher, self._server.match)))
         window = Window(end - count * step, step, count)
-        return _HistoryReader(client, window, replace(self._server, match=match))
+
+        matchers = filter(None, (matcher, self._server.match))
+        server = replace(self._server, match=",".join(matchers))
+        return _HistoryReader(client, window, server)
 
 
 class _HistoryReader:
@@ -306,62 +319,25 @@ class _HistoryReader:
             queries[name] = self.read("avg", query)
         for name, series in _HOLDER_SERIES.items():
             queries[f"holder {name}"] = self.read("avg", self._of_holders(series, uuids))
-
         results = await asyncio.gather(*queries.values())
         lines = dict(zip(queries, results, strict=True))
 
-        # Pods of the exporters themselves are not holders.
-        exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)
-        for labels, _ in lines["own pods"]:
-            if labels.get("pod"):
-                own_pod = labels.get("namespace", ""), labels["pod"]
-                exporters[_read_target(labels)].add(own_pod)
-
-        devices: dict[UuidAndInstance, _DeviceLines] = {}
-
-        def find_device(labels: LabelMap) -> _DeviceLines:
-            key = _read_device(labels)
-            return devices.setdefault(key, _DeviceLines(key, self._window))
-
-        def read_holder(labels: LabelMap) -> Workload | None:
-            return read_workload(labels, exporters[_read_target(labels)])
-
-        for labels, points in lines["held"]:
-            device = find_device(labels)
-            device.node = first_label(labels, self._node_labels)
-            if labels.get("gpu", "").isdecimal():
-                device.index = int(labels["gpu"])
-
-            steps = self._window.find_steps(points).keys()
-            device.present |= steps
-            holder = read_holder(labels)
-            if holder is not None:
-                device.holders[holder] |= steps
-
-        for labels, points in lines["health"]:
-            device = find_device(labels)
-            steps = self._window.find_steps(points).keys()
-            device.present |= steps
-            device.conditions[labels.get("condition", "")] |= steps
-
+        read = _DeviceCollector(self._window, self._node_labels)
+        read.add_exporters(lines["own pods"])
+        read.add_held(lines["held"])
+        read.add_health(lines["health"])
         for name in figures:
-            for labels, points in lines[name]:
-                find_device(labels).figures[name] = self._window.align(name, points)
-
+            read.add_figures(name, lines[name])
         for name in _HOLDER_SERIES:
-            for labels, points in lines[f"holder {name}"]:
-                holder = read_holder(labels)
-                if holder is not None:
-                    values = self._window.align(name, points)
-                    find_device(labels).holder_figures[holder, name] = values
-
-        return devices
+            read.add_holder_figures(name, lines[f"holder {name}"])
+        return read.devices
 
     # PromQL
 
     def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
         """Returns queries for the figures of the given devices, or of all devices."""
-        memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
+        memory = self._select(("podgpu_device_memory_used_bytes",), uuids)
+        memory = f"max {by(*_KEYS)} ({memory})"
         queries = {
             "utilization_ratio": (
                 f"({self._field(UTIL, uuids)}) / 100 or {self._field(ENGINE, uuids)}"
@@ -381,8 +357,9 @@ class _HistoryReader:
         return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})"
 
     def _held(self, uuids: Sequence[str]) -> str:
+        series = self._select(HELD_NAMES, uuids)
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
-        return f"group {labels} ({self._select(HELD_NAMES, uuids)})"
+        return f"group {labels} ({series})"
 
     def _own_pods(self, uuids: Sequence[str]) -> str:
         exporters = f"group by (job, instance) ({self._select(HELD_NAMES, uuids)})"
@@ -393,12 +370,15 @@ class _HistoryReader:
         return f"max {labels} ({self._select((name,), uuids)})"
 
     def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
-        series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod)
+        series = self._select(("podgpu_device_health",), uuids)
+        labels = by(*_KEYS, "condition")
+        return self._while_held(f"max {labels} (({series}) == 1)", pod)
 
     def _field(self, name: str, uuids: Sequence[str]) -> str:
         field = field_named(name)
-        labels = by(*_KEYS) if field is not None and field.per_instance else by(*UUID_LABELS)
+        labels = by(*UUID_LABELS)
+        if field is not None and field.per_instance:
+            labels = by(*_KEYS)
         return field_query(name, labels, lambda names: self._select(names, uuids))
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
@@ -457,6 +437,8 @@ class _DeviceLines:
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
         series = {name: figures.get(name, unknown) for name in Figures._fields}
+        holders = sorted(self._list_holders(), key=lambda span: span.from_)
+        marks = sorted(self._list_marks(), key=lambda mark: mark.at)
         uuid, instance = self.device
 
         return GpuHistory(
@@ -468,8 +450,8 @@ class _DeviceLines:
             to=self.window.end,
             step_seconds=self.window.step,
             series=round_series(series),
-            holders=sorted(self._list_holders(), key=lambda span: span.from_),
-            marks=sorted(self._list_marks(), key=lambda mark: mark.at),
+            holders=holders,
+            marks=marks,
         )
 
     def _list_holders(self) -> Iterator[HolderSpan]:
@@ -485,11 +467,70 @@ class _DeviceLines:
             for start, end in self.window.find_runs(steps):
                 yield Mark(start, end, name, says)
 
-        last = max(self.present, default=self.window.steps)
-        if last < self.window.steps - 1:
-            gone_at = self.window.start + (last + 1) * self.window.step
+        last_step = self.window.steps - 1
+        last_present = max(self.present, default=last_step)
+        if last_present < last_step:
+            gone_at = self.window.start + (last_present + 1) * self.window.step
             says, _ = words_for(NODE_GONE)
             yield Mark(gone_at, None, NODE_GONE, says)
+
+
+class _DeviceCollector:
+    """Collects the series of a query by device."""
+
+    def __init__(self, window: Window, node_labels: Sequence[str]) -> None:
+        self.devices: dict[UuidAndInstance, _DeviceLines] = {}
+        self._window = window
+        self._node_labels = node_labels
+        # Pods of the exporters themselves are not holders.
+        self._exporters: dict[tuple[str, str], set[PodName]] = defaultdict(set)
+
+    def add_exporters(self, series: Iterable[RangeSeries]) -> None:
+        for labels, _ in series:
+            if labels.get("pod"):
+                pod = labels.get("namespace", ""), labels["pod"]
+                self._exporters[_read_target(labels)].add(pod)
+
+    def add_held(self, series: Iterable[RangeSeries]) -> None:
+        for labels, points in series:
+            device = self._find(labels)
+            device.node = first_label(labels, self._node_labels)
+            if labels.get("gpu", "").isdecimal():
+                device.index = int(labels["gpu"])
+
+            steps = self._window.find_steps(points).keys()
+            device.present |= steps
+            holder = self._read_holder(labels)
+            if holder is not None:
+                device.holders[holder] |= steps
+
+    def add_health(self, series: Iterable[RangeSeries]) -> None:
+        for labels, points in series:
+            device = self._find(labels)
+            steps = self._window.find_steps(points).keys()
+            device.present |= steps
+            condition = labels.get("condition", "")
+            device.conditions[condition] |= steps
+
+    def add_figures(self, name: str, series: Iterable[RangeSeries]) -> None:
+        for labels, points in series:
+            device = self._find(labels)
+            device.figures[name] = self._window.align(name, points)
+
+    def add_holder_figures(self, name: str, series: Iterable[RangeSeries]) -> None:
+        for labels, points in series:
+            holder = self._read_holder(labels)
+            if holder is not None:
+                device = self._find(labels)
+                device.holder_figures[holder, name] = self._window.align(name, points)
+
+    def _find(self, labels: LabelMap) -> _DeviceLines:
+        key = _read_device(labels)
+        return self.devices.setdefault(key, _DeviceLines(key, self._window))
+
+    def _read_holder(self, labels: LabelMap) -> Workload | None:
+        own_pods = self._exporters[_read_target(labels)]
+        return read_workload(labels, own_pods)
 
 
 def _read_device(labels: LabelMap) -> UuidAndInstance:

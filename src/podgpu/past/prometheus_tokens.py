@@ -58,16 +58,17 @@ def token_queries(
 
     `window`: of the increase. `length`: milliseconds, excludes the start of the range.
     """
+    of_pod = by(cluster_label, "namespace", "pod")
     queries = {}
     for engine in engines():
         keys = (cluster_label, "namespace", "pod", *engine.model)
         counted = _write_increases(engine, keys, match, window)
+
         series = select((engine.generated.name,), 'pod!=""', match)
-        present = f"group {by(cluster_label, 'namespace', 'pod')} ({series})"
+        present = f"group {of_pod} ({series})"
         seconds = f"{step} * count_over_time(({present})[{length}ms:{step}s])"
         counted.append(_mark(seconds, "seconds"))
         queries[f"{_PREFIX}{engine.name}"] = " or ".join(counted)
-
     return queries
 
 
@@ -95,10 +96,13 @@ def _increase(
     family: EngineFamily, kind: str, keys: tuple[str, ...], match: str, window: str
 ) -> str:
     """`max` merges the series of an HA pair and of two monitors, `sum` those of ranks."""
-    matcher = f"{family.label}={quote(family.value)}" if family.label else ""
+    matcher = ""
+    if family.label:
+        matcher = f"{family.label}={quote(family.value)}"
     series = select((family.name,), 'pod!=""', matcher, match)
-    each = f"max {by(*keys, 'instance', *RANK_LABELS)} (increase({series}[{window}]))"
-    return _mark(f"sum {by(*keys)} ({each})", kind)
+    of_rank = by(*keys, "instance", *RANK_LABELS)
+    increase = f"max {of_rank} (increase({series}[{window}]))"
+    return _mark(f"sum {by(*keys)} ({increase})", kind)
 
 
 def _mark(query: str, kind: str) -> str:

@@ -87,8 +87,12 @@ def _record_conditions(
     gpu: DeviceState, parts: Sequence[HeldPart], node: NodeEntry, state: ClusterState
 ) -> Iterator[ConditionRecord]:
     for condition in gpu.conditions:
-        since = None if condition.name == NODE_GONE else condition.since
-        yield ConditionRecord(condition.name, describe_condition(condition)[0], since)
+        text, _ = describe_condition(condition)
+        since = condition.since
+        if condition.name == NODE_GONE:
+            since = None
+        yield ConditionRecord(condition.name, text, since)
+
     at = node.reading.read_at + state.clock_offset
     for part in parts:
         if wasteful_since(part, at, state.settings.idle_after):

@@ -77,11 +77,15 @@ class Deletion:
         self._expire_rows("period", "usage", COARSE, keep.usage_per_step, now)
         self._expire_rows("period", "usage", HOUR, keep.usage_per_hour, now)
         is_day_over = self._expire_rows("period", "usage", DAY, keep.usage, now)
+
         oldest = self._fetch_value("SELECT min(time) FROM round")
         self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
+
         hours = keep.load // HOUR - 1
-        since = self._fetch_value(_OLDEST_KEPT.format(table="period"), HOUR, round(now), hours)
+        sql = _OLDEST_KEPT.format(table="period")
+        since = self._fetch_value(sql, HOUR, round(now), hours)
         self._db.execute("DELETE FROM load WHERE time < ?", (since,))
+
         if is_day_over:
             self._delete_unused_names()
 
@@ -112,10 +116,13 @@ class Deletion:
         most = seconds // resolution
         sql = _OLDEST_KEPT.format(table=times)
         since = self._fetch_value(sql, resolution, round(now), most - 1)
-        oldest = self._fetch_oldest("usage" if table == "usage" else times, resolution)
+        oldest_of = "usage" if table == "usage" else times
+        oldest = self._fetch_oldest(oldest_of, resolution)
         if since is None or oldest is None or oldest >= since:
             return False
-        self._delete_rows(times, table, resolution, min(since, oldest + DAY))
+
+        until = min(since, oldest + DAY)
+        self._delete_rows(times, table, resolution, until)
         return True
 
     def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:

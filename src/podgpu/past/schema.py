@@ -205,8 +205,9 @@ def add_columns(db: sqlite3.Connection) -> None:
 
 
 def _add_column(db: sqlite3.Connection, table: str, column: str, definition: str) -> None:
-    known = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
-    if column not in known:
+    columns = db.execute(f"PRAGMA table_info({table})")
+    names = {name for _, name, *_ in columns}
+    if column not in names:
         db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {definition}")
 
 

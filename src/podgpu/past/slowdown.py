@@ -39,4 +39,7 @@ def predict_waits(busy: Sequence[float]) -> list[float]:
     """
     weights = [weigh(share) for share in busy]
     factor = stretch(sum(weights))
-    return [weight * factor - share for weight, share in zip(weights, busy, strict=True)]
+    waits = []
+    for weight, share in zip(weights, busy, strict=True):
+        waits.append(weight * factor - share)
+    return waits

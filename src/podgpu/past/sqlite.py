@@ -231,11 +231,13 @@ def _select_marks(gpu: GpuHistory, own: Sequence[HolderSpan]) -> Iterator[Mark]:
 
 
 def _overlap(mark: Mark, span: HolderSpan) -> bool:
+    mark_start = mark.at
+    if mark.condition == NODE_GONE:
+        # If the node is gone, the holder's span ends when this condition begins.
+        mark_start -= 1
     mark_end = math.inf if mark.until is None else mark.until
     span_end = span.to or math.inf
-    # If the node is gone, the holder's span ends when this condition begins.
-    began = mark.at - 1 if mark.condition == NODE_GONE else mark.at
-    return span.from_ < mark_end and began < span_end
+    return span.from_ < mark_end and mark_start < span_end
 
 
 # Reading from SQLite
@@ -327,13 +329,18 @@ def read_job(
     window = _choose_window(db, start, end)
     rows = db.execute(_ACCOUNTS_OF_JOB, (namespace, kind, name, end, start)).fetchall()
     by_device = group_by(rows, lambda row: row[:5])
+    shown = list(by_device.items())[:MAX_DEVICES]
+    if not shown:
+        return None
+
     devices = []
     marks: list[Mark] = []
-    for (node, index, uuid, instance, gpu_id), accounts in list(by_device.items())[:MAX_DEVICES]:
-        pods = {(row[6], row[7]) for row in accounts}
+    for (node, index, uuid, instance, gpu_id), accounts in shown:
+        pods = set()
         histories = []
-        for row in accounts:
-            gpu_row = uuid, instance, node, index, gpu_id, row[5]
+        for *_, account_id, pod_namespace, pod in accounts:
+            pods.add((pod_namespace, pod))
+            gpu_row = uuid, instance, node, index, gpu_id, account_id
             histories.append(_read_history(db, gpu_row, window))
 
         gpu = histories[0]
@@ -341,9 +348,6 @@ def read_job(
         own = [span for span in gpu.holders if span.pod_name in pods]
         devices.append(_select_device(gpu, own))
         marks += _select_marks(gpu, own)
-
-    if not devices:
-        return None
 
     marks.sort(key=lambda mark: mark.at)
     return JobHistory(
@@ -422,7 +426,9 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
     step = window["step"]
     steps = math.ceil((window["end"] - start) / step)
 
-    series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
+    series: dict[str, list[float | None]] = {}
+    for name in Figures._fields:
+        series[name] = [None] * steps
     for point, *means in db.execute(_FIGURES, parameters):
         for name, mean in zip(Figures._fields, means, strict=True):
             series[name][point] = mean

@@ -101,7 +101,8 @@ def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list
     Start and end are extended to whole stored steps: 5 minutes, hours or days.
     """
     first, last, windows = _list_windows(db, start, end, DAY)
-    return first, last, [charge for _, charge in _read_windows(db, windows)]
+    charges = [charge for _, charge in _read_windows(db, windows)]
+    return first, last, charges
 
 
 def read_charges(
@@ -135,10 +136,14 @@ def read_token_steps(
     db: Connection, start: float, end: float, pod: PodName | None = None
 ) -> list[tuple[int, Charge]]:
     """Returns the number of each 5 minutes, and the charges of the pods whose tokens were read."""
-    only = "" if pod is None else "AND namespace = ? AND pod = ?"
-    sql = _TOKEN_STEPS.format(only=only)
+    sql = _TOKEN_STEPS.format(only="")
+    parameters: list[object] = [ceil_time(start, COARSE), end]
+    if pod is not None:
+        sql = _TOKEN_STEPS.format(only="AND namespace = ? AND pod = ?")
+        parameters += pod
+
     steps = []
-    for step, *row in db.execute(sql, (ceil_time(start, COARSE), end, *(pod or ()))):
+    for step, *row in db.execute(sql, parameters):
         account, amounts = split_account(row)
         steps.append((step, Charge(account, amounts=Amounts(*amounts))))
     return steps
@@ -152,8 +157,9 @@ def read_steps(
     Hours must be kept from `start` on.
     """
     windows = _split_windows(db, start, end, now, step)
+    step_start = f"time / {step} * {step}"
     steps: dict[int, list[Charge]] = {}
-    for time, charge in _read_windows(db, windows, f"time / {step} * {step}", grouping):
+    for time, charge in _read_windows(db, windows, step_start, grouping):
         steps.setdefault(time, []).append(charge)
     return steps
 
@@ -173,20 +179,31 @@ def _read_windows(
     db: Connection, windows: Sequence[_Window], step: str = "NULL", grouping: Grouping = SINGLE
 ) -> Iterable[tuple[int, Charge]]:
     """Yields the start of the step and a charge. `step`: the start as SQL, or NULL."""
-    # To group by a constant, too, takes 10 % more time.
+    sql = _write_sum(len(windows), step, grouping)
+    parameters = list(chain.from_iterable(windows))
+    for time, *row in db.execute(sql, parameters):
+        account, (currency, *amounts) = split_account(row)
+        yield time, Charge(account, amounts=Amounts(*amounts), currency=currency)
+
+
+def _write_sum(windows: int, step: str, grouping: Grouping) -> str:
+    """`windows`: how many. `step`: see `_read_windows`."""
+    window = _WINDOW
+    charges = _CHARGES
+    if grouping != SINGLE:
+        window = _ROWS_OF_WINDOW
+        charges = _CHARGES_OF_ROWS
+
+    numbers = range(1, len(ACCOUNT_COLUMNS) + 3)
     parts = {
+        # To group by a constant, too, takes 10 % more time.
         "by": "" if step == "NULL" else "start, ",
         "fields": grouping.fields,
         "keys": grouping.keys,
-        "names": ", ".join(map(str, range(1, len(ACCOUNT_COLUMNS) + 3))),
+        "names": ", ".join(map(str, numbers)),
     }
-    window = _WINDOW if grouping == SINGLE else _ROWS_OF_WINDOW
-    charges = _CHARGES if grouping == SINGLE else _CHARGES_OF_ROWS
-    union = " UNION ALL ".join([window.format(step=step, **parts)] * len(windows))
-    sql = charges.format(windows=union, **parts)
-    for time, *row in db.execute(sql, list(chain.from_iterable(windows))):
-        account, (currency, *amounts) = split_account(row)
-        yield time, Charge(account, amounts=Amounts(*amounts), currency=currency)
+    rows = [window.format(step=step, **parts)] * windows
+    return charges.format(windows=" UNION ALL ".join(rows), **parts)
 
 
 def _list_windows(
@@ -197,18 +214,21 @@ def _list_windows(
     `longest`: the coarsest rows to read, HOUR or DAY.
     """
     kept_since = dict(db.execute("SELECT resolution, since FROM kept").fetchall())
-    first = floor_time(start, _find_resolution(start, kept_since))
+    first_resolution = _find_resolution(start, kept_since)
+    first = floor_time(start, first_resolution)
     # The last hour is read from 5-minute rows only if they are kept from its start on.
     last_hour_start = max(first, floor_time(end, HOUR))
-    last = ceil_time(end, _find_resolution(last_hour_start, kept_since))
+    last_resolution = _find_resolution(last_hour_start, kept_since)
+    last = ceil_time(end, last_resolution)
+
     # Open rows are in none of the others.
     first_hour = min(ceil_time(first, HOUR), last)
     last_hour = max(floor_time(last, HOUR), first_hour)
     first_day = last_hour
     if longest == DAY:
         first_day = min(ceil_time(first_hour, DAY), last_hour)
-
     last_day = max(floor_time(last_hour, DAY), first_day)
+
     windows = [
         _Window(1.0, OPEN, first, last),
         _Window(1.0, UNSETTLED, first, last),
@@ -245,21 +265,22 @@ def _split_window(
     window: _Window, start: float, end: float, recorded: tuple[float, float]
 ) -> Iterable[_Window]:
     """Separates the steps at the start and the end of the range."""
+    since, until = recorded
     length = max(COARSE, window.resolution)  # open rows are of 5 minutes
-    first = max(window.start, floor_time(start, length))
+    first_step = floor_time(start, length)
+    last_step = floor_time(end, length)
+    first = max(window.start, first_step)
     last = min(window.end, ceil_time(end, length))
-    for step in sorted({floor_time(start, length), floor_time(end, length)}):
+    for step in sorted({first_step, last_step}):
         if not first <= step < last:
             continue
-
         yield window._replace(start=first, end=step)
 
-        since = recorded[0]
-        if step == since:
-            since = start  # the first day may have begun late: its first round is deleted
-
         recorded_from = max(step, since)
-        recorded_to = min(step + length, recorded[1])
+        if step == since:
+            # The first day may have begun late: its first round is deleted.
+            recorded_from = max(step, start)
+        recorded_to = min(step + length, until)
         counted = min(end, recorded_to) - max(start, recorded_from)
         whole = recorded_to - recorded_from
         part = max(0.0, counted / whole) if whole > 0 else 1.0

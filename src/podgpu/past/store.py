@@ -303,12 +303,16 @@ class HistoryStore(HistoryFile):
 
     def _correct_times(self, shift: float, now: float) -> None:
         """Moves samples and spans since the clock jumped. Deletes earlier samples in the future."""
+        samples_shift = floor_time(shift, FINE)
         for table in ("round", "sample"):
-            self._move_samples(table, floor_time(shift, FINE), now)
+            self._move_samples(table, samples_shift, now)
+
         for column in ("started", "ended"):
             sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ? OR {column} >= ?"
             self._db.execute(sql, (round(shift), now, self._unsettled_since))
-        keep_again(self._db, min(now, self._unsettled_since + shift))
+
+        unsettled_since = self._unsettled_since + shift
+        keep_again(self._db, min(now, unsettled_since))
 
     def _move_samples(self, table: str, shift: int, now: float) -> None:
         # Times are negative at first, so that no row meets one that has not been moved yet.
@@ -354,8 +358,14 @@ class HistoryStore(HistoryFile):
 
     def write_notices(self, changes: Mapping[str, bytes | None]) -> None:
         """Stores what a webhook reported. None deletes an entry."""
-        deleted = [(key,) for key, content in changes.items() if content is None]
-        changed = [entry for entry in changes.items() if entry[1] is not None]
+        deleted = []
+        changed = []
+        for key, content in changes.items():
+            if content is None:
+                deleted.append((key,))
+            else:
+                changed.append((key, content))
+
         with self._transaction():
             self._db.executemany("DELETE FROM notice WHERE key = ?", deleted)
             self._db.executemany("INSERT OR REPLACE INTO notice VALUES (?, ?)", changed)
@@ -479,14 +489,16 @@ class HistoryStore(HistoryFile):
         for span, began in rows.spans.items():
             if span not in self._open_spans:
                 new.append((*span, began))
-
         self._db.executemany(_START_SPAN, new)
-        # If podgpu did not run for some time, holders and conditions are recorded as ended at the
-        # last round before.
-        is_gap = rows.time - self.last_round > COARSE
-        ended = self.last_round + FINE if is_gap else rows.time
+
+        ended = rows.time
+        if rows.time - self.last_round > COARSE:
+            # podgpu did not run for some time, so holders and conditions are recorded as ended at
+            # the last round before.
+            ended = self.last_round + FINE
         over = self._open_spans - rows.spans.keys()
         self._db.executemany(_END_SPAN, [(ended, *span) for span in over])
+
         self._open_spans = rows.spans.keys()
         self.last_round = rows.time
 

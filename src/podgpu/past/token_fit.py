@@ -75,12 +75,7 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
     prompt = (gg * pb - pg * gb) / determinant
     generated = (pp * gb - pg * pb) / determinant
 
-    errors = []
-    for step in used:
-        expected = prompt * step.prompt + generated * step.generated
-        errors.append((step.busy_seconds - expected) ** 2)
-
-    variance = math.fsum(errors) / (len(used) - 2)
+    variance = _compute_variance(used, prompt, generated)
     residual = math.sqrt(variance) / math.fsum(busy) * len(used)
     if residual > _LARGEST_RESIDUAL:
         return NoFit(
@@ -88,15 +83,25 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
             f" {_LARGEST_RESIDUAL:.0%} is the most"
         )
 
-    is_clear = prompt >= _LEAST_T * math.sqrt(variance * gg / determinant)
-    is_clear = is_clear and generated >= _LEAST_T * math.sqrt(variance * pp / determinant)
-    if not is_clear or min(prompt, generated) <= 0:
+    prompt_error = math.sqrt(variance * gg / determinant)
+    generated_error = math.sqrt(variance * pp / determinant)
+    is_prompt_clear = prompt > 0 and prompt >= _LEAST_T * prompt_error
+    is_generated_clear = generated > 0 and generated >= _LEAST_T * generated_error
+    if not is_prompt_clear or not is_generated_clear:
         return NoFit(
             "the result is not significant: the GPU time of one kind of tokens is less than"
             f" {_LEAST_T:.0f} times its standard error"
         )
-
     return TokenFit(prompt, generated, residual, len(used))
+
+
+def _compute_variance(used: Sequence[TokenStep], prompt: float, generated: float) -> float:
+    """Returns the variance of the busy time that the two times per token do not explain."""
+    errors = []
+    for step in used:
+        expected = prompt * step.prompt + generated * step.generated
+        errors.append((step.busy_seconds - expected) ** 2)
+    return math.fsum(errors) / (len(used) - 2)
 
 
 def _sum_products(one: Iterable[float], other: Iterable[float]) -> float:

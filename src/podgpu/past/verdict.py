@@ -92,9 +92,10 @@ def judge_activity(now: Activity) -> Sequence[Cause]:
     """Returns low activity of a busy GPU, and the traffic that may explain it."""
     if now.use is None or now.tensor is None or now.use < _LEAST_USE:
         return []
-
+    if now.tensor >= _LOW_TENSOR * now.use:
+        return []
     is_limited_by_memory = now.dram is not None and now.dram >= _LOW_DRAM * now.use
-    if now.tensor >= _LOW_TENSOR * now.use or is_limited_by_memory:
+    if is_limited_by_memory:
         return []
 
     causes = [Cause("low_activity", now=True, value=now.tensor)]
@@ -102,5 +103,4 @@ def judge_activity(now: Activity) -> Sequence[Cause]:
         causes.append(Cause("pcie", now=True, value=now.pcie))
     if now.nvlink is not None and now.nvlink >= _HIGH_NVLINK:
         causes.append(Cause("nvlink", now=True, value=now.nvlink))
-
     return causes
