@@ -66,13 +66,16 @@ class BudgetUse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def warning(self) -> str:
         """Empty if the cost of the month is within the budget."""
-        budget = f"the budget of {self.per_month:,.2f} {self.currency} per month"
+        budget = f"{self.per_month:,.2f} {self.currency} per month"
         if self.ratio > 1:
-            return f"{self.name}: {self.cost:,.2f} {self.currency} exceed {budget}"
-        if self.forecast is not None and self.forecast > self.per_month:
-            forecast = f"the forecast of {self.forecast:,.2f} {self.currency} exceeds {budget}"
-            return f"{self.name}: {forecast} ({self.ratio:.0%} are used)"
-        return ""
+            cost = f"{self.cost:,.2f} {self.currency}"
+            return f"{self.name}: {cost} exceed the budget of {budget}"
+        if self.forecast is None or self.forecast <= self.per_month:
+            return ""
+
+        forecast = f"the forecast of {self.forecast:,.2f} {self.currency}"
+        used = f"{self.ratio:.0%} are used"
+        return f"{self.name}: {forecast} exceeds the budget of {budget} ({used})"
 
 
 ReadBudgets = Callable[[], tuple[BudgetFile, tuple[Note, ...]]]

@@ -267,8 +267,8 @@ class _Chooser:
             best, *others = sorted(ranks, key=ranks.__getitem__)
             for other in others:
                 hidden[other].add(uuid)
-                is_present = _has_gpu(chosen[other].state, uuid)
-                if is_present and self.is_rival(chosen[other], chosen[best]):
+                reading = chosen[other]
+                if _has_gpu(reading.state, uuid) and self.is_rival(reading, chosen[best]):
                     rivals[best, other] = None
 
         return hidden, list(rivals)
@@ -297,7 +297,12 @@ def _find_claims(chosen: Mapping[str, NodeReading]) -> dict[str, list[str]]:
         for gpu in reading.state.devices:
             if gpu.uuid:
                 nodes[gpu.uuid].append(name)
-    return {uuid: names for uuid, names in nodes.items() if len(names) > 1}
+
+    claims = {}
+    for uuid, names in nodes.items():
+        if len(names) > 1:
+            claims[uuid] = names
+    return claims
 
 
 def _find_conflicts(
@@ -557,15 +562,21 @@ def _describe_lost(name: str, state: NodeState, broken: Iterable[DeviceState]) -
 def _describe_without_driver(name: str, away: Sequence[Condition]) -> Alert:
     """Returns one alert for several GPUs. The first one's detail is shown."""
     spec = conditions()[DRIVER_AWAY]
-    detail = f" ({away[0].detail})" if away[0].detail else ""
-    says = spec.says_many.format(gpus=plural(len(away), "GPU"), detail=detail)
+    gpus = plural(len(away), "GPU")
+    detail = away[0].detail
+    if detail:
+        detail = f" ({detail})"
+    says = spec.says_many.format(gpus=gpus, detail=detail)
     return Alert("broken", f"node {name}: {says}: {spec.do}", name)
 
 
 def _describe_gpu(name: str, gpu: DeviceState, condition: Condition) -> Alert:
-    label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+    label = "a GPU"
+    if gpu.index is not None:
+        label = f"GPU {gpu.index}"
+    uuid = gpu.uuid or "no UUID"
     says, do = describe_condition(condition, gpu)
-    text = f"{label} of node {name} ({gpu.uuid or 'no UUID'}): {says}: {do}"
+    text = f"{label} of node {name} ({uuid}): {says}: {do}"
     return Alert(severity_of(condition), text, name, gpu.uuid)
 
 

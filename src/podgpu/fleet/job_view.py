@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from podgpu.fleet.jobs import JOB_KINDS, JobGpu, JobKey, compared_with, explain_slow
-from podgpu.fleet.parts import WasteRate, device_memory, device_model, gpu_id, sum_held
+from podgpu.fleet.parts import (
+    HeldPart,
+    WasteRate,
+    device_memory,
+    device_model,
+    gpu_id,
+    sum_held,
+)
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.stragglers import Against, Reason
 from podgpu.fleet.view import API, ApiVersion
@@ -124,7 +131,14 @@ def find_slowest(state: ClusterState, pod: PodName) -> SlowestView | None:
 
 def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
     gpus = state.jobs[key].values()
-    parts = [part for gpu in gpus for part in gpu.parts]
+    parts: list[HeldPart] = []
+    for gpu in gpus:
+        parts += gpu.parts
+    pods = {part.holder.pod for part in parts}
+    nodes = {gpu.node.name for gpu in gpus}
+    held = sum(part.gpu_fraction for part in parts)
+    busy = mean_known(gpu.sample.busy for gpu in gpus)
+    waiting = mean_known(gpu.sample.waiting for gpu in gpus)
     sums = sum_held(parts, state.prices.currency).rounded()
 
     return {
@@ -132,11 +146,11 @@ def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
         "namespace": key.namespace,
         "name": key.name,
         "cluster": key.cluster,
-        "pods": len({part.holder.pod for part in parts}),
-        "nodes": len({gpu.node.name for gpu in gpus}),
-        "gpus": round(sum(part.gpu_fraction for part in parts), 6),
-        "utilization_ratio": round_known(mean_known(gpu.sample.busy for gpu in gpus)),
-        "wait_ratio": round_known(mean_known(gpu.sample.waiting for gpu in gpus)),
+        "pods": len(pods),
+        "nodes": len(nodes),
+        "gpus": round(held, 6),
+        "utilization_ratio": round_known(busy),
+        "wait_ratio": round_known(waiting),
         "cost_per_hour": sums.cost_per_hour,
         "waste": sums.waste,
         "slowest": _make_slowest(state, key),

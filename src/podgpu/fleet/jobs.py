@@ -17,7 +17,7 @@ from podgpu.metrics.fields import (
     PCIE_BYTES,
     TENSOR_ACTIVE,
 )
-from podgpu.model import NS, DeviceState, GpuOrInstance, group_by_key
+from podgpu.model import NS, DeviceState, GpuOrInstance
 
 JOB_KINDS = frozenset(
     {
@@ -79,21 +79,22 @@ Jobs = Mapping[JobKey, Mapping[str, JobGpu]]
 
 def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jobs:
     """`before`: the nodes of the last round."""
-    held: dict[JobKey, list[tuple[NodeEntry, HeldPart]]] = {}
+    held: dict[JobKey, dict[str, tuple[NodeEntry, list[HeldPart]]]] = {}
     for node in nodes:
         for part in node.held:
             key = find_job(part)
             if key is not None:
-                held.setdefault(key, []).append((node, part))
+                devices = held.setdefault(key, {})
+                _, parts = devices.setdefault(part.device_key, (node, []))
+                parts.append(part)
 
     jobs = {}
     for key in sorted(held):
-        by_device = group_by_key((part.device_key, (node, part)) for node, part in held[key])
         gpus = {}
-        for device, pairs in by_device.items():
-            node = pairs[0][0]
-            parts = tuple(part for _, part in pairs)
-            gpus[device] = JobGpu(node, parts, _make_sample(node, parts, before.get(node.name)))
+        for device, (node, own) in held[key].items():
+            parts_of_device = tuple(own)
+            sample = _make_sample(node, parts_of_device, before.get(node.name))
+            gpus[device] = JobGpu(node, parts_of_device, sample)
         jobs[key] = gpus
 
     return jobs
@@ -129,14 +130,18 @@ def find_slow(detector: JobDetector, now: float, jobs: Jobs) -> dict[JobKey, Slo
 def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]:
     for key, found in slow.items():
         gpu = jobs[key][found.device]
+        node = gpu.node.name
         device = gpu.parts[0].gpu
-        name = "a GPU" if device.index is None else f"GPU {device.index}"
+        label = "a GPU"
+        if device.index is not None:
+            label = f"GPU {device.index}"
+
+        job = f"{key.namespace}/{key.name}"
         text = (
-            f"{key.kind} {key.namespace}/{key.name}: {name} of {gpu.node.name} is slower than "
+            f"{key.kind} {job}: {label} of {node} is slower than "
             f"{compared_with(found)}: {explain_slow(found)}"
         )
-        job = f"{key.kind}/{key.namespace}/{key.name}"
-        yield Alert("warning", text, gpu.node.name, gpu_id(device), job)
+        yield Alert("warning", text, node, gpu_id(device), f"{key.kind}/{job}")
 
 
 def compared_with(slow: SlowGpu) -> str:

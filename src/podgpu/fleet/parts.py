@@ -248,8 +248,16 @@ def _divide(wanted: Sequence[float | None]) -> list[float]:
     """
     total = sum(select_known(wanted))
     scale = 1.0 / max(1.0, total)
-    rest = max(0.0, 1.0 - total) / max(1, wanted.count(None))
-    return [rest if fraction is None else fraction * scale for fraction in wanted]
+    remainder = max(0.0, 1.0 - total)
+    equal_share = remainder / max(1, wanted.count(None))
+
+    fractions = []
+    for fraction in wanted:
+        if fraction is None:
+            fractions.append(equal_share)
+        else:
+            fractions.append(fraction * scale)
+    return fractions
 
 
 def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
@@ -374,7 +382,8 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
 
         error = sums.allocated - (sums.used + sums.idle + sums.unknown)
         largest = max(("used", "idle", "unknown"), key=lambda name: getattr(sums, name))
-        setattr(sums, largest, round(getattr(sums, largest) + error, _DIGITS))
+        amount = getattr(sums, largest) + error
+        setattr(sums, largest, round(amount, _DIGITS))
         return sums
 
 

@@ -184,16 +184,22 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
     periods = []
     for change in changes:
         models = {**models, **change.models}
-        nodes = nodes if change.nodes is None else change.nodes
+        if change.nodes is not None:
+            nodes = change.nodes
+
         rules = []
         for rule in nodes:
-            rules.append((rule.labels, Prices(parsed.currency, _adapt(models, rule), source)))
-        start = datetime(*change.from_.timetuple()[:3], tzinfo=UTC).timestamp()
-        periods.append((start, Prices(parsed.currency, models, source, nodes=rules)))
+            adapted = _adapt(models, rule)
+            rules.append((rule.labels, Prices(parsed.currency, adapted, source)))
 
-    prices = periods[0][1]
-    prices.changes = periods[1:]
-    return prices
+        day = change.from_
+        start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        prices = Prices(parsed.currency, models, source, nodes=rules)
+        periods.append((start.timestamp(), prices))
+
+    first_prices = periods[0][1]
+    first_prices.changes = periods[1:]
+    return first_prices
 
 
 def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:

@@ -41,9 +41,11 @@ def make_repair(
     """`gpu`: index or UUID. `has_pods`: True on a node of Kubernetes. `pods`: those with GPUs on
     the node, which a drain evicts.
     """
-    commands = tuple(_list_commands(action, shlex.quote(node), shlex.quote(gpu), has_pods))
-    names = sorted({"/".join(name) for name in pods if all(name)})
-    return Repair(action=action, commands=commands, evicts=tuple(names))
+    quoted_node = shlex.quote(node)
+    quoted_gpu = shlex.quote(gpu)
+    commands = _list_commands(action, quoted_node, quoted_gpu, has_pods)
+    names = {"/".join(name) for name in pods if all(name)}
+    return Repair(action=action, commands=tuple(commands), evicts=tuple(sorted(names)))
 
 
 def _list_commands(action: str, node: str, gpu: str, has_pods: bool) -> Iterator[RepairCommand]:

@@ -98,7 +98,7 @@ class RollingAverage:
         for _, ratios in self._rounds:
             for scope, ratio in ratios.items():
                 values[scope].append(ratio)
-        return {scope: fmean(ratios) for scope, ratios in values.items()}
+        return {scope: fmean(own) for scope, own in values.items()}
 
 
 class Cluster:

@@ -149,11 +149,12 @@ def _map_rows(state: ClusterState) -> list[tuple[str, Labels]]:
     rows: dict[tuple[str, ...], str] = {}  # without duplicates
     for node in state.nodes:
         for gpu in node.gpus:
+            uuid = gpu_id(gpu)
             pods: set[PodName] = set()
             for device in (gpu, *gpu.instances):
                 pods.update(list_pod_names(holders_of(gpu, device)))
             for namespace, pod in sorted(pods):
-                rows[gpu_id(gpu), gpu.model, namespace, node.name, pod] = node.name
+                rows[uuid, gpu.model, namespace, node.name, pod] = node.name
 
     return [(node, _labels(_MAP_LABELS, row)) for row, node in rows.items()]
 
@@ -192,24 +193,32 @@ def metric_name(node: str) -> str:
 
 def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
     full = state.settings.full
+    average = []
     used = state.used.get(CLUSTER)
-    average = [] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]
-    families = make_families("seed", {"avg_GPU_utilization": average})
+    if used is not None:
+        percent = used.mean * (100 / full)
+        average.append(Sample(NO_LABELS, percent))
 
     ratios = []
     counts = []
     for scope in sorted(state.used):
         labels = _scope_labels(scope)
-        ratios.append(Sample(labels, state.used[scope].mean / full))
-        counts.append(Sample(labels, state.used[scope].devices))
+        used = state.used[scope]
+        ratios.append(Sample(labels, used.mean / full))
+        counts.append(Sample(labels, used.devices))
 
+    means = []
     window = ("window", duration_text(state.settings.window))
-    means = [Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]
+    for scope in sorted(rolling):
+        labels = _scope_labels(scope, window)
+        means.append(Sample(labels, rolling[scope]))
+
     samples = {
         "podgpu_used_gpu_utilization_ratio": ratios,
         "podgpu_used_gpus": counts,
         "podgpu_used_gpu_utilization_average_ratio": means,
     }
+    families = make_families("seed", {"avg_GPU_utilization": average})
     return families + make_families("cluster", samples)
 
 
@@ -284,8 +293,9 @@ def _count_families(state: ClusterState) -> list[Family]:
     nodes = list(_fresh(state))
     for node in nodes:
         for gpu in node.gpus:
-            devices: list[MigInstance | None] = [i for i in gpu.instances if not i.hidden]
-            for instance in devices or [None]:
+            shown = [instance for instance in gpu.instances if not instance.hidden]
+            devices: list[MigInstance | None] = [*shown] or [None]
+            for instance in devices:
                 model = device_model(gpu, instance)
                 counts = _count_device(gpu, instance or gpu)
                 by_node[node.name, model].update(counts)
@@ -293,7 +303,8 @@ def _count_families(state: ClusterState) -> list[Family]:
 
     samples = _count_samples("node", ("node", "model"), by_node)
     samples |= _count_samples("model", ("model",), by_model)
-    return make_families("cluster", samples) + _namespace_families(nodes, state)
+    families = make_families("cluster", samples)
+    return families + _namespace_families(nodes, state)
 
 
 def _count_device(gpu: DeviceState, device: GpuOrInstance) -> dict[str, int]:
@@ -365,27 +376,32 @@ def _cost_families(state: ClusterState) -> list[Family]:
     for node in state.nodes:
         for part in node.held:
             groups[part.holder.namespace, part.cluster].append(part)
+
         held = node.held_by_device()
         cluster = node.reading.cluster
         for gpu in node.gpus:
-            rest = find_rest(node, gpu, held).unallocated
-            unallocated[cluster] = unallocated[cluster].plus(rest)
+            rest = find_rest(node, gpu, held)
+            unallocated[cluster] = unallocated[cluster].plus(rest.unallocated)
 
     currency = state.prices.currency
     samples: dict[str, list[Sample]] = defaultdict(list)
 
     def add_waste(waste: WasteRate, namespace: str, cluster: str) -> None:
-        samples["podgpu_waste_gpus"] += _waste_samples(waste.gpus, namespace, "", cluster)
+        gpus = _waste_samples(waste.gpus, namespace, "", cluster)
         cost = waste.cost_per_hour or Waste()
-        samples["podgpu_waste_cost_per_hour"] += _waste_samples(cost, namespace, currency, cluster)
+        costs = _waste_samples(cost, namespace, currency, cluster)
+        samples["podgpu_waste_gpus"] += gpus
+        samples["podgpu_waste_cost_per_hour"] += costs
 
     for (namespace, cluster), parts in sorted(groups.items()):
-        labels = _labels(("namespace", "currency", "cluster"), (namespace, currency, cluster))
         sums = sum_held(parts)
         add_waste(sums.waste or WasteRate(), namespace, cluster)
         if namespace and sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
-            samples["podgpu_namespace_cost_per_hour"].append(Sample(labels, sums.cost_per_hour))
-            samples["podgpu_namespace_wasted_per_hour"].append(Sample(labels, sums.wasted_per_hour))
+            labels = _labels(("namespace", "currency", "cluster"), (namespace, currency, cluster))
+            cost = Sample(labels, sums.cost_per_hour)
+            wasted = Sample(labels, sums.wasted_per_hour)
+            samples["podgpu_namespace_cost_per_hour"].append(cost)
+            samples["podgpu_namespace_wasted_per_hour"].append(wasted)
 
     for cluster, waste in sorted(unallocated.items()):
         add_waste(waste, "", cluster)
@@ -405,12 +421,14 @@ def _price_families(state: ClusterState) -> list[Family]:
         for gpu in node.gpus:
             for instance in (None, *gpu.instances):
                 profile = "" if instance is None else instance.profile
-                hour = node.prices.of(device_model(gpu, instance)).gpu_hour
-                prices[gpu.model, profile, cluster].add(hour)
+                model = device_model(gpu, instance)
+                price = node.prices.of(model)
+                prices[gpu.model, profile, cluster].add(price.gpu_hour)
 
     if state.fleet is not None and not state.prices.label_names:
         for cluster, model in state.fleet.models:
-            prices[model, "", cluster].add(state.prices.of(model).gpu_hour)
+            price = state.prices.of(model)
+            prices[model, "", cluster].add(price.gpu_hour)
 
     samples = []
     for (model, profile, cluster), hours in sorted(prices.items()):
@@ -463,16 +481,16 @@ def _budget_families(state: ClusterState) -> list[Family]:
 
 def _savings_families(savings: SavingsFigures) -> list[Family]:
     samples: dict[str, list[Sample]] = defaultdict(list)
+    currency = ("currency", savings.currency)
     groups = {"podgpu_savings": savings.kinds, "podgpu_savings_pod": savings.pods}
     for name, rows in groups.items():
         for row in rows:
             values = (row.kind, row.namespace, row.pod, row.model, row.target, row.cluster)
-            named = _some_labels(_SAVINGS_LABELS, values)
-            gpus = Sample(named, round(row.gpus, 4))
+            labels = _some_labels(_SAVINGS_LABELS, values)
+            gpus = Sample(labels, round(row.gpus, 4))
             samples[f"{name}_gpus"].append(gpus)
             if row.cost is not None:
-                labels = Labels([*named.pairs, ("currency", savings.currency)])
-                cost = Sample(labels, round(row.cost, 2))
+                cost = Sample(Labels([*labels.pairs, currency]), round(row.cost, 2))
                 samples[f"{name}_cost_per_month"].append(cost)
 
     if savings.prediction_error_ratio is not None:

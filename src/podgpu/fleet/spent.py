@@ -67,14 +67,20 @@ class Spending:
         self.rejected.update(self.earlier.rejected)
         self._before = self.earlier.held_by_holder()
         self._totals = {gpu.uuid: gpu for gpu in self.earlier.state.devices}
-        seconds = self.node.reading.read_at - self.earlier.reading.read_at
+
+        reading = self.node.reading
+        earlier_reading = self.earlier.reading
         exporter = self.node.state.exporter_id
-        is_same_target = self.node.reading.target == self.earlier.reading.target
         self._has_restarted = exporter != self.earlier.state.exporter_id
         has_counted = bool(exporter) and not self._has_restarted
+        is_same_target = reading.target == earlier_reading.target
         self._is_comparable = has_counted or is_same_target
+
+        seconds = reading.read_at - earlier_reading.read_at
         self._is_gap = seconds > self.longest_gap
-        longest = max(self.longest_gap, _LONGEST_COUNTED_GAP if has_counted else 0.0)
+        longest = self.longest_gap
+        if has_counted:
+            longest = max(longest, _LONGEST_COUNTED_GAP)
         if 0 < seconds <= longest:
             self.seconds = seconds
 

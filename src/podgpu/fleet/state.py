@@ -399,26 +399,35 @@ def complete_node(
     """Sets `held` and `prices`. If the node is gone, adds the condition `node_gone` to its GPUs."""
     node = replace(node, prices=prices.on_node(node.reading.labels))
     if node.gone:
-        condition = Condition(NODE_GONE, round(node.reading.read_at + offset, 3))
-        gpus = []
-        for gpu in node.state.devices:
-            gpus.append(replace(gpu, conditions=(*gpu.conditions, condition)))
-        node = replace(node, state=replace(node.state, devices=tuple(gpus)))
+        gone_since = round(node.reading.read_at + offset, 3)
+        node = replace(node, state=_mark_gone(node.state, gone_since))
 
+    notes = node.notes
     held = tuple(_hold(node, idle, owners or {}, spending))
     if spending is not None:
         rest = spending.list_rest()  # may reject an increase, too
         note = describe_rejected(spending.rejected)
+        if note:
+            notes = (*notes, note)
         node = replace(
             node,
             seconds=spending.seconds or 0.0,
             rest=rest,
             rejected=spending.rejected,
-            notes=(*node.notes, note) if note else node.notes,
         )
 
     counted_at = idle.counted_at if idle else node.reading.read_at
-    return replace(node, notes=tuple(bound_texts(node.notes)), held=held, counted_at=counted_at)
+    return replace(node, notes=tuple(bound_texts(notes)), held=held, counted_at=counted_at)
+
+
+def _mark_gone(state: NodeState, since: float) -> NodeState:
+    """Adds the condition `node_gone` to the GPUs."""
+    condition = Condition(NODE_GONE, since)
+    gpus = []
+    for gpu in state.devices:
+        conditions = (*gpu.conditions, condition)
+        gpus.append(replace(gpu, conditions=conditions))
+    return replace(state, devices=tuple(gpus))
 
 
 def _hold(

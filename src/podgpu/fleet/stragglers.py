@@ -437,23 +437,26 @@ def _find_among_siblings(
 ) -> _Finding | None:
     """Returns the GPU that differs most from its siblings, if it differs enough."""
     sizes = {}
+    limits = {}
     for device, gpu in recent.items():
         size = _measure(rule, gpu.sample, gpu.differences)
         if size is not None:
             sizes[device] = size
+            limits[device] = _least_difference(rule, gpu.sample)
 
     if len(sizes) <= rule.others:
         return None
 
-    limits = {device: _least_difference(rule, recent[device].sample) for device in sizes}
     worst = max(sizes, key=lambda device: sizes[device] / limits[device])
-    others = [size for device, size in sizes.items() if device != worst]
+    size = sizes[worst]
+    others = [own for device, own in sizes.items() if device != worst]
     spread = max(map(abs, others)) if rule.is_usual else _spread(others)
-    limit = _limit(job, worst, max(limits[worst], _SPREADS * spread))
-    if sizes[worst] < limit or not _is_lasting(recent[worst].minutes, rule, limit):
+    least = max(limits[worst], _SPREADS * spread)
+    limit = _limit(job, worst, least)
+    if size < limit or not _is_lasting(recent[worst].minutes, rule, limit):
         return None
 
-    return _Finding(worst, rule, sizes[worst], "siblings")
+    return _Finding(worst, rule, size, "siblings")
 
 
 def _is_lasting(minutes: Iterable[_Differences], rule: _Rule, limit: float) -> bool:

@@ -64,8 +64,11 @@ def _select_charged_pods(engines: Mapping[ContainerName, EngineState]) -> set[Po
 
 def _divide(now: Tokens, last: Tokens, parts: int) -> list[Tokens]:
     """Divides the increase into whole tokens. The parts add up to it."""
-    prompt, prompt_rest = divmod(now.prompt - last.prompt, parts)
-    generated, generated_rest = divmod(now.generated - last.generated, parts)
+    more_prompt = now.prompt - last.prompt
+    more_generated = now.generated - last.generated
+    prompt, prompt_rest = divmod(more_prompt, parts)
+    generated, generated_rest = divmod(more_generated, parts)
+
     shares = [Tokens(prompt, generated)] * parts
     shares[-1] = Tokens(prompt + prompt_rest, generated + generated_rest)
     return shares

@@ -71,7 +71,6 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     XidCulprit,
-    group_by,
     parts_of,
 )
 
@@ -430,25 +429,28 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
 
 
 def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
-    parts = (part for part in _held_parts(state) if part.holder.namespace)
-    groups = group_by(parts, lambda part: (part.holder.namespace, part.cluster))
+    groups: dict[tuple[str, str], list[HeldPart]] = {}
+    for part in _held_parts(state):
+        namespace = part.holder.namespace
+        if namespace:
+            groups.setdefault((namespace, part.cluster), []).append(part)
+
     namespaces = []
     for (namespace, cluster), group in sorted(groups.items()):
         held = sum_held(group, state.prices.currency).rounded()
         is_unknown = bool(held.allocated) and held.unknown == held.allocated
-        namespaces.append(
-            NamespaceView(
-                namespace=namespace,
-                cluster=cluster,
-                allocated_gpus=held.allocated,
-                used_gpus=None if is_unknown else held.used,
-                idle_gpus=held.idle,
-                unknown_gpus=held.unknown,
-                cost_per_hour=held.cost_per_hour,
-                wasted_per_hour=held.wasted_per_hour,
-                waste=held.waste,
-            )
+        row = NamespaceView(
+            namespace=namespace,
+            cluster=cluster,
+            allocated_gpus=held.allocated,
+            used_gpus=None if is_unknown else held.used,
+            idle_gpus=held.idle,
+            unknown_gpus=held.unknown,
+            cost_per_hour=held.cost_per_hour,
+            wasted_per_hour=held.wasted_per_hour,
+            waste=held.waste,
         )
+        namespaces.append(row)
 
     return namespaces
 
@@ -591,12 +593,17 @@ def _make_holder(part: HeldPart) -> HolderView:
 
 
 def _make_engine(state: EngineState) -> EngineView:
-    rates = state.per_second
+    prompt = None
+    generated = None
+    if state.per_second is not None:
+        prompt = round(state.per_second.prompt, 2)
+        generated = round(state.per_second.generated, 2)
+
     return EngineView(
         engine=state.engine,
         model=state.model,
-        prompt_tokens_per_second=None if rates is None else round(rates.prompt, 2),
-        generated_tokens_per_second=None if rates is None else round(rates.generated, 2),
+        prompt_tokens_per_second=prompt,
+        generated_tokens_per_second=generated,
         requests_running=state.running,
         requests_waiting=state.waiting,
         cache_ratio=round_known(state.cache_ratio),

@@ -76,23 +76,31 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
     `is_first`: of the pod's containers that hold GPUs. Ports that no container declares are tried
     for the first one only, so that no engine is counted twice.
     """
-    own = [port for port in endpoint.ports if port.container == container]
-    others = {port.number for port in endpoint.ports if port.container != container}
+    own = []
+    others = set()
+    for port in endpoint.ports:
+        if port.container == container:
+            own.append(port)
+        else:
+            others.add(port.number)
+
     own.sort(key=lambda port: (_rank(port.name), port.number))
-    ports = [port.number for port in own][:_MAX_PORTS]
-    known = dict.fromkeys(engine.port for engine in engines())
-    if is_first and not ports:
-        ports = [port for port in known if port not in others]
+    numbers = [port.number for port in own][:_MAX_PORTS]
+    if is_first and not numbers:
+        known = dict.fromkeys(engine.port for engine in engines())
+        numbers = [number for number in known if number not in others]
 
     places = []
     annotated = endpoint.metrics_port
-    is_own = annotated in ports or (is_first and annotated not in others)
+    is_own = annotated in numbers or (is_first and annotated not in others)
     if annotated and is_own:
-        places.append(Place(endpoint.ip, annotated, endpoint.metrics_path or "/metrics"))
+        path = endpoint.metrics_path or "/metrics"
+        places.append(Place(endpoint.ip, annotated, path))
 
-    for port in ports:
-        for path in dict.fromkeys(engine.path for engine in engines()):
-            places.append(Place(endpoint.ip, port, path))
+    paths = dict.fromkeys(engine.path for engine in engines())
+    for number in numbers:
+        for path in paths:
+            places.append(Place(endpoint.ip, number, path))
 
     return list(dict.fromkeys(places))
 
@@ -125,7 +133,8 @@ class EngineReader:
         `held`: the containers that hold GPUs. Never waits longer than a request.
         """
         for name in self._watched.keys() - set(held):
-            self._stop_probe(self._watched.pop(name))
+            ended = self._watched.pop(name)
+            self._stop_probe(ended)
 
         endpoints = await asyncio.to_thread(self._read_endpoints)
         now = self._clock.monotonic()
@@ -133,7 +142,8 @@ class EngineReader:
         reads = []
         for name in sorted(held):
             pod = name[:2]
-            is_first = first.setdefault(pod, name[2]) == name[2]
+            container = name[2]
+            is_first = first.setdefault(pod, container) == container
             watched = self._watched.setdefault(name, _Watched())
             endpoint = endpoints.get(pod)
             if endpoint is None or endpoint.is_refused:
@@ -142,8 +152,9 @@ class EngineReader:
                 reads.append(self._read_again(session, watched))
             elif watched.probe is None and now >= watched.retry_at:
                 watched.retry_at = now + RETRY_SECONDS
-                places = list_places(endpoint, name[2], is_first)
-                watched.probe = asyncio.create_task(self._look_for(session, watched, places))
+                places = list_places(endpoint, container, is_first)
+                search = self._look_for(session, watched, places)
+                watched.probe = asyncio.create_task(search)
 
         await asyncio.gather(*reads)
 

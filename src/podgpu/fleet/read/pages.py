@@ -272,7 +272,8 @@ async def _find_targets(
     else:
         gpus = select(_GPUS, *where)
 
-    conditions = _write_conditions(query, node, server, where, f"on ({', '.join(gpu_labels)})")
+    on_gpu = f"on ({', '.join(gpu_labels)})"
+    conditions = _write_conditions(query, node, server, where, on_gpu)
     samples = await client.query(f"max {by(*labels)} (({gpus}){conditions})", query.at)
 
     samples.sort(key=lambda sample: [sample.labels.get(label, "") for label in labels])
@@ -282,8 +283,8 @@ async def _find_targets(
     targets = []
     for sample in samples:
         cluster = sample.labels.get(server.cluster_label, "")
-        targets.append((cluster, sample.labels.get("instance", "")))
-
+        address = sample.labels.get("instance", "")
+        targets.append((cluster, address))
     return targets
 
 
@@ -291,25 +292,26 @@ def _write_conditions(
     query: GpuQuery, node: str, server: PrometheusServer, where: Sequence[str], on_gpu: str
 ) -> str:
     """Returns PromQL to append to a query for GPUs. It keeps only the GPUs that match."""
+    namespace_labels = [namespace for namespace, *_ in POD_LABEL_VARIANTS]
+    pod_labels = [pod for _, pod, *_ in POD_LABEL_VARIANTS]
     names = (  # parameter, series and labels in which to search for it
         (node, _GPUS, server.node_labels),
         (query.gpu, _GPUS, UUID_LABELS),
         (query.model, _GPUS, MODEL_LABELS),
-        (query.ns, _HOLDERS, [row[0] for row in POD_LABEL_VARIANTS]),
-        (query.pod, _HOLDERS, [row[1] for row in POD_LABEL_VARIANTS]),
+        (query.ns, _HOLDERS, namespace_labels),
+        (query.pod, _HOLDERS, pod_labels),
     )
-
-    def any_of(series: Sequence[str], labels: Iterable[str], test: str) -> str:
-        return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
 
     conditions = []
     for name, series, labels in names:
         if name:
-            conditions.append(any_of(series, labels, f"={quote(name)}"))
+            test = f"={quote(name)}"
+            conditions.append(_write_any(series, labels, test, where))
 
     for word in query.q.split():
-        test = f"=~{quote(f'(?i).*{escape(word)}.*')}"
-        matches = [any_of(series, labels, test) for _, series, labels in names]
+        pattern = f"(?i).*{escape(word)}.*"
+        test = f"=~{quote(pattern)}"
+        matches = [_write_any(series, labels, test, where) for _, series, labels in names]
         conditions.append(" or ".join(matches))
 
     if query.owner:
@@ -319,11 +321,21 @@ def _write_conditions(
     return text + _write_state(query.state, where, on_gpu)
 
 
+def _write_any(
+    series: Sequence[str], labels: Iterable[str], test: str, where: Sequence[str]
+) -> str:
+    """Returns PromQL for the series of which any of the labels passes the test."""
+    return " or ".join(select(series, f"{label}{test}", *where) for label in labels)
+
+
 def _write_owner(text: str, server: PrometheusServer, where: Sequence[str]) -> str:
     kind, _, name = text.rpartition("/")
+    is_kind = f"owner_kind={quote(kind)}"
+    is_name = f"owner_name={quote(name)}"
+    owner = select(_OWNERS, is_kind, is_name, *where)
+    on_pod = f"on ({server.cluster_label}, namespace, pod)"
     held = select(_HOLDERS[:1], *where)
-    owner = select(_OWNERS, f"owner_kind={quote(kind)}", f"owner_name={quote(name)}", *where)
-    return f"{held} and on ({server.cluster_label}, namespace, pod) last_over_time({owner}[10m])"
+    return f"{held} and {on_pod} last_over_time({owner}[10m])"
 
 
 def _write_state(state: str, where: Sequence[str], on_gpu: str) -> str:

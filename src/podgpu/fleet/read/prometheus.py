@@ -262,7 +262,8 @@ class PrometheusCollector:
     at: float | None = None  # Unix time to read; None: now
 
     def __post_init__(self) -> None:
-        self._match = ",".join(filter(None, (self.targets, self.server.match)))
+        matchers = filter(None, (self.targets, self.server.match))
+        self._match = ",".join(matchers)
         self._client = PrometheusClient(self.server)
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -281,19 +282,20 @@ class PrometheusCollector:
         self._client.notes.clear()
         self._failures: list[tuple[str, SourceError]] = []  # name of the query, error
         try:
-            self._reading = await self._read_all()
+            reading = await self._read_all()
         except SourceError as error:
             self._failures = [("", error)]
-            self._reading = replace(self._reading, notes=())
+            reading = replace(self._reading, notes=())
 
-        name = self._client.name
-        outcome = TargetOutcome(name, self.clock.monotonic() - started)
+        seconds = self.clock.monotonic() - started
+        outcome = TargetOutcome(self._client.name, seconds)
         if self._failures:
-            first = self._failures[0][1]
+            _, first = self._failures[0]
             outcome = replace(outcome, error=first.reason, message=str(first))
 
-        self._errors.update((name, failure.reason) for _, failure in self._failures)
-        self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
+        for _, failure in self._failures:
+            self._errors[self._client.name, failure.reason] += 1
+        self._reading = replace(reading, outcomes=(outcome,), errors=dict(self._errors))
         return self._reading
 
     async def _read_all(self) -> ClusterReading:
@@ -433,25 +435,19 @@ class PrometheusCollector:
 
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in means.items()}
         power = totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0)
-        has_clusters = len({cluster for cluster, _, _ in means["gpu_seconds"]}) > 1
-        held = []
-        for key, allocated in sorted(means["allocated"].items()):
-            cluster, namespace, model = key
-            name = cluster if has_clusters else ""
-            idle = min(allocated, means["idle"].get(key, 0.0))
-            underused = means["underused"].get(key)
-            held.append(FleetShare(name, namespace, model, allocated, idle, underused))
+        clusters = {cluster for cluster, _, _ in means["gpu_seconds"]}
+        has_clusters = len(clusters) > 1
 
         models: dict[tuple[str, str], float] = {}
         if has_rule:
-            for (of_cluster, _, of_model), number in means["gpu_seconds"].items():
-                models[of_cluster if has_clusters else "", of_model] = number
+            for (cluster, _, model), number in means["gpu_seconds"].items():
+                models[cluster if has_clusters else "", model] = number
 
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
             power_watts=round(power, 1) or None,
-            held=held,
+            held=_list_shares(means, has_clusters),
             models=models,
             has_rule=has_rule,
             has_clusters=has_clusters,
@@ -459,23 +455,31 @@ class PrometheusCollector:
         )
 
     async def _read_usage_rule(self, now: float) -> _FleetMeans:
-        label = self.server.cluster_label
+        cluster_label = self.server.cluster_label
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
-        keys = by(label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
-        query = f"sum {keys} (max {by(label, *RULE_LABELS)} ({series})) / 300"
+        recorded = f"max {by(cluster_label, *RULE_LABELS)} ({series})"
+        keys = by(cluster_label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
+        query = f"sum {keys} ({recorded}) / 300"
+
         means: _FleetMeans = defaultdict(dict)
         for sample in await self._client.query(query, now):
-            get = sample.labels.get
-            key = get(label, ""), get("namespace", ""), _billed_model(sample.labels)
-            means[get("kind", "")][key] = sample.value
-
+            labels = sample.labels
+            kind = labels.get("kind", "")
+            cluster = labels.get(cluster_label, "")
+            namespace = labels.get("namespace", "")
+            model = _billed_model(labels)
+            means[kind][cluster, namespace, model] = sample.value
         return means
 
     async def _count_gpus(self, series: str, now: float) -> dict[tuple[str, str, str], float]:
         label = self.server.cluster_label
-        query = f"count {by(label)} (group {by(label, *UUID_LABELS)} ({series}))"
-        counts = await self._client.query(query, now)
-        return {(count.labels.get(label, ""), "", ""): count.value for count in counts}
+        gpus = f"group {by(label, *UUID_LABELS)} ({series})"
+        query = f"count {by(label)} ({gpus})"
+        counts = {}
+        for sample in await self._client.query(query, now):
+            cluster = sample.labels.get(label, "")
+            counts[cluster, "", ""] = sample.value
+        return counts
 
 
 _FleetMeans = dict[str, dict[tuple[str, str, str], float]]
@@ -485,6 +489,18 @@ _FleetMeans = dict[str, dict[tuple[str, str, str], float]]
 def _describe_fleet(fleet: FleetCounts) -> str:
     source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
     return f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}"
+
+
+def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:
+    """Returns what each namespace holds of each model."""
+    shares = []
+    for key, allocated in sorted(means["allocated"].items()):
+        cluster, namespace, model = key
+        name = cluster if has_clusters else ""
+        idle = min(allocated, means["idle"].get(key, 0.0))
+        underused = means["underused"].get(key)
+        shares.append(FleetShare(name, namespace, model, allocated, idle, underused))
+    return shares
 
 
 def _make_reading(
@@ -500,12 +516,16 @@ def _make_reading(
     sampled_at = now if target.scraped_at is None else target.scraped_at
     cluster = target.cluster if several else ""
     name = "/".join(filter(None, (cluster, state.node)))
+    age = max(0.0, now - sampled_at)
+    skew = None
+    if state.taken_at is not None:
+        skew = state.taken_at - sampled_at
 
     return NodeReading(
         target=target.instance,
         state=replace_members(state, node=name),
-        read_at=monotonic - max(0.0, now - sampled_at),
-        skew_seconds=None if state.taken_at is None else state.taken_at - sampled_at,
+        read_at=monotonic - age,
+        skew_seconds=skew,
         named=not state.node.endswith(target.instance),
         cluster=cluster,
         owners=owners,

@@ -178,7 +178,9 @@ def _find_meanings(fields: frozenset[str]) -> dict[str, Meaning]:
 
 def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    wanted = _MAX_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
