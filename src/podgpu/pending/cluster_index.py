@@ -65,11 +65,8 @@ class ClusterIndex:
         self.claims = {claim.key: claim for claim in objects.claims}
         self.devices = Devices(objects.slices, self.classes, objects.claims)
         self.extended = _find_extended(objects.classes)
-        pods = group_by(objects.bound, lambda pod: pod.node)
-        self.candidates = []
-        for node in sorted(objects.nodes, key=attrgetter("name")):
-            here = pods.get(node.name, [])
-            self.candidates.append(CandidateNode(node, here, Usage.of(node, here)))
+        self.candidates = _list_candidates(objects)
+        self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
 
         self.offered: set[str] = set()  # resources
         for node in objects.nodes:
@@ -77,7 +74,7 @@ class ClusterIndex:
 
         preempting = [pod for pod in objects.pending if pod.is_preempting]
         self.nominated = group_by(preempting, lambda pod: pod.nominated_node)
-        self.quotas = Quotas(objects.quotas, objects.local_queues, objects.workloads)
+
         self.claims_of: dict[str, list[ClaimRecord]] = defaultdict(list)
         for claim in objects.claims:
             for user in claim.users:
@@ -94,6 +91,17 @@ class ClusterIndex:
             if claim is not None:
                 for alternatives in claim.spec.requests:
                     yield from (request.device_class for request in alternatives)
+
+
+def _list_candidates(objects: ClusterObjects) -> list[CandidateNode]:
+    """Returns all nodes by name."""
+    pods = group_by(objects.bound, lambda pod: pod.node)
+    candidates = []
+    for node in sorted(objects.nodes, key=attrgetter("name")):
+        here = pods.get(node.name, [])
+        usage = Usage.of(node, here)
+        candidates.append(CandidateNode(node, here, usage))
+    return candidates
 
 
 def _find_extended(classes: Iterable[DeviceClassRecord]) -> dict[str, str]:
@@ -133,8 +141,10 @@ def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
     """Returns what nodes offer, by resource and model."""
     offers: dict[tuple[str, str], list[_Offer]] = defaultdict(list)
     for candidate in cluster.candidates:
+        model = candidate.node.model
         for resource, offer in _list_offers(cluster, candidate):
-            offers[resource, candidate.node.model].append(offer)
+            offers[resource, model].append(offer)
+
     rows = []
     for (resource, model), of_nodes in sorted(offers.items()):
         rows.append(_make_free(resource, model, of_nodes))
@@ -147,7 +157,8 @@ def _list_offers(cluster: ClusterIndex, candidate: CandidateNode) -> Iterator[tu
     is_open = is_ready and not node.is_cordoned
     for name, total in node.allocatable.items():
         if total and is_gpu_resource(name):
-            free = max(0, total - candidate.usage.amounts[name])
+            used = candidate.usage.amounts[name]
+            free = max(0, total - used)
             yield name, _Offer(total / MILLI, free / MILLI, is_open)
 
     devices = count_devices(cluster, node)

@@ -245,35 +245,48 @@ def _parse_pending(
     metadata: KubeObject, spec: KubeObject, status: KubeObject, needs: PodNeeds
 ) -> PendingPod:
     owned = parse_owner({"metadata": metadata})
-    labels = read_map(metadata, "labels")
+    owner = None
+    if owned is not None:
+        _, owner = owned
+
     scheduled: KubeObject = {}
     for condition in read_list(status, "conditions"):
         if condition.get("type") == "PodScheduled":
             scheduled = condition
-
     message = " ".join((scheduled.get("message") or "").split())
-    controllers = [
-        each for each in read_list(metadata, "ownerReferences") if each.get("controller")
-    ]
+
+    created = datetime.fromisoformat(metadata["creationTimestamp"])
+    gates = [gate["name"] for gate in read_list(spec, "schedulingGates")]
+    waiting = sorted(_list_waiting(status))
+    labels = read_map(metadata, "labels")
 
     return PendingPod(
         namespace=intern(metadata["namespace"]),
         name=metadata["name"],
         uid=metadata["uid"],
-        created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        created=created.timestamp(),
         needs=needs,
-        owner=None if owned is None else owned[1],
-        owner_uid=controllers[0]["uid"] if controllers else "",
+        owner=owner,
+        owner_uid=_find_controller(metadata),
         claims=tuple(_parse_claims(spec, status)),
-        gates=tuple(gate["name"] for gate in read_list(spec, "schedulingGates")),
+        gates=tuple(gates),
         nominated_node=intern(status.get("nominatedNodeName") or ""),
         is_seen=bool(scheduled),
         message=message[:_MAX_MESSAGE],
         node=intern(spec.get("nodeName") or ""),
-        waiting=tuple(sorted(_list_waiting(status))),
+        waiting=tuple(waiting),
         workload=labels.get("kueue.x-k8s.io/pod-group-name", ""),
         kai_queue=labels.get("kai.scheduler/queue") or labels.get("runai/queue", ""),
     )
+
+
+def _find_controller(metadata: KubeObject) -> str:
+    """Returns the UID of the controller, or an empty string."""
+    for owner in read_list(metadata, "ownerReferences"):
+        if owner.get("controller"):
+            uid: str = owner["uid"]
+            return uid
+    return ""
 
 
 def _list_waiting(status: KubeObject) -> set[str]:
@@ -305,14 +318,19 @@ def _parse_claims(spec: KubeObject, status: KubeObject) -> Iterator[PodClaim]:
 
 
 def parse_needs(metadata: KubeObject, spec: KubeObject) -> PodNeeds:
+    amounts = _sum_requests(spec)
+    tolerations = read_list(spec, "tolerations")
+    annotations = read_map(metadata, "annotations")
+    scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
+
     return PodNeeds(
-        amounts=tuple(sorted(_sum_requests(spec).items())),
-        share=_parse_share(read_map(metadata, "annotations")),
+        amounts=tuple(sorted(amounts.items())),
+        share=_parse_share(annotations),
         selectors=parse_pod_selectors(spec),
-        tolerations=parse_tolerations(read_list(spec, "tolerations")),
+        tolerations=parse_tolerations(tolerations),
         priority=spec.get("priority") or 0,
         never_preempts=spec.get("preemptionPolicy") == "Never",
-        scheduler=intern(spec.get("schedulerName") or DEFAULT_SCHEDULER),
+        scheduler=intern(scheduler),
         unchecked=tuple(_list_unchecked(spec)),
     )
 

@@ -270,7 +270,9 @@ def _group_by_attributes(
         values = tuple(attributes.get(name) for name in names)
         if None not in values:
             groups[values].append(candidate)
-    return list(groups.values())[:_MAX_TRIES]
+
+    tried = list(groups.values())
+    return tried[:_MAX_TRIES]
 
 
 class _Room:

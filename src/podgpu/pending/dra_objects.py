@@ -133,9 +133,13 @@ def parse_claim(body: KubeObject) -> ClaimRecord:
 
 
 def _parse_result(result: KubeObject) -> AllocatedDevice:
-    device = intern(result["driver"]), intern(result["pool"]), intern(result["device"])
-    consumed = _parse_quantities(read_map(result, "consumedCapacity"), result["driver"])
-    return AllocatedDevice(device, consumed, is_shared=bool(result.get("shareID")))
+    driver = intern(result["driver"])
+    pool = intern(result["pool"])
+    device = intern(result["device"])
+    capacity = read_map(result, "consumedCapacity")
+    consumed = _parse_quantities(capacity, driver)
+    is_shared = bool(result.get("shareID"))
+    return AllocatedDevice((driver, pool, device), consumed, is_shared=is_shared)
 
 
 def parse_claim_spec(spec: KubeObject) -> ClaimSpec:
@@ -168,16 +172,19 @@ def _parse_request(body: KubeObject) -> Iterator[DeviceRequest]:
 
         selectors = []
         for selector in read_list(exact, "selectors"):
-            selectors.append(read_map(selector, "cel").get("expression") or "")
+            expression = read_map(selector, "cel").get("expression") or ""
+            selectors.append(expression)
 
+        tolerations = read_list(exact, "tolerations")
+        capacity = read_map(read_map(exact, "capacity"), "requests")
         yield DeviceRequest(
             name=body["name"],
             device_class=exact.get("deviceClassName") or "",
             selectors=tuple(selectors),
             number=exact.get("count") or 1,
             wants_all=exact.get("allocationMode") == _ALL,
-            tolerations=parse_tolerations(read_list(exact, "tolerations")),
-            capacity=_parse_quantities(read_map(read_map(exact, "capacity"), "requests"), ""),
+            tolerations=parse_tolerations(tolerations),
+            capacity=_parse_quantities(capacity, ""),
         )
 
 
@@ -224,14 +231,17 @@ def _parse_device(body: KubeObject, driver: str) -> DraDevice:
         amounts = _parse_quantities(read_map(use, "counters"), "")
         counters.append(CounterUse(use["counterSet"], amounts))
 
+    capacity = read_map(device, "capacity")
+    taints = read_list(device, "taints")
+
     return DraDevice(
         name=intern(body["name"]),
         attributes=tuple(attributes),
-        capacity=_parse_quantities(read_map(device, "capacity"), driver),
+        capacity=_parse_quantities(capacity, driver),
         is_shared=bool(device.get("allowMultipleAllocations")),
-        default_capacity=_parse_defaults(read_map(device, "capacity"), driver),
+        default_capacity=_parse_defaults(capacity, driver),
         counters=tuple(counters),
-        taints=parse_taints(read_list(device, "taints")),
+        taints=parse_taints(taints),
         node=device.get("nodeName") or "",
         node_selector=parse_selector(device.get("nodeSelector")),
     )

@@ -83,12 +83,16 @@ def explain_queue(
     waiting: list[Explanation] = []
     others: list[Explanation] = []
     for pod in sorted(objects.pending, key=lambda pod: (pod.created, pod.key)):
-        kind = waiting if explainer.requests_gpu(pod) else others
-        kind.append(explainer.explain(pod))
+        explanation = explainer.explain(pod)
+        if explainer.requests_gpu(pod):
+            waiting.append(explanation)
+        else:
+            others.append(explanation)
 
     waiting += explainer.list_held(objects.pending)
     waiting.sort(key=lambda explanation: (explanation.pod.created, explanation.pod.key))
-    return QueueState(waiting, others, list_free(explainer.cluster))
+    free = list_free(explainer.cluster)
+    return QueueState(waiting, others, free)
 
 
 class Explainer:
@@ -101,7 +105,9 @@ class Explainer:
         self._search = UnblockingSearch(self.cluster, idle)
         self._now = now
         self._known: dict[tuple[Wish, str], FitExplanation] = {}
-        affordable = _MAX_CHECKS // max(1, len(self.cluster.candidates))
+
+        nodes = max(1, len(self.cluster.candidates))
+        affordable = _MAX_CHECKS // nodes
         self._max_kinds = min(_MAX_KINDS, max(_LEAST_KINDS, affordable))
 
     def requests_gpu(self, pod: PendingPod) -> bool:
@@ -120,10 +126,10 @@ class Explainer:
     def explain(self, pod: PendingPod) -> Explanation:
         wish = self._make_wish(pod)
         needs = tuple(self._list_needs(pod))
-        gpus = sum(need.gpus for need in needs)
         if not self.requests_gpu(pod):
             return Explanation(pod, 0.0, needs, (Reason(key="no_gpu"),))
 
+        gpus = sum(need.gpus for need in needs)
         obstacle = self._find_obstacle(pod)
         if obstacle is not None:
             return Explanation(pod, gpus, needs, (obstacle,))
@@ -326,17 +332,18 @@ class Explainer:
         """
         offered: set[str] = set()
         for candidate in self.cluster.candidates:
-            offered.update(filter(is_gpu_resource, candidate.node.allocatable))
+            resources = candidate.node.allocatable
+            offered.update(filter(is_gpu_resource, resources))
             offered.update(count_devices(self.cluster, candidate.node))
 
         selectors = _list_expressions(wish.specs)
+        named = tuple(sorted(offered))[: _NAMED + 1]
         offered_nowhere = [name for name in missing if name not in offered]
         for name in offered_nowhere or missing:
             if name in self.cluster.classes and selectors:
                 yield Reason(key="no_device", resource=name, names=selectors)
             else:
-                names = tuple(sorted(offered))[: _NAMED + 1]
-                yield Reason(key="not_offered", resource=name, names=names)
+                yield Reason(key="not_offered", resource=name, names=named)
 
 
 def _counts_gpus(resource: str) -> bool:
@@ -444,11 +451,14 @@ def _find_supply(wish: Wish, check: Check, resource: str) -> _NodeSupply:
     supply = check.supplies.get(resource)
     if supply is not None:
         return _NodeSupply(supply.needed, supply.total, supply.free)
+
     needs = dict(wish.needs.amounts)
     needs[POD_SLOTS] = MILLI
+    needed = needs.get(resource, 0)
     total = check.candidate.node.allocatable.get(resource, 0)
-    free = max(0, total - check.candidate.usage.amounts[resource])
-    return _NodeSupply(needs.get(resource, 0) / MILLI, total / MILLI, free / MILLI)
+    used = check.candidate.usage.amounts[resource]
+    free = max(0, total - used)
+    return _NodeSupply(needed / MILLI, total / MILLI, free / MILLI)
 
 
 def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:

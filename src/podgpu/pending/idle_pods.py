@@ -40,9 +40,12 @@ def list_idle_pods(state: ClusterState) -> dict[PodName, IdlePod]:
 
 
 def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None:
-    starts = [wasteful_since(part, state.taken_at, state.settings.idle_after) for part in parts]
-    if None in starts:
-        return None
+    starts = []
+    for part in parts:
+        since = wasteful_since(part, state.taken_at, state.settings.idle_after)
+        if since is None:
+            return None
+        starts.append(since)
 
     first = parts[0]
     costs = select_known(part.cost_per_hour for part in parts)
@@ -52,6 +55,6 @@ def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None
         pod=first.holder.pod,
         owner=first.owner,
         gpus=sum(part.gpu_fraction for part in parts),
-        idle_since=max(select_known(starts)),
+        idle_since=max(starts),
         cost_per_hour=sum(costs) if costs else None,
     )

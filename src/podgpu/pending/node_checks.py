@@ -73,13 +73,12 @@ def check_node(
     if not all(supply.total for supply in supplies.values()):
         return Check(candidate, (), supplies, is_unknown)
 
-    failures = [
-        *_list_fixed(wish, node, supplies),
-        *_list_busy(wish, node, usage, supplies),
-    ]
+    failures = list(_list_fixed(wish, node, supplies))
+    failures += _list_busy(wish, node, usage, supplies)
     is_busy = any(failure.key in ("in_use", "other_in_use") for failure in failures)
     if not is_busy and _is_kept(cluster, wish, pod, candidate, usage, taken):
-        failures.append(Failure("nominated", next(iter(supplies))))
+        resource = next(iter(supplies))
+        failures.append(Failure("nominated", resource))
 
     failures.sort(key=lambda failure: STAGES.index(failure.key))
     return Check(candidate, tuple(failures), supplies, is_unknown)
@@ -164,9 +163,12 @@ def _name_places(wish: Wish) -> str:
 def _find_share(share: GpuShare, node: NodeRecord, usage: Usage) -> Supply:
     """Each group of KAI is one GPU. Its reservation pod requests the whole GPU."""
     total = node.allocatable.get(GPU_RESOURCE, 0) // MILLI
-    whole = max(0, total - usage.amounts[GPU_RESOURCE] // MILLI)
+    used_gpus = usage.amounts[GPU_RESOURCE] // MILLI
+    whole = max(0, total - used_gpus)
+    rooms = [1.0 - used for used in usage.groups.values()]
+    rooms += [1.0] * whole
+
     each = share.on(node)
-    rooms = [1.0 - used for used in usage.groups.values()] + [1.0] * whole
     fitting = [room for room in rooms if room >= each - 1e-9]
 
     return Supply(
@@ -221,7 +223,9 @@ def _list_busy(
     for name, supply in supplies.items():
         if supply.fits_empty and not supply.fits:
             yield Failure("in_use", name)
+
     for name, milli in (*wish.others, (POD_SLOTS, MILLI)):
         total = node.allocatable.get(name, 0)
-        if milli <= total < milli + usage.amounts[name]:
+        used = usage.amounts[name]
+        if milli <= total < milli + used:
             yield Failure("other_in_use", name)

@@ -31,8 +31,9 @@ class QueueQuery(NamedTuple):
     def selects(self, pod: PendingPod) -> bool:
         if self.namespace and pod.namespace != self.namespace:
             return False
-        is_owner = bool(pod.kind and pod.owner and pod.owner.name == self.pod)
-        return not self.pod or pod.name == self.pod or is_owner
+        if not self.pod or pod.name == self.pod:
+            return True
+        return bool(pod.kind and pod.owner and pod.owner.name == self.pod)
 
 
 def parse_queue_query(query: Mapping[str, str]) -> QueueQuery:
@@ -141,8 +142,7 @@ def make_queue(
     shown = []
     hidden = []
     for explanation in snapshot.queue.waiting:
-        is_visible = visible is None or explanation.pod.namespace in visible
-        if not is_visible:
+        if not _is_visible(explanation, visible):
             hidden.append(explanation)
         elif query.selects(explanation.pod):
             shown.append(explanation)
@@ -150,20 +150,23 @@ def make_queue(
     selected = list(shown)
     if query.pod:
         for other in snapshot.queue.others:
-            if query.selects(other.pod) and (visible is None or other.pod.namespace in visible):
+            if query.selects(other.pod) and _is_visible(other, visible):
                 selected.append(other)
 
-    counted_hidden = [] if query.namespace or query.pod else hidden
     groups = _group(selected, visible)
     omitted = groups[_MAX_GROUPS:]
+    counted_hidden = hidden
+    if query.namespace or query.pod:
+        counted_hidden = []
+    counted = shown + counted_hidden
 
     return QueueAnswer(
         taken_at=snapshot.taken_at,
         simulated=snapshot.simulated,
         currency=snapshot.currency,
         notes=list(snapshot.notes) if visible is None else [],
-        pods=_count_pods([*shown, *counted_hidden]),
-        gpus=_sum_gpus([*shown, *counted_hidden]),
+        pods=_count_pods(counted),
+        gpus=_sum_gpus(counted),
         hidden_pods=_count_pods(counted_hidden),
         hidden_gpus=_sum_gpus(counted_hidden),
         free=[FreeView(**row._asdict()) for row in snapshot.queue.free],
@@ -171,6 +174,10 @@ def make_queue(
         omitted_groups=len(omitted),
         omitted_pods=sum(group.pods for group in omitted),
     )
+
+
+def _is_visible(explanation: Explanation, visible: Collection[str] | None) -> bool:
+    return visible is None or explanation.pod.namespace in visible
 
 
 def _sum_gpus(explanations: Iterable[Explanation]) -> float:
@@ -252,7 +259,9 @@ def _view_pod(pod: PendingPod) -> QueuedPod:
 def _view_unblock(option: Unblock, visible: Collection[str] | None) -> UnblockView:
     pods = [_hide_pod(pod, visible) for pod in option.pods]
     costs = select_known(pod.cost_per_hour for pod in pods)
-    total = round(sum(costs), 4) if costs else None
+    total = None
+    if costs:
+        total = round(sum(costs), 4)
     return UnblockView(node=option.node, pods=pods, cost_per_hour=total)
 
 

@@ -84,21 +84,18 @@ class QueueWatch:
         self._lock = threading.Lock()
         self._latest: QueueSnapshot | None = None
         self._keep_until = float("-inf")
-        watch = partial(Informer, config, settings=settings)
+
+        watch = partial(Informer, config, settings=settings, page_size=_PAGE_SIZE)
         self._required: Mapping[str, Informer[Any]] = {
-            "pods": watch(PODS_PATH, _UNFINISHED, parse_pod_state, page_size=_PAGE_SIZE),
-            "nodes": watch(NODES_PATH, {}, parse_node, page_size=_PAGE_SIZE),
+            "pods": watch(PODS_PATH, _UNFINISHED, parse_pod_state),
+            "nodes": watch(NODES_PATH, {}, parse_node),
         }
         self._optional: dict[str, Informer[Any]] = {}
         for each in _OPTIONAL:
-            self._optional[each.name] = watch(
-                each.path or f"/apis/{each.group}/{each.versions[0]}/{each.name}",
-                {},
-                each.parse,
-                find_path=partial(_find_path, each) if each.group else None,
-                page_size=_PAGE_SIZE,
-                is_optional=True,
-            )
+            path = each.path or f"/apis/{each.group}/{each.versions[0]}/{each.name}"
+            find_path = partial(_find_path, each) if each.group else None
+            informer = watch(path, {}, each.parse, find_path=find_path, is_optional=True)
+            self._optional[each.name] = informer
 
     def close(self) -> None:
         for informer in (*self._required.values(), *self._optional.values()):
@@ -121,14 +118,13 @@ class QueueWatch:
 
     def _read_objects(self) -> ClusterObjects:
         for name, informer in self._required.items():
-            # An error means that waiting does not help.
-            informer.wait_synced(0.0 if informer.error else _SYNC_SECONDS)
+            _wait_synced(informer)
             if not informer.synced:
                 reason = informer.error or "the API server has not answered yet"
                 raise SourceError("not_synced", f"the list of {name} is not known: {reason}")
 
         for informer in self._optional.values():
-            informer.wait_synced(0.0 if informer.error else _SYNC_SECONDS)
+            _wait_synced(informer)
 
         return ClusterObjects(
             pods=self._required["pods"].items(),
@@ -156,6 +152,12 @@ class QueueWatch:
                 notes.append(f"the list of {name} may be incomplete: {informer.error}")
 
         return notes
+
+
+def _wait_synced(informer: Informer[Any]) -> None:
+    # An error means that waiting does not help.
+    seconds = 0.0 if informer.error else _SYNC_SECONDS
+    informer.wait_synced(seconds)
 
 
 def make_snapshot(objects: ClusterObjects, state: ClusterState, now: float) -> QueueSnapshot:

@@ -132,20 +132,24 @@ def _make_workload(
     if first is None or not pods:
         return None
 
+    owner = None
     owned = parse_owner({"metadata": metadata})
-    owners = read_list(metadata, "ownerReferences")
+    if owned is not None:
+        _, owner = owned
+    owner_uids = [each["uid"] for each in read_list(metadata, "ownerReferences")]
+    created = datetime.fromisoformat(metadata["creationTimestamp"])
 
     return HeldWorkload(
         kind=kind,
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
-        created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        created=created.timestamp(),
         pods=pods,
         needs=first,
         total=tuple(sorted(total.items())),
-        owner=None if owned is None else owned[1],
-        owner_uids=tuple(each["uid"] for each in owners),
+        owner=owner,
+        owner_uids=tuple(owner_uids),
         queue=queue,
         message=message,
     )
@@ -291,16 +295,18 @@ class Quotas:
     ) -> None:
         self._holders = list(holders)
         self._cluster_queue_of: dict[PodName, str] = {}
-        for each in local_queues:
-            self._cluster_queue_of[each.namespace, each.name] = each.cluster_queue
+        for queue in local_queues:
+            self._cluster_queue_of[queue.namespace, queue.name] = queue.cluster_queue
 
         self.workloads = list(workloads)
         self._by_owner: dict[str, HeldWorkload] = {}
         self._by_name: dict[PodName, HeldWorkload] = {}
         for workload in self.workloads:
-            if workload.kind == KUEUE_KIND:
-                self._by_name[workload.namespace, workload.name] = workload
-                self._by_owner.update(dict.fromkeys(workload.owner_uids, workload))
+            if workload.kind != KUEUE_KIND:
+                continue
+            self._by_name[workload.namespace, workload.name] = workload
+            for owner_uid in workload.owner_uids:
+                self._by_owner[owner_uid] = workload
 
     def find_workload(self, namespace: str, name: str, uids: Iterable[str]) -> HeldWorkload | None:
         """Returns the Kueue Workload of a pod: by its name, or by the pod or its owner."""

@@ -88,8 +88,12 @@ def _free_there(reason: Reason) -> str:
 def _say_in_use(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
     free = f"{number(reason.free)} of {number(reason.total)}"
-    verb = "is" if reason.free == 1 else "are"
-    where = "node" if reason.nodes == 1 else _nodes(reason)
+    verb = "are"
+    if reason.free == 1:
+        verb = "is"
+    where = "node"
+    if reason.nodes != 1:
+        where = _nodes(reason)
     return f"It needs {needed}; {free} {verb} free on the {where} that it may use."
 
 

@@ -58,7 +58,11 @@ class Requirement(NamedTuple):
         values = ",".join(self.values)
         if self.operator == "In" and len(self.values) == 1:
             return f"{key}={values}"
-        return " ".join(filter(None, (key, self.operator, f"({values})" if values else "")))
+
+        words = [key, self.operator]
+        if values:
+            words.append(f"({values})")
+        return " ".join(filter(None, words))
 
 
 Term = tuple[Requirement, ...]

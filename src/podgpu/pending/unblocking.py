@@ -9,6 +9,7 @@ from typing import NamedTuple
 from podgpu.model import PodName
 from podgpu.pending.cluster_index import CandidateNode, ClusterIndex, Usage
 from podgpu.pending.cluster_objects import BoundPod, PendingPod
+from podgpu.pending.device_supply import Taken
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.node_checks import Check, Wish, check_node
 
@@ -66,15 +67,21 @@ class UnblockingSearch:
         self, wish: Wish, pod: PendingPod, candidate: CandidateNode, ended: Sequence[BoundPod]
     ) -> bool:
         uids = {each.uid for each in ended}
+        taken = self._take_back(uids)
         left = [each for each in candidate.pods if each.uid not in uids]
+        usage = Usage.of(candidate.node, left)
+        check = check_node(self.cluster, wish, pod, candidate, usage, taken)
+        return not check.failures
+
+    def _take_back(self, uids: set[str]) -> Taken:
+        """Returns what is taken of the devices when these pods have ended."""
         taken = dict(self.cluster.devices.taken)
         for uid in uids:
             for claim in self.cluster.claims_of.get(uid, ()):
                 # A claim is free when none of its pods is left.
-                if uids.issuperset(claim.users):
-                    for held in claim.devices:
-                        rest = [each for each in taken[held.device] if each is not held]
-                        taken[held.device] = rest
-
-        usage = Usage.of(candidate.node, left)
-        return not check_node(self.cluster, wish, pod, candidate, usage, taken).failures
+                if not uids.issuperset(claim.users):
+                    continue
+                for held in claim.devices:
+                    rest = [each for each in taken[held.device] if each is not held]
+                    taken[held.device] = rest
+        return taken
