@@ -56,9 +56,12 @@ class NvmlBench:
         self.problems = usage.problems
         return usage, *usage.instances
 
-    def after(self, seconds: float) -> DeviceUsage:
+    def usages_after(self, seconds: float) -> tuple[DeviceUsage, ...]:
         self.now += seconds
-        return self.usages()[0]
+        return self.usages()
+
+    def after(self, seconds: float) -> DeviceUsage:
+        return self.usages_after(seconds)[0]
 
     def start(self) -> None:
         """Takes the first reading and discards it, because it covers time before the test."""
