@@ -287,9 +287,10 @@ def test_an_impossible_sample_is_dropped(bench: NvmlBench, percent: int, is_poss
 def test_a_sample_is_counted_once(bench: NvmlBench) -> None:
     """A driver may repeat the last sample of the previous window."""
     bench.start()
-    sample = Answer(timeStamp=int((bench.wall() + 1) * 1e6), sampleValue=Answer(uiVal=50))
+    taken = int((bench.wall() + 1) * 1e6)
+    sample = Answer(timeStamp=taken, sampleValue=Answer(uiVal=50))
     bench.faults.answer(SAMPLES, (1, [sample]), 0)
-    entries = [Answer(pid=7, timeStamp=sample.timeStamp, smUtil=50)]
+    entries = [Answer(pid=7, timeStamp=taken, smUtil=50)]
     bench.faults.answer(PROCESSES, entries, 0)
     first = bench.after(1)
     assert first.busy_ns == first.window_ns // 2
@@ -297,7 +298,7 @@ def test_a_sample_is_counted_once(bench: NvmlBench) -> None:
     again = bench.after(1)
     assert (again.window_ns, again.busy_ns) == (0, 0)
 
-    newer = Answer(timeStamp=sample.timeStamp + 1_000_000, sampleValue=Answer(uiVal=50))
+    newer = Answer(timeStamp=taken + 1_000_000, sampleValue=Answer(uiVal=50))
     bench.faults.answer(SAMPLES, (1, [sample, newer]), 0)
     last = bench.after(1)
     assert (last.window_ns, last.busy_ns) == (SECOND, SECOND // 2)
