@@ -8,7 +8,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
+
+from podgpu.errors import UsageError
 
 K = TypeVar("K", bound=Hashable)
 _MIN_STEP = 2.0  # seconds; smaller corrections of the wall clock do not change exported timestamps
@@ -24,6 +27,11 @@ _UNIT_SECONDS = {
     "m": 60.0,
     "h": 3600.0,
 }
+
+_AGE_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_AGE_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])")
+_AGE = re.compile(f"(?:{_AGE_PART.pattern})+")
+_UNIX_SECONDS = re.compile(r"[0-9]{9,11}(?:\.[0-9]{1,9})?")  # a date such as 20261119 is shorter
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,29 @@ def parse_duration(text: str) -> float | None:
     seconds = 0.0
     for number, unit in _DURATION_PART.findall(text):
         seconds += float(number) * _UNIT_SECONDS[unit]
+    return seconds
+
+
+def parse_moment(text: str, now: float, needs_zone: bool = False) -> float:
+    """Returns the Unix time of an age such as `90m` or `2d`, of an ISO time, or of Unix seconds.
+
+    A time without a zone is local, or an error with `needs_zone`. Raises UsageError.
+    """
+    text = text.strip()
+    if _AGE.fullmatch(text):
+        parts = _AGE_PART.findall(text)
+        return now - sum(float(number) * _AGE_SECONDS[unit] for number, unit in parts)
+    if _UNIX_SECONDS.fullmatch(text):
+        return float(text)
+    shown = f"{text[:80]!a}"
+    try:
+        moment = datetime.fromisoformat(text)
+        seconds = moment.timestamp()
+    except (ValueError, OverflowError):
+        examples = "2026-11-19T14:30:00Z, or an age such as 90m or 2d"
+        raise UsageError(f"{shown} is not a time such as {examples}") from None
+    if needs_zone and moment.tzinfo is None:
+        raise UsageError(f"{shown} has no time zone: add Z for UTC")
     return seconds
 
 

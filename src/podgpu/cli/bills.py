@@ -11,9 +11,10 @@ import click
 from podgpu.charge import Waste
 from podgpu.cli.tables import UNKNOWN, write_table
 from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view
+from podgpu.cli.view_options import find_view, parse_at
 from podgpu.errors import UsageError, one_line, utc_text
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
+from podgpu.past.sqlite import parse_range
 from podgpu.view_address import decode_answer
 
 RANGE_PATH = "api/v1/range"
@@ -92,14 +93,23 @@ def write_cells(names: Sequence[str], figures: RangeFigures) -> list[str]:
     return [COLUMNS[name].write(figures) for name in names]
 
 
-def make_range_query(period: str, by: str) -> dict[str, str]:
-    """Returns the query of a period that ends now. Raises UsageError for wrong options."""
-    query = {"range": period, "by": by}
-    if period == _MONTH:
-        now = datetime.now().astimezone()
-        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        query = {"from": str(month.timestamp()), "by": by}
+def make_range_query(period: str, by: str, at: float | None = None) -> dict[str, str]:
+    """Returns the query of a period that ends now, or at a Unix time.
+
+    Raises UsageError for wrong options.
+    """
+    query = {"by": by}
     try:
+        if period == _MONTH:
+            end = datetime.now() if at is None else datetime.fromtimestamp(at)
+            month = end.astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+            query["from"] = str(month.timestamp())
+        elif at is None:
+            query["range"] = period
+        else:
+            query["from"] = str(at - parse_range(period))
+        if at is not None:
+            query["to"] = str(at)
         parse_range_query(query)
     except UsageError as error:
         also = ", or month" if str(error).startswith("range=") else ""
@@ -111,7 +121,7 @@ def make_range_query(period: str, by: str) -> dict[str, str]:
 def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) -> int:
     """Prints the answer of `path` as a table with these columns, as JSON or as CSV."""
     options = ctx.params
-    query = make_range_query(options["range"], options["by"])
+    query = make_range_query(options["range"], options["by"], parse_at(options["at"]))
     namespace = options["namespace"]
     output = options["output"]
     if namespace and output != "table":

@@ -12,8 +12,8 @@ from podgpu.charge import Waste
 from podgpu.cli.options import make_command
 from podgpu.cli.tables import UNKNOWN, write_table
 from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view
-from podgpu.errors import UsageError, plural
+from podgpu.cli.view_options import find_view, make_at_query, parse_at
+from podgpu.errors import UsageError, plural, utc_text
 from podgpu.fleet.pod_list import PodRow, PodsResponse
 from podgpu.top.table import format_duration, format_gib, format_percent
 from podgpu.view_address import decode_answer
@@ -45,11 +45,12 @@ _ORDERS: dict[str, Callable[[PodRow], float]] = {
 @make_command(
     "pods",
     ("podgpu pods", "all pods that hold a GPU"),
+    ("podgpu pods --at 2h", "the pods that held a GPU two hours ago"),
     ("podgpu pods -n research --sort wasted", "the pods of a namespace, the largest waste first"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Print the pods, jobs and users that hold GPUs now, and how they use them.
+    """Print the pods, jobs and users that hold GPUs now, or at another time, and how they use them.
 
     Reads the API of `podgpu cluster` or of an exporter.
     """
@@ -58,13 +59,16 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if namespace and is_json:
         raise UsageError("--namespace selects rows of the table: leave it out with -o json")
 
+    at = parse_at(options["at"])
     client = find_view(ctx).open(_TIMEOUT)
-    body = client.get_blocking(_PATH)
+    body = client.get_blocking(_PATH, make_at_query(at))
     if is_json:
         print_out(body + b"\n")
         return 0
     answer = decode_answer(body, _PATH, PodsResponse, client.shown)
-    print_out("\n".join(_write(answer, namespace, options["sort"])) + "\n")
+    lines = [] if at is None else [f"As of {utc_text(at)}"]
+    lines += _write(answer, namespace, options["sort"])
+    print_out("\n".join(lines) + "\n")
     return 0
 
 

@@ -35,13 +35,14 @@ from podgpu.cli.savings import (
 )
 from podgpu.cli.tables import UNKNOWN
 from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view
+from podgpu.cli.view_options import find_view, make_at_query, parse_at
 from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import View, decode_view
 from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu
-from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
+from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row
 from podgpu.past.savings import SavingsAnswer
+from podgpu.past.sqlite import parse_range
 from podgpu.past.token_costs import TokenFigures
 from podgpu.view_address import ViewClient, decode_answer, read_answer
 
@@ -91,7 +92,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     range = options["range"]
     by = options["by"]
-    query = make_range_query(range, by)
+    at = parse_at(options["at"])
+    query = make_range_query(range, by, at)
 
     client = find_view(ctx).open(TIMEOUT)
     if options["format"] == "csv":
@@ -100,7 +102,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     answer = _read_range(client, query)
     owners = _read_range(client, query | {"by": "owner"})
-    view = decode_view(client.get_blocking("api/v1/view"))
+    view = _read_view(client, at)
 
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
     title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
@@ -109,26 +111,50 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     notes = []
     if range != "month":
-        asked = parse_range_query(query).seconds
-        notes += _explain_length(answer.to - start, asked)
+        notes += _explain_length(answer.to - start, parse_range(range))
     if answer.prices == "example":
         notes.append(EXAMPLE_PRICES)
     notes += answer.notes
 
-    tables = _make_tables(answer, owners, _list_broken(view))
-    refused = _list_refused(view)
-    if refused:
-        texts = [[text] for text in refused]
-        tables.append(_Table("Only Kubernetes calls them unhealthy", ["GPU"], texts, is_prose=True))
+    tables = _make_tables(answer, owners)
+    if view is None:
+        notes.append("Which GPUs were broken at that time is not recorded")
+    else:
+        tables += _make_health_tables(view, at)
     if answer.totals.tokens is not None:
         tables.append(_make_token_table(_read_range(client, query | {"by": "model"})))
-    # Savings need a day, and are computed for up to eight.
-    savings = _read_savings(client, "24h" if range == "24h" else "7d")
+    # Savings need a day, are computed for up to eight, and are about the pods of now.
+    savings = None if at else _read_savings(client, "24h" if range == "24h" else "7d")
     if savings is not None:
         tables += _make_savings_tables(savings)
     write = _write_html if options["format"] == "html" else _write_markdown
     print_out(write(title, notes, tables))
     return 0
+
+
+def _read_view(client: ViewClient, at: float | None) -> View | None:
+    """Returns None if there is no record of this time. Bills go further back."""
+    try:
+        return decode_view(client.get_blocking("api/v1/view", make_at_query(at)))
+    except SourceError as error:
+        if at is None or error.reason != "http_400":
+            raise
+        return None
+
+
+def _make_health_tables(view: View, at: float | None) -> list[_Table]:
+    if at is None:
+        title = "Broken GPUs now"
+        texts = _list_broken(view)
+    else:
+        title = f"Broken GPUs at {utc_text(at)}"
+        texts = _list_broken_then(view)
+    tables = [_Table(title, ["Problem"], [[text] for text in texts], is_prose=True)]
+    refused = [[text] for text in _list_refused(view)]
+    if refused:
+        title = "Only Kubernetes calls them unhealthy"
+        tables.append(_Table(title, ["GPU"], refused, is_prose=True))
+    return tables
 
 
 def _read_range(client: ViewClient, query: dict[str, str]) -> RangeAnswer:
@@ -171,6 +197,17 @@ def _list_broken(view: View) -> list[str]:
     return texts
 
 
+def _list_broken_then(view: View) -> list[str]:
+    """A view of the past has no alerts."""
+    texts = []
+    for node in view.nodes:
+        for gpu in node.gpus:
+            for each in gpu.conditions:
+                if breaks_gpu(each.condition):
+                    texts.append(f"GPU {gpu.index} of {node.name} ({gpu.uuid}): {each.says}")
+    return texts
+
+
 def _list_refused(view: View) -> list[str]:
     """Returns the alerts about GPUs that only Kubernetes calls unhealthy."""
     refused = _find_gpus(view, lambda condition: condition == KUBERNETES_UNHEALTHY)
@@ -199,7 +236,7 @@ def _explain_length(seconds: float, asked: float) -> list[str]:
     return [f"The report covers {lengths}: {why}"]
 
 
-def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> list[_Table]:
+def _make_tables(answer: RangeAnswer, owners: RangeAnswer) -> list[_Table]:
     columns = write_titles(_ALL_COLUMNS, answer.currency)
     group = answer.by.removeprefix("label:")
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
@@ -217,7 +254,6 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]
         _Table("Total", columns, [write_cells(_ALL_COLUMNS, answer.totals)]),
         _Table(f"By {group}", [group.capitalize(), *columns], rows),
         _Table("Most idle owners", ["Owner", *columns], idle_rows),
-        _Table("Broken GPUs now", ["Problem"], [[text] for text in broken], is_prose=True),
     ]
 
 

@@ -14,8 +14,8 @@ from click.core import ParameterSource
 from podgpu.cli.options import EXPORTER_OPTIONS, Options, is_set, make_command, naming_option
 from podgpu.cli.sources import make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.terminal import is_screen, print_out, quiet_logs, wants_colour
-from podgpu.cli.view_options import find_kube_view
-from podgpu.errors import UsageError, one_line
+from podgpu.cli.view_options import find_kube_view, make_at_query, parse_at
+from podgpu.errors import UsageError, one_line, utc_text
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.labels import Policy
@@ -52,6 +52,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     --help-all).
     """
     view = find_kube_view(ctx, "url", "cluster")
+    at = parse_at(options["at"])
+    if at is not None and view is None and not options["cluster"]:
+        raise UsageError("--at needs --cluster or --kube: only they have a history")
     if view is not None:
         _reject_local_options(ctx, options, "kube")
     elif options["url"] or options["cluster"]:
@@ -60,13 +63,19 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         kubelet = options["pod_resources_kubelet_socket"]
         options["kubernetes"] = os.access(kubelet, os.R_OK | os.W_OK)
     with quiet_logs(), ExitStack() as at_exit:
-        source = ClusterSource(view) if view is not None else _open_source(options, at_exit)
+        if view is not None:
+            source: Source = ClusterSource(view, query=make_at_query(at))
+        else:
+            source = _open_source(options, at, at_exit)
         feed = Feed(source, options["interval"])
         at_exit.callback(feed.close)
         if options["json"]:
             print_out(msgspec.json.encode(feed.read().view) + b"\n")
             return 0
-        if options["once"] or not (sys.stdin.isatty() and is_screen()):
+        if at is not None:
+            print_out(f"As of {utc_text(at)}\n")
+        # The past does not change.
+        if at is not None or options["once"] or not (sys.stdin.isatty() and is_screen()):
             return _print_once(feed, options["sort"], options["filter"])
         from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
 
@@ -93,14 +102,14 @@ def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> 
             raise UsageError(text)
 
 
-def _open_source(options: Options, at_exit: ExitStack) -> Source:
+def _open_source(options: Options, at: float | None, at_exit: ExitStack) -> Source:
     if options["url"]:
         with naming_option("--url"):
             return ExporterSource(options["url"])
     if options["cluster"]:
         with naming_option("--cluster"):
             url = options["cluster"].rstrip("/").removesuffix("/metrics")
-            return ClusterSource(UrlAddress(url))
+            return ClusterSource(UrlAddress(url), query=make_at_query(at))
 
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)

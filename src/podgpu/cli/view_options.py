@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import is_set
+from podgpu.cli.options import is_set, naming_option
+from podgpu.clock import parse_moment
 from podgpu.errors import UsageError
 from podgpu.kube.config import load_user_config
 from podgpu.kube.service_proxy import KubeAddress, parse_service
 from podgpu.view_address import UrlAddress, ViewAddress
 
 _KUBE_OPTIONS = ("context", "service")
+
+
+def parse_at(text: str) -> float | None:
+    """Returns the Unix time of --at. None if the option is not given: now."""
+    if not text:
+        return None
+    now = time.time()
+    with naming_option("--at"):
+        at = parse_moment(text, now)
+        if at > now:
+            raise UsageError(f"{text[:80]!a} is in the future")
+    return at
+
+
+def make_at_query(at: float | None) -> dict[str, str]:
+    """Returns the query of the state at this time."""
+    return {} if at is None else {"at": f"{at:.3f}"}
 
 
 def find_view(ctx: click.Context) -> ViewAddress:

@@ -116,11 +116,13 @@ class ClusterSource:
         address: ViewAddress,
         server: str = "podgpu cluster",
         timeout: float = _CLUSTER_TIMEOUT,
+        query: Mapping[str, str] | None = None,
     ) -> None:
         """Raises UsageError if the address is invalid.
 
-        `server` is the name of the expected server for error messages.
+        `server` is the name of the expected server for error messages. `query` selects the view.
         """
+        self._query = query
         self._client = address.open(timeout)
         self._details_client = address.open(_DETAILS_TIMEOUT)
         self._server = server
@@ -134,7 +136,7 @@ class ClusterSource:
 
         `selected` is the UUID of the GPU whose details are read.
         """
-        body = self._client.get_blocking("api/v1/view")
+        body = self._client.get_blocking("api/v1/view", self._query)
         try:
             view = decode_view(body)
         except SourceError as error:

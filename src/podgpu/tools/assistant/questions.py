@@ -5,13 +5,14 @@ The names, docstrings and descriptions of the parameters are what the assistant 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
 
+from podgpu.clock import parse_moment
 from podgpu.errors import UsageError
 from podgpu.fleet.view import GpuView, HolderView, NodeView, PodResponse, View
 from podgpu.metrics.conditions import breaks_gpu
@@ -41,7 +42,11 @@ GroupBy = Annotated[
 ]
 Moment = Annotated[
     str,
-    Field(description="Time as ISO 8601, such as 2026-11-19T14:30:00Z, or as Unix seconds."),
+    Field(
+        description=(
+            "Time as ISO 8601, such as 2026-11-19T14:30:00Z, as Unix seconds, or an age such as 2d."
+        )
+    ),
 ]
 OptionalMoment = Annotated[
     str,
@@ -245,20 +250,7 @@ def _part(name: str) -> str:
 
 def _parse_moment(text: str) -> str:
     """Returns Unix seconds as text."""
-    try:
-        return str(float(text))
-    except ValueError:
-        pass
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{text[:80]!a} is not a time such as 2026-11-19T14:30:00Z") from None
-
-    if moment.tzinfo is None:
-        raise UsageError(f"{text[:80]!a} has no time zone: add Z for UTC")
-
-    return str(moment.timestamp())
+    return str(parse_moment(text, time.time(), needs_zone=True))
 
 
 # Views
