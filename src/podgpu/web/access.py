@@ -73,8 +73,12 @@ class User(NamedTuple):
 
     def describe(self) -> KubeObject:
         """Returns the fields of a SubjectAccessReview that identify the user."""
-        extra = {name: list(values) for name, values in self.extra}
-        return {"user": self.name, "groups": list(self.groups), "uid": self.uid, "extra": extra}
+        return {
+            "user": self.name,
+            "groups": list(self.groups),
+            "uid": self.uid,
+            "extra": {name: list(values) for name, values in self.extra},
+        }
 
 
 class UserHeaders(NamedTuple):
@@ -84,13 +88,18 @@ class UserHeaders(NamedTuple):
     groups: str = ""
 
     def read(self, headers: Mapping[str, str]) -> User | None:
-        name = headers.get(self.user, "").strip() if self.user else ""
+        name = ""
+        if self.user:
+            name = headers.get(self.user, "").strip()
         if not name or len(name) > _MAX_NAME:
             return None
-        groups = headers.get(self.groups, "") if self.groups else ""
-        names = [group.strip() for group in groups.split(",")]
-        known = [group for group in names if group][:_MAX_GROUPS]
-        return User(name, ("system:authenticated", *known))
+
+        groups = ["system:authenticated"]
+        if self.groups:
+            named = headers.get(self.groups, "").split(",")
+            known = list(filter(None, map(str.strip, named)))
+            groups += known[:_MAX_GROUPS]
+        return User(name, tuple(groups))
 
 
 class _TokenStatus(msgspec.Struct):
@@ -213,15 +222,17 @@ class KubernetesAccess:
             "kind": "TokenReview",
             "spec": {"token": token},
         }
-        status = (await self._review(_TOKEN_REVIEWS, document, _TokenReview)).status
-        name = status.user.get("username", "")
-        if not status.authenticated or not name:
+        review = await self._review(_TOKEN_REVIEWS, document, _TokenReview)
+        user = review.status.user
+        name = user.get("username", "")
+        if not review.status.authenticated or not name:
             return None
 
-        extra = status.user.get("extra") or {}
-        values = tuple((key, tuple(extra[key])) for key in sorted(extra))
-        groups = tuple(status.user.get("groups") or ())
-        return User(name, groups, status.user.get("uid") or "", values)
+        extra = []
+        for key, values in sorted((user.get("extra") or {}).items()):
+            extra.append((key, tuple(values)))
+        groups = tuple(user.get("groups") or ())
+        return User(name, groups, user.get("uid") or "", tuple(extra))
 
     async def may_list_pods(self, user: User, namespace: str) -> bool:
         """An empty namespace stands for all namespaces."""
@@ -271,9 +282,10 @@ class _KubernetesViewer:
         return await self._access.may_list_pods(self._user, "")
 
     async def visible(self, namespaces: Iterable[str]) -> frozenset[str]:
-        named = [namespace for namespace in dict.fromkeys(namespaces) if namespace]
+        named = dict.fromkeys(filter(None, namespaces))
         if await self.sees_all():
             return frozenset(named)
+
         decisions: list[Awaitable[bool]] = []
         for namespace in named:
             decisions.append(self._access.may_list_pods(self._user, namespace))

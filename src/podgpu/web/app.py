@@ -229,14 +229,19 @@ async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterat
 
     Raises StartError if the address cannot be bound.
     """
-    sockets = listener.sockets or await bind(listener.address, listener.option)
-    server = asyncio.create_task(LimitedServer(listener.app, limits, listener.tls).serve(sockets))
+    sockets = listener.sockets
+    host = None
+    if not sockets:
+        sockets = await bind(listener.address, listener.option)
+        host = listener.address.host
+
+    server = LimitedServer(listener.app, limits, listener.tls)
+    serving = asyncio.create_task(server.serve(sockets))
     try:
-        host = None if listener.sockets else listener.address.host
         yield address_of(sockets[0], host, secure=listener.tls is not None)
     finally:
-        server.cancel()
-        await asyncio.wait([server])
+        serving.cancel()
+        await asyncio.wait([serving])
 
 
 # Sockets

@@ -57,21 +57,25 @@ def application(
 
     async def complete_gpu(answer: GpuResponse) -> GpuResponse:
         uuid = answer.gpu.uuid
-        return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
+        details = make_details(agent.published.state, uuid, *agent.details(uuid))
+        return add_details(answer, details)
 
     links = ["metrics", "health", "ready"]
+    metrics = limit_concurrency(scrapes, serve_metrics(agent))
+    node = serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)
     routes = [
-        web.get("/metrics", limit_concurrency(scrapes, serve_metrics(agent))),
+        web.get("/metrics", metrics),
         release_route(agent, lifecycle),
         forget_route(partial(forget_on_node, agent), lifecycle),
-        web.get("/api/v1/node", serve_text(agent, "fresh_json", "stale_json", JSON_HEADERS)),
+        web.get("/api/v1/node", node),
     ]
     if agent.settings.policy.gpu_manager:
         links.insert(1, "metric")
         routes.append(web.get("/metric", serve_text(agent, "gpu_manager", None)))
 
+    page = node_page(agent, prices)
     routes += node_probes(agent)
-    routes += page_routes(node_page(agent, prices), complete_gpu, links, past)
+    routes += page_routes(page, complete_gpu, links, past)
     return make_application(routes, protection)
 
 
@@ -148,15 +152,18 @@ def build_state(
     """
     if published is None:
         published = agent.published
+    settings = ViewSettings(interval=agent.settings.interval, idle_after=None)
     tags, problems = prices()
+    if now is None:
+        now = agent.clock.wall()
 
     return build_single_node_state(
         published.state,
-        ViewSettings(interval=agent.settings.interval, idle_after=None),
+        settings,
         agent.clock.monotonic(),
         agent.clock.wall(),
         fresh=agent.is_fresh(published),
-        prices=tags.at(agent.clock.wall() if now is None else now),
+        prices=tags.at(now),
         notes=(*notes, *problems),
         previous=previous,
     )

@@ -202,15 +202,19 @@ def page_routes(
 
 def _read_index(links: Sequence[str]) -> bytes:
     anchors = "".join(f'<a href="{link}">{link}</a>' for link in links)
-    text = (_FOLDER / "index.html").read_text(encoding="utf-8")
-    return text.replace("<!--links-->", anchors).replace("<!--version-->", __version__).encode()
+    file = _FOLDER / "index.html"
+    text = file.read_text(encoding="utf-8")
+    text = text.replace("<!--links-->", anchors)
+    text = text.replace("<!--version-->", __version__)
+    return text.encode()
 
 
 def _namespaces_in(view: View) -> list[str]:
     _check_clusters([row.cluster for row in view.namespaces])
     _check_clusters([node.cluster for node in view.nodes])
     names = [row.namespace for row in view.namespaces]
-    return [*names, *list_namespaces(view.nodes)]
+    names += list_namespaces(view.nodes)
+    return names
 
 
 def _check_clusters(clusters: Iterable[str]) -> None:

@@ -107,9 +107,15 @@ def _hide_in_gpu(gpu: GpuView, visible: Visible) -> GpuView:
     instances = [_hide_in_device(instance, visible) for instance in gpu.instances]
     repair = gpu.repair
     if repair is not None:
-        evicts = tuple(pod for pod in repair.evicts if pod.partition("/")[0] in visible)
-        repair = replace(repair, evicts=evicts)
-    return replace(_hide_in_device(gpu, visible), instances=instances, repair=repair)
+        evicts = []
+        for pod in repair.evicts:
+            namespace, _, _ = pod.partition("/")
+            if namespace in visible:
+                evicts.append(pod)
+        repair = replace(repair, evicts=tuple(evicts))
+
+    device = _hide_in_device(gpu, visible)
+    return replace(device, instances=instances, repair=repair)
 
 
 def _hide_in_device(device: _Device, visible: Visible) -> _Device:
@@ -137,8 +143,10 @@ def _select_visible(workloads: Iterable[_Workload], visible: Visible) -> tuple[_
 def _sum_holders(hidden: Sequence[HolderView]) -> HolderView:
     sums = {}
     for name in _SUMMED:
-        sums[name] = reduce(add_known, [getattr(holder, name) for holder in hidden])
-    waste = reduce(add_waste, [holder.waste for holder in hidden])
+        values = [getattr(holder, name) for holder in hidden]
+        sums[name] = reduce(add_known, values)
+    wastes = [holder.waste for holder in hidden]
+    waste = reduce(add_waste, wastes)
     return HolderView(hidden=True, use=hidden[0].use, waste=waste, **sums)
 
 

@@ -148,7 +148,11 @@ def accepts_gzip(header: str) -> bool:
 
     Ignores quality values, as Prometheus' Go client does.
     """
-    return any(part.partition(";")[0].strip().lower() == "gzip" for part in header.split(","))
+    for part in header.split(","):
+        encoding, _, _ = part.partition(";")
+        if encoding.strip().lower() == "gzip":
+            return True
+    return False
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:

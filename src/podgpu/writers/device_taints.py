@@ -108,15 +108,7 @@ class TaintWriter:
 
     async def _reconcile(self, wanted: _Wanted) -> None:
         rules = await self._list_rules()
-        desired: dict[str, KubeObject] = {}
-        if wanted.taints:
-            owner = await self._read_owner()
-            for uuid, device in await self._list_devices():
-                gpu = wanted.gpus.get(uuid)
-                if gpu is not None:
-                    rule = self._make_rule(device, gpu, wanted.taints[gpu], owner)
-                    desired[device.rule_name] = rule
-
+        desired = await self._make_rules(wanted)
         for name, rule in desired.items():
             if name not in rules:
                 await self._client.create(self._path, rule)
@@ -132,6 +124,20 @@ class TaintWriter:
         self._done = wanted
         self._done_at = self._clock.monotonic()
 
+    async def _make_rules(self, wanted: _Wanted) -> dict[str, KubeObject]:
+        """Returns the rules that taint the devices of broken GPUs, by name."""
+        if not wanted.taints:
+            return {}
+
+        rules: dict[str, KubeObject] = {}
+        owner = await self._read_owner()
+        for uuid, device in await self._list_devices():
+            gpu = wanted.gpus.get(uuid)
+            if gpu is not None:
+                value = wanted.taints[gpu]
+                rules[device.rule_name] = self._make_rule(device, gpu, value, owner)
+        return rules
+
     @property
     def _path(self) -> str:
         return rules_path(self._version)
@@ -139,8 +145,8 @@ class TaintWriter:
     async def _list_rules(self) -> dict[str, KubeObject]:
         """Returns the rules of this node that podgpu has written, by name."""
         labels = {**LABELS, _NODE_LABEL: label_of(self._node)}
-        selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        self._version, rules = await list_rules(self._client, selector)
+        matchers = [f"{name}={value}" for name, value in labels.items()]
+        self._version, rules = await list_rules(self._client, ",".join(matchers))
         return {rule["metadata"]["name"]: rule for rule in rules}
 
     async def _list_devices(self) -> list[tuple[str, DraDeviceRef]]:

@@ -6,7 +6,7 @@ checked and is absent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -165,8 +165,12 @@ def _track_problems(earlier: GpuRecord, gpu: DeviceState) -> GpuRecord:
             details[name] = earlier.details.get(name, "")
 
     order = list(conditions())
-    ranked = sorted(problems, key=lambda name: order.index(name) if name in order else len(order))
-    return replace(earlier, problems={name: problems[name] for name in ranked}, details=details)
+
+    def rank(name: str) -> int:
+        return order.index(name) if name in order else len(order)
+
+    ranked = {name: problems[name] for name in sorted(problems, key=rank)}
+    return replace(earlier, problems=ranked, details=details)
 
 
 def _describe(condition: Condition, gpu: DeviceState) -> str:
@@ -178,18 +182,25 @@ def _find_problems(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> I
     pods = _list_users(gpu, all_devices_of(gpu))
     for name, text in record.problems.items():
         # XIDs are counted one by one.
-        if name not in earlier.problems and name != XID:
-            reason = ChangeReason.LOST if name == LOST else ChangeReason.UNHEALTHY
-            yield GpuChange(reason, gpu.uuid, text, pods)
+        if name in earlier.problems or name == XID:
+            continue
+        reason = ChangeReason.UNHEALTHY
+        if name == LOST:
+            reason = ChangeReason.LOST
+        yield GpuChange(reason, gpu.uuid, text, pods)
 
 
 def _find_recovered(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> Iterator[GpuChange]:
     if not earlier.acute or record.acute:
         return
-    was = [conditions()[name].was for name in earlier.acute if name in conditions()]
-    text = f"it works again; before, {few_of(was, 3)}"
+
+    text = "it works again"
     if RECURRING in record.problems:
-        text = f"it works again, but {record.problems[RECURRING]}"
+        text += f", but {record.problems[RECURRING]}"
+    else:
+        specs = conditions()
+        was = [specs[name].was for name in earlier.acute if name in specs]
+        text += f"; before, {few_of(was, 3)}"
     pods = _list_users(gpu, all_devices_of(gpu))
     yield GpuChange(ChangeReason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
 
@@ -223,18 +234,22 @@ def _track_xids(
             name = key, count.xid
             xids[name] = count
             earlier = record.xids.get(name)
-            new = count.total - (earlier.total if earlier else 0)
+            new = count.total
+            if earlier:
+                new -= earlier.total
             if new > 0 and xid_spec(count.xid).cause != "application":
                 changes.append(_make_xid(gpu, device, count.xid, new))
             elif new > 0:
                 pending[name] = _add_pending(pending.get(name), earlier, new, now)
 
             waiting = pending.get(name)
-            if waiting is not None:
-                blamed = _count_blamed(count.culprits, waiting)
-                if sum(blamed.values()) >= waiting.times or now - waiting.since > _VERDICT_SECONDS:
-                    del pending[name]
-                    changes += _make_caused(gpu, device, count, waiting, blamed)
+            if waiting is None:
+                continue
+            blamed = _count_blamed(count.culprits, waiting)
+            are_all_blamed = sum(blamed.values()) >= waiting.times
+            if are_all_blamed or now - waiting.since > _VERDICT_SECONDS:
+                del pending[name]
+                changes += _make_caused(gpu, device, count, waiting, blamed)
 
     return replace(record, xids=xids, pending=pending), changes
 
@@ -289,28 +304,33 @@ def _make_caused(
     says = _describe_xid(count.xid)
     for culprit in count.culprits:
         number = blamed.get(culprit.key)
-        if number is None:
-            continue
-
-        process = f"pid {culprit.pid}" if culprit.pid else "a process"
-        if culprit.program:
-            process = f"{culprit.program} ({process})"
-
-        if culprit.pod:
-            text = f"{says}, caused by {process} of {culprit.text}: check this program"
-            yield GpuChange(ChangeReason.XID, gpu.uuid, text, (culprit,), False, times=number)
-        else:
-            outside = culprit.text or "a process outside pods"
-            text = f"{says}, caused by {process} of {outside}: check this program"
-            yield GpuChange(ChangeReason.XID, gpu.uuid, text, times=number)
+        if number is not None:
+            yield _make_blamed(gpu, says, culprit, number)
 
     unknown = waiting.times - sum(blamed.values())
-    users = _list_users(gpu, all_devices_of(gpu) if device is gpu else (device,))
     if unknown > 0:
+        devices: Sequence[GpuOrInstance] = (device,)
+        if device is gpu:
+            devices = all_devices_of(gpu)
+        users = _list_users(gpu, devices)
         text = f"{says}; the GPU is healthy, and an application caused it"
         if len(users) > 1:
             text += f": one of {few_of(user.text for user in users)}"
         yield GpuChange(ChangeReason.XID, gpu.uuid, text, users, not users, times=unknown)
+
+
+def _make_blamed(gpu: DeviceState, says: str, culprit: XidCulprit, times: int) -> GpuChange:
+    process = "a process"
+    if culprit.pid:
+        process = f"pid {culprit.pid}"
+    if culprit.program:
+        process = f"{culprit.program} ({process})"
+
+    owner = culprit.text or "a process outside pods"
+    text = f"{says}, caused by {process} of {owner}: check this program"
+    if culprit.pod:
+        return GpuChange(ChangeReason.XID, gpu.uuid, text, (culprit,), False, times=times)
+    return GpuChange(ChangeReason.XID, gpu.uuid, text, times=times)
 
 
 # Idle pods and orphaned memory

@@ -125,7 +125,9 @@ class SentinelWriter:
         is_healthy = not record.problems
         texts = [f"{record.name} ({uuid}): {text}" for text in record.problems.values()]
         text = "; ".join(texts) or f"{record.name} ({uuid}): podgpu knows no problem"
-        entities = self._entities.get(uuid) or [("GPU_UUID", uuid)]
+        entities = []
+        for kind, value in self._entities.get(uuid) or [("GPU_UUID", uuid)]:
+            entities.append({"entity_type": kind, "entity_value": value})
 
         return {
             "version": 1,
@@ -137,9 +139,7 @@ class SentinelWriter:
             "message": text[:_MAX_MESSAGE],
             "recommended_action": "NONE" if is_healthy else recommend(record),
             "error_code": list_error_codes(record),
-            "entities_impacted": [
-                {"entity_type": kind, "entity_value": value} for kind, value in entities
-            ],
+            "entities_impacted": entities,
             "generated_timestamp": {"seconds": int(self._clock.wall())},
             "node_name": self._node,
             "processing_strategy": self._strategy,
@@ -148,9 +148,14 @@ class SentinelWriter:
 
 def _list_entities(gpu: DeviceState) -> list[tuple[str, str]]:
     """Returns types and values, with the names of NVSentinel's own monitors."""
-    index = "" if gpu.index is None else str(gpu.index)
-    pairs = (("GPU", index), ("PCI", gpu.pci_bus_id), ("GPU_UUID", gpu.uuid))
-    return [(kind, value) for kind, value in pairs if value]
+    entities = []
+    if gpu.index is not None:
+        entities.append(("GPU", str(gpu.index)))
+    if gpu.pci_bus_id:
+        entities.append(("PCI", gpu.pci_bus_id))
+    if gpu.uuid:
+        entities.append(("GPU_UUID", gpu.uuid))
+    return entities
 
 
 def recommend(record: GpuRecord) -> str:

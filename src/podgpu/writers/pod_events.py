@@ -45,9 +45,12 @@ class Target(NamedTuple):
         return self.namespace or "default"
 
     def refer(self) -> dict[str, str]:
-        named = {"apiVersion": "v1", "kind": self.kind, "name": self.name}
-        more = {"namespace": self.namespace, "uid": self.uid}
-        return named | {key: value for key, value in more.items() if value}
+        reference = {"apiVersion": "v1", "kind": self.kind, "name": self.name}
+        if self.namespace:
+            reference["namespace"] = self.namespace
+        if self.uid:
+            reference["uid"] = self.uid
+        return reference
 
 
 def node_target(node: str) -> Target:
@@ -68,7 +71,8 @@ class SeriesKey(NamedTuple):
     def event_name(self) -> str:
         """The same in all exporters of the node, also after a restart."""
         text = "\0".join((*self.target, self.gpu, self.reason))
-        return f"podgpu.{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return f"podgpu.{digest[:20]}"
 
 
 @dataclass
@@ -120,19 +124,24 @@ class EventWriter:
         series.message = change.message[:_MAX_MESSAGE]
         series.is_warning = change.is_warning
         series.count += change.times
+
         # The series that changed last comes last.
         self._series[key] = series
         if len(self._series) > _MAX_SERIES:
-            del self._series[next(iter(self._series))]
+            oldest = next(iter(self._series))
+            del self._series[oldest]
 
     def list_due(self) -> list[Write]:
         now = self._clock.monotonic()
         writes = []
         for key, series in self._series.items():
+            if not series.unwritten:
+                continue
             is_due = series.written_at is None or now - series.written_at >= EVENT_SECONDS
-            if series.unwritten and is_due:
+            if is_due:
+                name = f"{key.target.event_namespace}/{key.event_name}"
                 send = partial(self._send, key, series)
-                writes.append(Write(EVENTS, f"{key.target.event_namespace}/{key.event_name}", send))
+                writes.append(Write(EVENTS, name, send))
         return writes
 
     async def _send(self, key: SeriesKey, series: _EventSeries) -> None:

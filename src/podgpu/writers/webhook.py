@@ -122,16 +122,22 @@ class WebhookMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def make_message(event: NoticeEvent, items: Sequence[Item], now: float) -> WebhookMessage:
-    identity = "\n".join([event, *(f"{item.key} {item.since}" for item in items)])
-    one, many = _TITLES[event]
-    lines = [f"podgpu: {len(items)} {one if len(items) == 1 else many}"]
-    lines += [f"• {item.text}" for item in items]
+    title, titles = _TITLES[event]
+    if len(items) != 1:
+        title = titles
+    lines = [f"podgpu: {len(items)} {title}"]
+    identity: list[str] = [event]
+    for item in items:
+        lines.append(f"• {item.text}")
+        identity.append(f"{item.key} {item.since}")
+
     text = "\n".join(lines)
     for character, escaped in _SLACK.items():
         text = text.replace(character, escaped)
+    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
 
     return WebhookMessage(
-        id=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        id=digest[:32],
         event=event,
         at=round(now, 3),
         text=text,
@@ -188,11 +194,13 @@ class Webhook(Watch):
 
         self._load()
         now = self._clock.wall()
-        situation = find_situation(state, self._settings.idle_after, now)
         monotonic = self._clock.monotonic()
+        situation = find_situation(state, self._settings.idle_after, now)
         notices, over = self._book.compare(situation, self._told, now, monotonic)
         self._change(dict.fromkeys(over))
-        self._change(dict.fromkeys(limit_told(self._told.items())))
+        oldest = limit_told(self._told.items())
+        self._change(dict.fromkeys(oldest))
+
         wanted = [notice for notice in notices if notice.event in self._settings.events]
         silent = [notice for notice in notices if notice.event not in self._settings.events]
         self._mark(silent, now)
@@ -347,9 +355,9 @@ def _make_batches(notices: Collection[Notice]) -> Iterator[list[Notice]]:
 
 def parse_events(text: str) -> frozenset[NoticeEvent]:
     """Parses the value of --webhook-events. Raises UsageError."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in set(NoticeEvent)]
-    if unknown or not names:
-        known = ", ".join(NoticeEvent)
-        raise UsageError(f"--webhook-events {text}: give a list of {known}")
+    names = list(filter(None, map(str.strip, text.split(","))))
+    known = list(NoticeEvent)
+    is_known = all(name in known for name in names)
+    if not is_known or not names:
+        raise UsageError(f"--webhook-events {text}: give a list of {', '.join(known)}")
     return frozenset(map(NoticeEvent, names))

@@ -206,10 +206,13 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
 
 
 def _describe_recovered(told: Item, gpu: DeviceState) -> Item:
+    was = told.condition
     spec = conditions().get(told.condition)
-    was = spec.was if spec else told.condition
-    text = f"{_name_gpu(gpu, told.node)} works again: {was}"
-    return msgspec.structs.replace(told, text=text, says=f"it works again: {was}", do="")
+    if spec:
+        was = spec.was
+    says = f"works again: {was}"
+    text = f"{_name_gpu(gpu, told.node)} {says}"
+    return msgspec.structs.replace(told, text=text, says=f"it {says}", do="")
 
 
 def _describe_idle(key: str, parts: list[tuple[HeldPart, NodeEntry, float]], currency: str) -> Item:
@@ -222,8 +225,12 @@ def _describe_idle(key: str, parts: list[tuple[HeldPart, NodeEntry, float]], cur
         cost = add_known(cost, part.cost_per_hour)
 
     name = "/".join(first.holder.pod_name)
-    owner = first.owner.text if first.owner else ""
-    text = f"{name} ({owner})" if owner else name
+    owner = ""
+    if first.owner:
+        owner = first.owner.text
+    text = name
+    if owner:
+        text += f" ({owner})"
     text += f" has not used {_count_gpus(gpus)} on {node.name} since {utc_text(since)}"
     if cost is not None and currency:
         text += f", which cost {cost:,.2f} {currency} per hour"

@@ -77,8 +77,10 @@ def parse_write(text: str) -> WriterOptions:
         if name not in _ARGUMENTS:
             names = ", ".join(_ARGUMENTS)
             raise UsageError(f"--write {entry!r}: unknown; write some of {names}")
-        if argument and argument not in _ARGUMENTS[name]:
-            choices = " or ".join(f"{name}:{choice}" for choice in _ARGUMENTS[name])
+
+        possible = _ARGUMENTS[name]
+        if argument and argument not in possible:
+            choices = " or ".join(f"{name}:{choice}" for choice in possible)
             raise UsageError(f"--write {entry!r}: write {choices or name}")
         if name in arguments:
             raise UsageError(f"--write {text!r}: {name} is listed twice")
