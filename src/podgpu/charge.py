@@ -270,32 +270,35 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
 
     `size`: the device's fraction of a physical GPU. `price`: of an hour of the device, or None.
     """
+    busy = time.busy or 0.0
     idle = min(time.held, time.idle or 0.0)
     allocated = time.share * time.held
     unused = time.share * idle
     measured = unused if time.busy is None else allocated
     underused = min(allocated - unused, time.underused or 0.0)
-    most = time.held - idle if time.busy_max is None else time.busy_max
+    most_busy = time.held - idle if time.busy_max is None else time.busy_max
+
     hourly = (price or 0.0) / _HOUR
     tokens = time.tokens or _NO_TOKENS
+    allocated_gpu_seconds = allocated * size
 
     return Amounts(
-        allocated_seconds=allocated * size,
+        allocated_seconds=allocated_gpu_seconds,
         idle_seconds=unused * size,
         cost=hourly * allocated,
         idle_cost=hourly * unused,
         measured_seconds=measured * size,
-        busy_seconds=(time.busy or 0.0) * size,
+        busy_seconds=busy * size,
         busy_min_seconds=(time.busy_min or 0.0) * size,
-        busy_max_seconds=max(most, time.busy or 0.0) * size,
+        busy_max_seconds=max(most_busy, busy) * size,
         energy_joules=time.joules or 0.0,
         waited_seconds=(time.waited or 0.0) * size,
         underused_seconds=underused * size,
         underused_cost=hourly * underused,
-        counted_seconds=0.0 if time.underused is None else allocated * size,
+        counted_seconds=0.0 if time.underused is None else allocated_gpu_seconds,
         prompt_tokens=tokens.prompt,
         generated_tokens=tokens.generated,
-        token_seconds=0.0 if time.tokens is None else allocated * size,
+        token_seconds=0.0 if time.tokens is None else allocated_gpu_seconds,
     )
 
 

@@ -76,15 +76,17 @@ def _select_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
     Only `true` and `false` are booleans.
     """
+    boolean = re.compile("(?:true|false)$")
     selected: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items():
-        selected[first] = []
+        own = []
         for tag, pattern in resolvers:
-            kind = tag.rpartition(":")[2]
+            _, _, kind = tag.rpartition(":")
             if kind == "bool":
-                selected[first].append((tag, re.compile("(?:true|false)$")))
+                own.append((tag, boolean))
             elif kind in ("null", "merge"):
-                selected[first].append((tag, pattern))
+                own.append((tag, pattern))
+        selected[first] = own
 
     return selected
 

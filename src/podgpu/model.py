@@ -657,9 +657,10 @@ def _check(state: NodeState) -> None:
 
 
 def _check_unique(what: str, ids: list[Any]) -> None:
-    if len(set(ids)) < len(ids):
-        repeated, count = Counter(ids).most_common(1)[0]
-        raise msgspec.ValidationError(f"the {what} {repeated!r} is listed {count} times")
+    if len(set(ids)) == len(ids):
+        return
+    [(repeated, count)] = Counter(ids).most_common(1)
+    raise msgspec.ValidationError(f"the {what} {repeated!r} is listed {count} times")
 
 
 def _check_holders(device: GpuOrInstance) -> None:

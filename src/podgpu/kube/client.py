@@ -462,7 +462,10 @@ async def _start_plugin(
 ) -> asyncio.subprocess.Process:
     request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
     info = msgspec.json.encode(request).decode()
-    variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
+    environment = {**os.environ, "KUBERNETES_EXEC_INFO": info}
+    for variable in plugin.env or ():
+        environment[variable.name] = variable.value or ""
+
     is_interactive = spec["interactive"]
     try:
         return await asyncio.create_subprocess_exec(
@@ -472,7 +475,7 @@ async def _start_plugin(
             stdout=PIPE,
             # A login often prints an address to open, or a code to enter.
             stderr=None if is_attended else PIPE,
-            env={**os.environ, "KUBERNETES_EXEC_INFO": info, **variables},
+            env=environment,
             # So that killpg also kills the plugin's children. Only programs of our own session can
             # read from the terminal.
             start_new_session=not is_interactive,

@@ -291,7 +291,10 @@ def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _E
     for file, content in files.items():
         for named in getattr(content, section) or ():
             if named.name == name:
-                return _Entry(file, f"{section}[{name}].{key}", getattr(named, key) or {})
+                path = f"{section}[{name}].{key}"
+                values = getattr(named, key) or {}
+                return _Entry(file, path, values)
+
     raise NoApi(
         f"{', '.join(files)}: {section} has no entry {name!r}, which the current context needs"
     )

@@ -145,6 +145,8 @@ def parse_pod(
     annotations = read_map(metadata, "annotations")
     kept = {key: text for key, text in annotations.items() if keeps_annotation(key)}
     uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
+    labels = read_map(metadata, "labels")
+
     claims = _read_claims(spec, status)
     init_containers = _read_containers(
         read_list(spec, "initContainers"),
@@ -153,7 +155,9 @@ def parse_pod(
         are_init=True,
     )
     containers = _read_containers(
-        read_list(spec, "containers"), read_list(status, "containerStatuses"), claims
+        read_list(spec, "containers"),
+        read_list(status, "containerStatuses"),
+        claims,
     )
 
     return PodRecord(
@@ -162,7 +166,7 @@ def parse_pod(
         uid=uid,
         node=intern(spec.get("nodeName", "")),
         phase=intern(status.get("phase", "")),
-        labels=_sort_pairs(read_map(metadata, "labels")),
+        labels=_sort_pairs(labels),
         annotations=_sort_pairs(kept),
         init_containers=tuple(init_containers),
         containers=tuple(containers),
@@ -186,8 +190,9 @@ def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[s
     for container in read_list(spec, "initContainers") + read_list(spec, "containers"):
         resources = read_map(container, "resources")
         for claim in read_list(resources, "claims"):
-            used = names.get(claim["name"]) or "", claim.get("request") or ""
-            claims[container["name"]].append(used)
+            name = names.get(claim["name"]) or ""
+            request = claim.get("request") or ""
+            claims[container["name"]].append((name, request))
 
     # Resources such as nvidia.com/gpu, provided by DRA.
     extended = read_map(status, "extendedResourceClaimStatus")
@@ -213,13 +218,15 @@ def _read_containers(
         name = container["name"]
         status = status_of.get(name, {})
         terminated = read_map(read_map(status, "state"), "terminated")
+        _, _, container_id = status.get("containerID", "").rpartition("://")
+
         resources = read_map(container, "resources")
         quantities = read_map(resources, "requests") | read_map(resources, "limits")
         extended = {key: text for key, text in quantities.items() if "/" in key}
         yield ContainerRecord(
             name=intern(name),
             requests=_sort_pairs(extended),
-            container_id=status.get("containerID", "").rpartition("://")[2],
+            container_id=container_id,
             finished=are_init and terminated.get("exitCode") == 0,
             claims=tuple(claims.get(name, ())),
             health=tuple(_read_health(status)),

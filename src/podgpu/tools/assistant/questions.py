@@ -112,11 +112,18 @@ class Questions:
         is measured, and its DCGM fields. Read from the GPU's exporter.
         """
         answer = self._read(f"api/v1/gpus/{_part(uuid)}")
-        all_fields = answer.pop("fields", [])
-        fields = [row for row in all_fields if field.upper() in row["name"]]
-        sources = answer.pop("sources", [])
-        answer["failed_sources"] = [source for source in sources if not source.get("ok")]
-        return wrap({**answer, "fields": make_rows(fields)})
+        failed = []
+        for source in answer.pop("sources", []):
+            if not source.get("ok"):
+                failed.append(source)
+        answer["failed_sources"] = failed
+
+        fields = []
+        for row in answer.pop("fields", []):
+            if field.upper() in row["name"]:
+                fields.append(row)
+        answer["fields"] = make_rows(fields)
+        return wrap(answer)
 
     def pod_gpus(self, namespace: Namespace, pod: Pod) -> Answer:
         """Gets the GPUs that one pod holds now, and how it uses them: utilisation, memory, power,

@@ -221,11 +221,14 @@ def _check_driver(
 def _check_readings(readings: GpuReadings) -> list[Finding]:
     findings = []
     for gpu, failure in readings.failures.items():
-        findings.append(wrong("GPUs", f"{failure} ({gpu.uuid})", _DMESG))
+        text = f"{failure} ({gpu.uuid})"
+        findings.append(wrong("GPUs", text, _DMESG))
+
     for gpu, reading in readings.read.items():
         if reading.errors:
             reasons = ", ".join(sorted(set(reading.errors)))
-            findings.append(note("GPUs", f"GPU {gpu.index}: some calls failed ({reasons})", _DMESG))
+            text = f"GPU {gpu.index}: some calls failed ({reasons})"
+            findings.append(note("GPUs", text, _DMESG))
     return findings
 
 
@@ -353,9 +356,12 @@ def _check_layout(gpu: Device, instances: Sequence[Device]) -> Finding:
 def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
     if readings.inventory is None:
         return [wrong("exporter", str(readings.error))]
+
     gpus = readings.inventory.gpus
-    findings = [ok("exporter", f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}")]
-    findings += [wrong("exporter", str(error)) for error in readings.failures.values()]
+    text = f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}"
+    findings = [ok("exporter", text)]
+    for error in readings.failures.values():
+        findings.append(wrong("exporter", str(error)))
     return findings
 
 
@@ -380,9 +386,11 @@ def _check_counters(
         if not missing:
             findings.append(ok("counters", f"{model} supports all {len(counters)}"))
             continue
+
         names = few_of((counter.name for counter in missing), 10)
         text = f"{model} does not support {len(missing)} of {len(counters)}: {names}"
-        findings.append(note("counters", text, _advise_on_counters(missing, provider)))
+        advice = _advise_on_counters(missing, provider)
+        findings.append(note("counters", text, advice))
 
     return findings
 

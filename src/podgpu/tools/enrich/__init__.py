@@ -86,12 +86,16 @@ def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
     """Returns device -> assignment, for devices with exactly one holder."""
-    held: dict[str, Assignment | None] = {}
+    sole: dict[str, Assignment] = {}
+    shared = set()
     for assignment in assignments:
-        first = held.setdefault(assignment.device, assignment)
-        if first is None or first.holder.key != assignment.holder.key:
-            held[assignment.device] = None
-    return {device: assignment for device, assignment in held.items() if assignment is not None}
+        first = sole.setdefault(assignment.device, assignment)
+        if first.holder.key != assignment.holder.key:
+            shared.add(assignment.device)
+
+    for device in shared:
+        del sole[device]
+    return sole
 
 
 def _make_labels(
@@ -174,7 +178,8 @@ class Enricher:
         samples = chain.from_iterable(family.samples for family in exposition)
         found = find_devices(samples, SOURCE, self.device_name_ids)
         self.companion.update()
-        return tuple(self.companion.complete(device) for device, _ in found)
+        devices = [self.companion.complete(device) for device, _ in found]
+        return tuple(devices)
 
     def _remove_values(self, failure: SourceStatus) -> None:
         """Writes a file that has only podgpu's own metrics."""
@@ -226,12 +231,17 @@ class Enricher:
 
         Skips families in `existing`, because a second HELP line would be invalid.
         """
-        statuses = self.errors.add_to(sources, held.unmapped)
         state = NodeState(
-            producer="podgpu", version=__version__, taken_at=taken_at or None, sources=statuses
+            producer="podgpu",
+            version=__version__,
+            taken_at=taken_at or None,
+            sources=self.errors.add_to(sources, held.unmapped),
         )
-        families = (family for family in render_self(state) if family.name not in existing)
-        return encode(_add_file_label(family, self.file.path.name) for family in families)
+        families = []
+        for family in render_self(state):
+            if family.name not in existing:
+                families.append(_add_file_label(family, self.file.path.name))
+        return encode(families)
 
     def _count_error(self, source: str, reason: str, message: str) -> None:
         self.errors.add(source, reason)

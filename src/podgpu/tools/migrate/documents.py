@@ -141,8 +141,10 @@ def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
 def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange:
     new = text[string.start : string.end]
     if rewritten.text != string.value:
-        new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
-    return FileChange(Edit(string.start, string.end, new), string.shown, rewritten)
+        is_ascii = new.isascii() or "\\u" in new
+        new = json.dumps(rewritten.text, ensure_ascii=is_ascii)
+    edit = Edit(string.start, string.end, new)
+    return FileChange(edit, string.shown, rewritten)
 
 
 def _rewrite_string(string: _JsonString) -> RewriteResult | None:
@@ -317,21 +319,28 @@ def _walk(
         for number, child in enumerate(node.value):
             yield from _walk(child, seen, f"{path}[{number}]", use, rule)
     elif isinstance(node, yaml.MappingNode):
-        children: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                children[str(key.value)] = value
+        yield from _walk_mapping(node, seen, path, use, rule)
 
-        kind = _find_rule_kind(children)
-        if kind:
-            rule = f"{path} at {node.start_mark.index}"
-            name = children[kind]
-            if isinstance(name, yaml.ScalarNode):
-                path = f"{kind} {name.value}"
 
-        for key, value in children.items():
-            child_use = _USES.get(key, "") if kind else use
-            yield from _walk(value, seen, f"{path}.{key}".lstrip("."), child_use, rule)
+def _walk_mapping(
+    node: yaml.MappingNode, seen: set[int], path: str, use: str, rule: str
+) -> Iterator[_Scalar]:
+    children: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            children[str(key.value)] = value
+
+    kind = _find_rule_kind(children)
+    if kind:
+        rule = f"{path} at {node.start_mark.index}"
+        name = children[kind]
+        if isinstance(name, yaml.ScalarNode):
+            path = f"{kind} {name.value}"
+
+    for key, value in children.items():
+        child_path = f"{path}.{key}".lstrip(".")
+        child_use = _USES.get(key, "") if kind else use
+        yield from _walk(value, seen, child_path, child_use, rule)
 
 
 def _find_rule_kind(children: Container[str]) -> str:

@@ -335,7 +335,8 @@ class _Rewriter:
             raise _unexpected(token, repr(text))
 
     def _fail(self, part: _Expression, problem: str) -> None:
-        text = " ".join(self.text[part.start : part.end].split())
+        words = self.text[part.start : part.end].split()
+        text = " ".join(words)
         if len(text) > 100:
             text = f"{text[:99]}…"
         self.unconverted.append(f"{text}: {problem}")
