@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,10 +59,11 @@ _HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
 _CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
 _ASSET_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
+_ASSETS = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
 
 
 def page_routes(
-    latest: Callable[[], PublishedState],
+    read_latest: Callable[[], PublishedState],
     complete_gpu: Complete,
     links: Sequence[str],
     past: Past | None = None,
@@ -69,67 +71,112 @@ def page_routes(
 ) -> list[web.RouteDef]:
     """Returns the routes of the page and the API.
 
-    Add them last: they answer all other `/api` paths with 404. `latest` is called in a thread.
-    `links` are other paths of the server, shown at the bottom of the page. In a large cluster,
-    `latest` has only totals. Then `past` finds the GPUs that match a query. `read_queue` is called
-    in a thread.
+    Add them last: they answer all other `/api` paths with 404. `read_latest` and `read_queue` are
+    called in a thread. `links` are other paths of the server, shown at the bottom of the page. In a
+    large cluster, `read_latest` has only totals. Then `past` finds the GPUs that match a query.
     """
-    assets = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
+    now = _NowRoutes(read_latest, complete_gpu, links, past)
+    routes = [
+        web.get("/", now.index),
+        web.get("/page/{name}", now.asset),
+        _api_route("/api/v1/view", now.view),
+        _api_route("/api/v1/gpus/{uuid}", now.gpu),
+        _api_route("/api/v1/pods", now.pods),
+        _api_route("/api/v1/pods/{namespace}/{pod}", now.pod),
+        _api_route("/api/v1/jobs", now.jobs),
+        _api_route("/api/v1/jobs/{kind}/{namespace}/{name}", now.job),
+    ]
+    if past is not None:
+        routes += _list_past_routes(past, read_latest)
+    if read_queue is not None:
+        routes.append(_queue_route(read_queue))
+    routes.append(web.get("/api/{rest:.*}", _unknown_path))
+    return routes
 
-    async def index(request: web.Request) -> web.Response:
-        return await _response(request, partial(_read_index, links), _HTML_HEADERS)
 
-    async def asset(request: web.Request) -> web.Response:
-        file = assets.get(request.match_info["name"])
+def _list_past_routes(
+    past: Past, read_latest: Callable[[], PublishedState]
+) -> Iterator[web.RouteDef]:
+    history = _HistoryRoutes(past, read_latest)
+    yield _api_route("/api/v1/history", history.sparklines)
+    yield _api_route("/api/v1/history/gpus/{uuid}", history.gpu)
+    yield _api_route("/api/v1/history/pods/{namespace}/{pod}", history.pod)
+    if past.has_summaries:
+        yield _api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", history.job)
+        yield _api_route("/api/v1/summary/{namespace}/{pod}", history.summary)
+
+    bills = _BillRoutes(past)
+    yield _api_route("/api/v1/savings", bills.savings)
+    yield _api_route("/api/v1/costs", bills.costs)
+    yield _api_route("/api/v1/range", partial(bills.range, "cost", "podgpu-cost"))
+    yield _api_route("/api/v1/waste", partial(bills.range, "wasted", "podgpu-waste"))
+    yield _api_route("/api/v1/events", history.events)
+
+
+@dataclass(frozen=True, slots=True)
+class _NowRoutes:
+    """The page, and the answers about the current state."""
+
+    read_latest: Callable[[], PublishedState]
+    complete_gpu: Complete
+    links: Sequence[str]
+    past: Past | None
+
+    async def index(self, request: web.Request) -> web.Response:
+        return await _response(request, partial(_read_index, self.links), _HTML_HEADERS)
+
+    async def asset(self, request: web.Request) -> web.Response:
+        file = _ASSETS.get(request.match_info["name"])
         if file is None:
             raise web.HTTPNotFound()
         headers = {**PAGE_HEADERS, "Content-Type": _ASSET_TYPES[file.suffix]}
         return await _response(request, file.read_bytes, headers)
 
-    async def find(query: GpuQuery | None) -> PublishedState:
+    async def _find(self, query: GpuQuery | None) -> PublishedState:
+        """Returns a state that contains the GPUs of the query, or the current one without it."""
         if query is None or query.at is None:
-            published = await asyncio.to_thread(latest)
-            # If the state has all nodes, the page selects GPUs itself.
-            if query is None or past is None or published.state.fleet is None:
+            published = await asyncio.to_thread(self.read_latest)
+            # A state with all nodes contains them already; the page selects them.
+            if query is None or self.past is None or published.state.fleet is None:
                 return published
-        elif past is None:
+        elif self.past is None:
             raise UsageError("this server has no history")
-        return await past.find(query)
+        return await self.past.find(query)
 
-    async def find_selected(request: web.Request) -> PublishedState:
+    async def _find_selected(self, request: web.Request) -> PublishedState:
         parse_time(request.query, "at", time.time())  # rejects the future
         query = parse_gpu_query(request.query)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
             await _check_selection(viewer, query)
-        return await find(query)
+        return await self._find(query)
 
-    async def read_visible(request: web.Request, published: PublishedState) -> View:
+    async def _read_visible(self, request: web.Request, published: PublishedState) -> View:
         whole = await asyncio.to_thread(lambda: published.view)
         return await _redact(request, whole, partial(_namespaces_in, whole), hide_in_view)
 
-    async def view(request: web.Request) -> web.Response:
-        published = await find_selected(request)
+    async def view(self, request: web.Request) -> web.Response:
+        published = await self._find_selected(request)
         if not await viewer_of(request).sees_all():
-            return await _json_response(request, await read_visible(request, published))
+            return await _json_response(request, await self._read_visible(request, published))
         body, etag = await asyncio.to_thread(lambda: published.view_json)
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
 
-    async def pods(request: web.Request) -> web.Response:
-        published = await find_selected(request)
+    async def pods(self, request: web.Request) -> web.Response:
+        published = await self._find_selected(request)
         if published.state.fleet is not None:
             return json_error(404, "too many GPUs for a list of pods: choose one pod")
-        visible = await read_visible(request, published)
+        visible = await self._read_visible(request, published)
         return await _json_response(request, await asyncio.to_thread(make_pods, visible))
 
-    async def pod(request: web.Request) -> web.Response:
+    async def pod(self, request: web.Request) -> web.Response:
         namespace, name = _parse_pod(request)
         cluster = request.query.get("cluster")
         missing = f"pod {namespace}/{name} holds no GPU"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
 
-        published = await find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
+        published = await self._find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
         answer = await asyncio.to_thread(
             lambda: make_pod(published.state, published.view, namespace, name, cluster)
         )
@@ -139,18 +186,18 @@ def page_routes(
 
         return await _json_response(request, answer, missing)
 
-    async def gpu(request: web.Request) -> web.Response:
+    async def gpu(self, request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
-        published = await find(GpuQuery(gpu=uuid))
+        published = await self._find(GpuQuery(gpu=uuid))
         answer = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
         if answer is not None:
-            answer = await complete_gpu(answer)
+            answer = await self.complete_gpu(answer)
             namespaces = partial(_namespaces_in, published.view)
             answer = await _redact(request, answer, namespaces, hide_in_gpu)
         return await _json_response(request, answer, f"GPU {uuid[:64]!r} does not exist")
 
-    async def jobs(request: web.Request) -> web.Response:
-        published = await asyncio.to_thread(latest)
+    async def jobs(self, request: web.Request) -> web.Response:
+        published = await asyncio.to_thread(self.read_latest)
         if published.state.fleet is not None:
             return json_error(404, "too many GPUs for a list of jobs: choose one job")
 
@@ -163,41 +210,18 @@ def page_routes(
 
         return await _json_response(request, answer)
 
-    async def job(request: web.Request) -> web.Response:
+    async def job(self, request: web.Request) -> web.Response:
         kind, namespace, name = _parse_job(request)
         missing = f"{kind} {namespace}/{name} holds no GPU"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
 
-        published = await find(GpuQuery(ns=namespace, owner=f"{kind}/{name}"))
+        published = await self._find(GpuQuery(ns=namespace, owner=f"{kind}/{name}"))
         answer = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
         if answer is not None and not await viewer_of(request).sees_all():
             _check_clusters([answer.cluster])
 
         return await _json_response(request, answer, missing)
-
-    routes = [
-        web.get("/", index),
-        web.get("/page/{name}", asset),
-        _api_route("/api/v1/view", view),
-        _api_route("/api/v1/gpus/{uuid}", gpu),
-        _api_route("/api/v1/pods", pods),
-        _api_route("/api/v1/pods/{namespace}/{pod}", pod),
-        _api_route("/api/v1/jobs", jobs),
-        _api_route("/api/v1/jobs/{kind}/{namespace}/{name}", job),
-    ]
-    if past is not None:
-        routes += _history_routes(past, latest)
-        routes += _range_routes(past)
-        routes.append(_event_route(past))
-        if past.has_summaries:
-            routes.append(_summary_route(past))
-
-    if read_queue is not None:
-        routes.append(_queue_route(read_queue))
-
-    routes.append(web.get("/api/{rest:.*}", _unknown_path))
-    return routes
 
 
 def _read_index(links: Sequence[str]) -> bytes:
@@ -309,17 +333,23 @@ def _api_route(path: str, handler: Handler) -> web.RouteDef:
 # History
 
 
-def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[web.RouteDef]:
-    async def sparklines(request: web.Request) -> web.StreamResponse:
-        published = await asyncio.to_thread(latest)
+@dataclass(frozen=True, slots=True)
+class _HistoryRoutes:
+    """Time series, events and summaries."""
+
+    past: Past
+    read_latest: Callable[[], PublishedState]
+
+    async def sparklines(self, request: web.Request) -> web.StreamResponse:
+        published = await asyncio.to_thread(self.read_latest)
         if published.state.fleet is not None:
             return json_error(404, "too many GPUs for sparklines")
-        return await _json_response(request, await past.sparklines())
+        return await _json_response(request, await self.past.sparklines())
 
-    async def gpu(request: web.Request) -> web.StreamResponse:
+    async def gpu(self, request: web.Request) -> web.StreamResponse:
         uuid = request.match_info["uuid"]
         instance = request.query.get("instance", "")
-        answer = await past.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
+        answer = await self.past.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
         if answer is not None:
             namespaces = partial(list_held_namespaces, [answer])
             answer = await _redact(request, answer, namespaces, hide_in_history)
@@ -330,21 +360,21 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
 
         return await _json_response(request, answer, f"there is no history of GPU {name}")
 
-    async def pod(request: web.Request) -> web.StreamResponse:
+    async def pod(self, request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
         seconds = parse_range(request.query.get("range", "1h"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
 
-        answer = await past.pod(namespace, name, seconds, request.query.get("cluster"))
+        answer = await self.past.pod(namespace, name, seconds, request.query.get("cluster"))
         if answer is not None:
             namespaces = partial(list_held_namespaces, answer.devices)
             answer = await _redact(request, answer, namespaces, hide_in_pod_history)
 
         return await _json_response(request, answer, missing)
 
-    async def job(request: web.Request) -> web.StreamResponse:
+    async def job(self, request: web.Request) -> web.StreamResponse:
         kind, namespace, name = _parse_job(request)
         seconds = parse_range(request.query.get("range", "1h"))
         missing = f"there is no record that {kind} {namespace}/{name} held a GPU in this time range"
@@ -352,62 +382,62 @@ def _history_routes(past: Past, latest: Callable[[], PublishedState]) -> list[we
         if not await viewer.visible([namespace]):
             return json_error(404, missing)
 
-        answer = await past.job(kind, namespace, name, seconds)
+        answer = await self.past.job(kind, namespace, name, seconds)
         if answer is not None and not await viewer.sees_all():
             answer.marks = hide_in_marks(answer.marks)
 
         return await _json_response(request, answer, missing)
 
-    routes = [
-        _api_route("/api/v1/history", sparklines),
-        _api_route("/api/v1/history/gpus/{uuid}", gpu),
-        _api_route("/api/v1/history/pods/{namespace}/{pod}", pod),
-    ]
-    if past.has_summaries:
-        routes.append(_api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", job))
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        answer = await self.past.events(parse_events_query(request.query))
+        answer = await _redact(
+            request, answer, partial(list_event_namespaces, answer), hide_in_events
+        )
+        return await _json_response(request, answer)
 
-    return routes
+    async def summary(self, request: web.Request) -> web.StreamResponse:
+        namespace, name = _parse_pod(request)
+        missing = f"there is no record that pod {namespace}/{name} held a GPU"
+        if not await viewer_of(request).visible([namespace]):
+            return json_error(404, missing)
+        answer = await self.past.summary(namespace, name)
+        return await _json_response(request, answer, missing)
 
 
-def _range_routes(past: Past) -> list[web.RouteDef]:
-    def ordered_by(order: Order, file_name: str) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            parse_time(request.query, "from", time.time())  # rejects the future
-            query = parse_range_query(request.query, order)
-            query = query._replace(visible=await _find_visible(request, past, query))
-            answer = await past.range(query)
-            if not query.is_csv:
-                return await _json_response(request, answer)
+@dataclass(frozen=True, slots=True)
+class _BillRoutes:
+    """Cost, waste and savings."""
 
-            days = [await past.range(day) for day in split_days(query, answer)]
-            make = partial(encode_csv, days)
-            return await _csv_response(request, make, file_name, answer.simulated)
+    past: Past
 
-        return handle
+    async def range(self, order: Order, file_name: str, request: web.Request) -> web.StreamResponse:
+        parse_time(request.query, "from", time.time())  # rejects the future
+        query = parse_range_query(request.query, order)
+        query = query._replace(visible=await _find_visible(request, self.past, query))
+        answer = await self.past.range(query)
+        if not query.is_csv:
+            return await _json_response(request, answer)
 
-    async def costs(request: web.Request) -> web.StreamResponse:
+        days = [await self.past.range(day) for day in split_days(query, answer)]
+        make = partial(encode_csv, days)
+        return await _csv_response(request, make, file_name, answer.simulated)
+
+    async def costs(self, request: web.Request) -> web.StreamResponse:
         parse_time(request.query, "from", time.time())
         query = parse_costs_query(request.query)
-        visible = await _find_visible(request, past, widest_range(query, time.time()))
+        visible = await _find_visible(request, self.past, widest_range(query, time.time()))
         query = query._replace(range=query.range._replace(visible=visible))
-        return await _json_response(request, await past.costs(query))
+        return await _json_response(request, await self.past.costs(query))
 
-    async def savings(request: web.Request) -> web.StreamResponse:
+    async def savings(self, request: web.Request) -> web.StreamResponse:
         query = parse_savings_query(request.query)
         period = RangeQuery("namespace", seconds=query.seconds)
-        query = query._replace(visible=await _find_visible(request, past, period))
-        answer = await past.savings(query)
+        query = query._replace(visible=await _find_visible(request, self.past, period))
+        answer = await self.past.savings(query)
         if not query.is_csv:
             return await _json_response(request, answer)
         make = partial(encode_savings_csv, answer)
         return await _csv_response(request, make, "podgpu-savings", answer.simulated)
-
-    return [
-        _api_route("/api/v1/savings", savings),
-        _api_route("/api/v1/costs", costs),
-        _api_route("/api/v1/range", ordered_by("cost", "podgpu-cost")),
-        _api_route("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
-    ]
 
 
 async def _find_visible(
@@ -420,29 +450,6 @@ async def _find_visible(
     by_namespace = await past.range(query._replace(by="namespace"))
     _check_clusters(row.cluster for row in by_namespace.rows)
     return await viewer.visible(row.namespace for row in by_namespace.rows)
-
-
-def _event_route(past: Past) -> web.RouteDef:
-    async def events(request: web.Request) -> web.StreamResponse:
-        answer = await past.events(parse_events_query(request.query))
-        answer = await _redact(
-            request, answer, partial(list_event_namespaces, answer), hide_in_events
-        )
-        return await _json_response(request, answer)
-
-    return _api_route("/api/v1/events", events)
-
-
-def _summary_route(past: Past) -> web.RouteDef:
-    async def summary(request: web.Request) -> web.StreamResponse:
-        namespace, name = _parse_pod(request)
-        missing = f"there is no record that pod {namespace}/{name} held a GPU"
-        if not await viewer_of(request).visible([namespace]):
-            return json_error(404, missing)
-        answer = await past.summary(namespace, name)
-        return await _json_response(request, answer, missing)
-
-    return _api_route("/api/v1/summary/{namespace}/{pod}", summary)
 
 
 def _queue_route(read_queue: ReadQueue) -> web.RouteDef:
