@@ -108,6 +108,7 @@ class Agent:
         self.fatal: StartError | None = None
         # returns warnings of other components for the page
         self.other_warnings: Callable[[], Sequence[Note]] = tuple
+
         self._telemetry = telemetry
         self._pod_labels = pod_labels
         self._policy = policy = self.settings.policy
@@ -115,6 +116,7 @@ class Agent:
         self._errors = ErrorCounts()
         self._read_counters = read_counters
         self._counter_sources: tuple[SourceStatus, ...] = ()
+
         self._schedule = self._make_schedule(policy.counters)
         self._telemetry_collector = TelemetryCollector(
             telemetry,
@@ -125,9 +127,11 @@ class Agent:
             self.settings.deadline,
             self.clock,
         )
+
         self._allocations = AllocationReader(
             holders or HolderSources(), self._workers, self._errors, self.clock, self.reload
         )
+
         self._kernel_log = kernel_log
         self._owners: ProcessOwners | None = None
         self._usage_collector: UsageCollector | None = None
@@ -136,31 +140,38 @@ class Agent:
                 containers, self._allocations.complete, self._allocations.read_identities
             )
             self._usage_collector = self._make_usage_collector(self._owners, ledger)
+
         self._health = HealthWatch(
             self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000
         )
+
         self._telemetry_result = TelemetryResult()
         # by UUID; shown even after a GPU was lost
         self._serials: dict[str, FieldValues] = {}
         self._allocation_result = Allocation()
         self._usage_result = UsageResult()
         self._changes = ChangeLog(self.clock.monotonic)
+
         self._exporter_id = secrets.token_hex(8)
         self._counted_since = self.clock.wall()
         self._read_at = float("-inf")  # monotonic time of the last telemetry reading
         self._released_until = float("-inf")
+
         self._reading = threading.Lock()
         self._publishing = threading.Lock()
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
+
         self.published = self._make_published()
 
     def _make_usage_collector(self, owners: ProcessOwners, ledger: Ledger | None) -> UsageCollector:
         if ledger is None:
-            ledger = Ledger(
-                unallocated_after=_UNALLOCATED_READINGS * self.settings.allocation_interval
-            )
+            seconds = _UNALLOCATED_READINGS * self.settings.allocation_interval
+            ledger = Ledger(unallocated_after=seconds)
+        blame = XidBlame(owners.recall, self._list_kernel_xids, self.clock.wall)
+        orphans = OrphanWatch(owners.read_program)
+
         return UsageCollector(
             self._telemetry,
             owners,
@@ -169,8 +180,8 @@ class Agent:
             self._errors,
             self.settings.deadline,
             self.clock,
-            XidBlame(owners.recall, self._list_kernel_xids, self.clock.wall),
-            OrphanWatch(owners.read_program),
+            blame,
+            orphans,
         )
 
     def _list_kernel_xids(self) -> Sequence[KernelXid]:
@@ -193,6 +204,7 @@ class Agent:
                 due = self._schedule.take_due(self.clock.monotonic())
                 if not due:
                     return
+
             if not self._is_released:
                 self._collect_telemetry(due)
             self._read_at = self.clock.monotonic()
@@ -207,9 +219,11 @@ class Agent:
         if result.devices != before.devices:
             # Ids that were unknown may belong to new devices.
             self._allocate_now.set()
+
         with self._publishing:
             self._telemetry_result = result
             self._health.update(result)
+
         for uuid, reading in result.readings.items():
             if _SERIAL in reading.slow_values:
                 self._serials[uuid] = {_SERIAL: reading.slow_values[_SERIAL]}
@@ -223,6 +237,7 @@ class Agent:
         self._allocate_now.clear()
         if counters_first:
             self.read_counters()
+
         telemetry = self._telemetry_result
         devices = add_memory(telemetry.devices, telemetry.values)
         self._allocation_result = self._allocations.read(devices)
@@ -231,12 +246,14 @@ class Agent:
     def read_usage(self) -> None:
         if self._usage_collector is None or self._is_released:
             return
+
         result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
         with self._publishing:
             # `release` may have been called during the reading.
             if not self._is_released:
                 self._usage_result = result
             self._health.add_verdicts(result.verdicts)
+
         self._publish()
 
     def read_counters(self) -> None:
@@ -246,6 +263,7 @@ class Agent:
         """
         if self._read_counters is None:
             return
+
         results = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)
         result = results[COUNTERS]
         counters = result.value
@@ -263,6 +281,7 @@ class Agent:
                 _log.info("counters changed: %d fields", len(counters))
                 # All fields are due.
                 self._wake.set()
+
         self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
@@ -276,6 +295,7 @@ class Agent:
         # After `stop`, all calls fail, and these failures must not be published.
         if self._stopped.is_set():
             return
+
         with self._publishing:
             events = self._telemetry.error_events()
             self._health.add_xids(events)
@@ -289,15 +309,20 @@ class Agent:
         telemetry = self._telemetry_result
         allocation = self._allocation_result
         usage = self._usage_result
+
+        configured = {counter.field.id for counter in policy.counters}
+        unsupported = list_unsupported(telemetry, configured)
         sources = telemetry.sources + allocation.sources + usage.sources + self._counter_sources
-        unsupported = list_unsupported(telemetry, {counter.field.id for counter in policy.counters})
         self._changes.report(sources, unsupported, allocation.unmapped)
+
+        assignments = allocation.assignments
+        health = self._health.report(assignments, telemetry, allocation.kubernetes_health)
         build = partial(
             build_node_state,
             telemetry,
             allocation,
             usage,
-            self._health.report(allocation.assignments, telemetry, allocation.kubernetes_health),
+            health,
             unsupported=unsupported,
             pod_labels=self._pod_labels(),
             node=settings.node_name or policy.hostname or "this node",
@@ -334,7 +359,9 @@ class Agent:
         """
         # detects a loop that hangs in its first reading
         self._read_at = self.clock.monotonic()
+
         loops = {"telemetry": self._telemetry_loop}
+
         if self._allocations.sources or self._read_counters is not None:
             loops["allocation"] = self._allocation_loop
         if self._usage_collector is not None:
@@ -345,6 +372,7 @@ class Agent:
             loops["kernel-log"] = partial(
                 self._kernel_log.run, self._stopped, lambda line: find([line.pid])
             )
+
         for name, loop in loops.items():
             guarded = partial(self._guard, name, loop, on_fatal)
             threading.Thread(target=guarded, name=name, daemon=True).start()
@@ -379,8 +407,10 @@ class Agent:
         """
         interval = self.settings.usage_interval
         due = self.clock.monotonic() + _AFTER_TELEMETRY
+
         while not self._stopped.is_set():
             self.read_usage()
+
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
@@ -393,6 +423,7 @@ class Agent:
         with self._reading:
             if not self._release_driver():
                 return False
+
             message = f"released for {seconds:.0f} s on request"
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
             with self._publishing:
@@ -402,6 +433,7 @@ class Agent:
                 )
                 self._usage_result = UsageResult()
             self._telemetry_collector.drop_values()
+
         self._publish()
         return True
 
@@ -410,6 +442,7 @@ class Agent:
         reading = self._telemetry_result.readings.get(uuid)
         if reading is None:
             return self._serials.get(uuid, {}), None
+
         return reading.slow_values, reading.links_up
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
@@ -434,6 +467,7 @@ class Agent:
                 return None
             else:
                 forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+
         self._publish()
         return forgotten
 

@@ -39,6 +39,7 @@ class Selection:
         """Returns the keys of the selected devices. Ignores ids of devices that do not exist."""
         gpus, instances = _split(devices)
         selected = {gpu.key for gpu in gpus if self.shows_gpu(gpu.index)}
+
         for number, instance in enumerate(instances):
             if self.shows_instance(number):
                 selected.update((instance.key, instance.uuid))
@@ -59,19 +60,20 @@ class Selection:
         numbers = [gpu.index for gpu in gpus if gpu.index is not None]
         self._require("GPU", self.gpus, numbers)
         self._require("MIG instance", self.instances, range(len(instances)))
+
         if gpus and not self.select(devices):
             _log.warning("-d %s selects nothing: no GPU of this node has MIG instances", self)
 
     def _require(self, what: str, wanted: Ids, existing: Sequence[int]) -> None:
         missing = [number for number in wanted or () if number not in existing]
         if missing:
-            raise UsageError(
-                f"-d {self}: this node has no {what} {few_of(missing)}; it has {few_of(existing)}"
-            )
+            problem = f"this node has no {what} {few_of(missing)}"
+            raise UsageError(f"-d {self}: {problem}; it has {few_of(existing)}")
 
     def __str__(self) -> str:
         if self == Selection():
             return "f"
+
         parts = []
         for letter, ids in (("g", self.gpus), ("i", self.instances)):
             if ids:
@@ -85,6 +87,7 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
     """Parses the value of `-d`, `-s` or `-p`. Raises UsageError if the value is invalid."""
     if text == "f":
         return Selection()
+
     ids: dict[str, Ids] = {}
     for part in text.split("+"):
         match = _PART.fullmatch(part)
@@ -94,6 +97,7 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
         if match[2] and not ids[match[1]]:
             # a descending range
             raise _invalid(text, option)
+
     return Selection(ids.get("g"), ids.get("i"))
 
 
@@ -107,18 +111,23 @@ def _invalid(text: str, option: str) -> UsageError:
 
 def _parse_ids(text: str) -> tuple[int, ...]:
     numbers: set[int] = set()
-    for part in filter(None, text.split(",")):
+    for part in text.split(","):
+        if not part:
+            continue
         first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
+        end = int(last or first) + 1
+        numbers.update(range(int(first), end))
     return tuple(sorted(numbers))
 
 
 def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
     gpus = []
+
     instances = []
     for device in devices:
         if device.is_instance:
             instances.append(device)
         else:
             gpus.append(device)
+
     return gpus, instances

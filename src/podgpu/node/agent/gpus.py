@@ -59,6 +59,7 @@ class TelemetryResult:
         """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}
         values_of = {}
+
         for reading in self.readings.values():
             for device, values in reading.values.items():
                 if device.key in shown:
@@ -147,14 +148,17 @@ class TelemetryCollector:
     ) -> None:
         if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
+
         for uuid in self._known.keys() & readings:
             self._known[uuid] = tuple(readings[uuid].values)
+
         listed = {gpu.uuid for gpu in self._inventory.gpus}
         self._forgotten -= listed.difference(not_answering)
 
     def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
-        listing = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
+        results = self._workers.run({name: self._telemetry.inventory}, self._deadline)
+        listing = results[name]
         if listing.value is not None:
             self._update_inventory(listing.value)
         return self._errors.make_status(name, listing)
@@ -169,6 +173,7 @@ class TelemetryCollector:
                 if group in groups or group not in known:
                     unread.append(group)
             calls[f"{job.name}-{job.uuid}"] = partial(_read_groups, job.read, unread)
+
         return self._workers.run(calls, self._deadline).values()
 
     def _count_problems(self, name: str, reading: GpuReading) -> None:
@@ -180,10 +185,12 @@ class TelemetryCollector:
         jobs = []
         if self._host_engine is not None:
             jobs.append(_Job(OTHERS, "", self._host_engine.read_others))
+
         # If -d selects MIG instances, all GPUs are read, because instances are known only after a
         # reading.
         reads_all = self._selection.instances is not None
         shown = self._selection.select(self._listed())
+
         for gpu in self._inventory.gpus:
             if reads_all or gpu.uuid in shown:
                 jobs.append(_Job(f"gpu{gpu.index}", gpu.uuid, partial(self._telemetry.read, gpu)))
@@ -195,6 +202,7 @@ class TelemetryCollector:
         if new is None:
             self._readings.pop(uuid, None)
             return None
+
         readings = self._readings.setdefault(uuid, {})
         readings.update(new)
         return merge_readings(list(new.values()), readings.values())
@@ -207,11 +215,15 @@ class TelemetryCollector:
                 self._readings.pop(uuid, None)
             if uuid not in listed and uuid not in self._forgotten:
                 self._absent[uuid] = self._known[uuid]
+
+        # `_find_devices` needs the absent GPUs, so they are removed after it.
         self._known = {uuid: self._find_devices(gpu) for uuid, gpu in listed.items()}
         for uuid in listed:
             self._absent.pop(uuid, None)
+
         self._inventory = inventory
-        self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
+        seen = len(inventory.gpus) + len(inventory.unreachable)
+        self._most_seen = max(self._most_seen, seen)
 
     def _find_devices(self, gpu: Device) -> tuple[Device, ...]:
         """Returns the GPU and its last known instances.
@@ -221,6 +233,7 @@ class TelemetryCollector:
         last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid)
         if not last or not last[0].model:
             return (gpu,)
+
         return tuple(replace(device, index=gpu.index) for device in last)
 
     # GPUs that disappeared
@@ -233,6 +246,7 @@ class TelemetryCollector:
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
+
         known = [*self._known, *self._absent, *self._forgotten]
         known_names = {uuid.lower() for uuid in known}
         for uuid in sorted(uuids):
@@ -247,6 +261,7 @@ class TelemetryCollector:
         """
         if uuid not in self._absent and not (lost and uuid in self._known):
             return None
+
         self._forgotten |= {uuid}
         self._absent.pop(uuid, None)
         return self._make_result(result.groups, result.sources, result.readings)
@@ -282,23 +297,13 @@ class TelemetryCollector:
         absent = list(chain.from_iterable(self._absent.values()))
         shown = self._selection.select(listed)
         shown |= self._selection.without_numbered_instances().select(absent)
-        devices = []
-        selected = []
-        # Listed devices come first, because an absent GPU can have the index of a listed GPU.
-        for device in listed + absent:
-            if device.uuid not in self._forgotten:
-                devices.append(device)
-                if device.key in shown:
-                    selected.append(device)
 
-        visible = 0
-        if sources[0].up:
-            silent = set(self._forgotten & self._known.keys())
-            for source in sources:
-                if source.device and not source.up:
-                    silent.add(source.device)
-            visible = len(self._inventory.gpus) - len(silent)
+        # Listed devices come first, because an absent GPU can have the index of a listed GPU.
+        devices = [device for device in listed + absent if device.uuid not in self._forgotten]
+        selected = [device for device in devices if device.key in shown]
         shown_sources = [source for source in sources if source.device not in self._forgotten]
+        visible = self._count_visible(sources)
+
         return TelemetryResult(
             devices=tuple(devices),
             selected=tuple(selected),
@@ -313,15 +318,28 @@ class TelemetryCollector:
             at=self._taken_at,
         )
 
+    def _count_visible(self, sources: Sequence[SourceStatus]) -> int:
+        """Returns the number of GPUs that answer. `sources`: the inventory comes first."""
+        if not sources[0].up:
+            return 0
+
+        silent = set(self._forgotten & self._known.keys())
+        for source in sources:
+            if source.device and not source.up:
+                silent.add(source.device)
+        return len(self._inventory.gpus) - len(silent)
+
     def _report_unreachable(self) -> list[SourceStatus]:
         sources = []
+        reads_all = self._selection.instances is not None
         for index, why in self._inventory.unreachable.items():
-            if self._selection.instances is not None or self._selection.shows_gpu(index):
-                name = f"gpu{index}"
-                reason = "hung" if index in self._inventory.hung else "unreachable"
-                message = f"GPU {index} does not answer: {why}"
-                self._errors.add(name, reason)
-                sources.append(SourceStatus(name, False, 0.0, reason, message))
+            if not reads_all and not self._selection.shows_gpu(index):
+                continue
+            name = f"gpu{index}"
+            reason = "hung" if index in self._inventory.hung else "unreachable"
+            message = f"GPU {index} does not answer: {why}"
+            self._errors.add(name, reason)
+            sources.append(SourceStatus(name, False, 0.0, reason, message))
         return sources
 
     def _listed(self) -> list[Device]:
@@ -361,6 +379,7 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
     for reading in newest:
         dropped += reading.dropped
         errors += reading.errors
+
     return replace(
         last,
         values={device: values[device.key] for device in last.values},

@@ -107,10 +107,12 @@ class Throttling:
         samples = self._samples
         if samples and now - samples[-1].at < _SAMPLE_SECONDS:
             return self._is_present
+
         last = _CounterSample(now, _read_counters(values, THROTTLE_REASONS))
         samples.append(last)
         while len(samples) > 2 and now - samples[1].at >= THROTTLE_SECONDS:
             samples.popleft()
+
         first = samples[0]
         seconds = now - first.at
         if seconds < THROTTLE_SECONDS:
@@ -179,6 +181,7 @@ class _CheckedGpu:
         for xid, seen in list(self.xids.items()):
             if now - seen.last >= XID_SECONDS:
                 del self.xids[xid]
+
         for key, cause in list(self.caused.items()):
             if now - cause.last >= _CAUSED_SECONDS:
                 del self.caused[key]
@@ -196,12 +199,15 @@ class HealthWatch:
         # Unix time of the last XID, by device key and XID
         self._xid_seen: dict[tuple[str, int], float] = {}
         self._last_xids: dict[str, int] = {}
+
         # Unix times at which a GPU began to have a condition, by UUID and condition
         self._failures: dict[tuple[str, str], deque[float]] = {}
         # UUIDs and conditions that were present when the exporter stopped
         self._continued: set[tuple[str, str]] = set()
+
         # by device key and XID, then by workload
         self._culprits: dict[tuple[str, int], dict[WorkloadKey, XidCulprit]] = {}
+
         self._clock_events = EventLog(clock_window)
         self._clock_masks: dict[str, int] = {}
 
@@ -255,6 +261,7 @@ class HealthWatch:
     def _add_failure(self, key: tuple[str, str], at: float) -> None:
         if key[1] not in failure_conditions():
             return
+
         times = self._failures.setdefault(key, deque(maxlen=_MAX_FAILURES))
         # Many XIDs in a row are one failure.
         if not times or at - times[-1] >= _SAME_FAILURE_SECONDS:
@@ -267,10 +274,12 @@ class HealthWatch:
             times = self._failures.get((uuid, condition))
             if times is None:
                 continue
+
             last = times[-1]
             if self._to_unix(now) - last >= RECURRING_SECONDS:
                 del self._failures[uuid, condition]
                 continue
+
             recent = [at for at in times if last - at < RECURRING_SECONDS]
             counts.append(FailureCount(condition, len(recent), recent[0], last))
         return counts
@@ -280,6 +289,7 @@ class HealthWatch:
             mask = values.get(CLOCK_EVENTS_FIELD)
             if not isinstance(mask, int):
                 continue
+
             before = self._clock_masks.get(key, mask)
             self._clock_masks[key] = mask
             present = [(key, event) for event in clock_events_of(mask)]
@@ -300,6 +310,7 @@ class HealthWatch:
 
             uuid, _ = split_key(event.device)
             gpu = self._gpus.get(uuid)
+
             if spec.needs_action:
                 self._add_failure((uuid, XID), event.at)
             if gpu is not None and spec.needs_action:
@@ -314,6 +325,7 @@ class HealthWatch:
             if culprit is not None:
                 name = culprit.text or "a process outside pods"
                 self._add_culprit(verdict, culprit)
+
             process = f" (pid {verdict.pid} {verdict.program})" if verdict.pid else ""
             cause = f"cause of XID {verdict.xid} on {verdict.device}: {name}{process}"
             _xid_log.warning(cause)
@@ -322,6 +334,7 @@ class HealthWatch:
         culprits = self._culprits.setdefault((verdict.device, verdict.xid), {})
         earlier = culprits.pop(culprit.key, None)
         total = 1 if earlier is None else earlier.total + 1
+
         # The newest culprit is the last one.
         culprits[culprit.key] = XidCulprit(
             **structs.asdict(culprit),
@@ -332,14 +345,21 @@ class HealthWatch:
             affected=verdict.affected,
         )
         if len(culprits) > _MAX_CULPRITS:
-            del culprits[next(iter(culprits))]
-        gpu = self._gpus.get(split_key(verdict.device)[0])
-        if gpu is not None:
-            caused = gpu.caused.get((culprit.key, verdict.xid))
-            now = self._clock()
-            first = now if caused is None else caused.first
-            text = _describe_cause(verdict, culprit)
-            gpu.caused[culprit.key, verdict.xid] = _Caused(first, now, text)
+            oldest = next(iter(culprits))
+            del culprits[oldest]
+        self._add_cause(verdict, culprit)
+
+    def _add_cause(self, verdict: Verdict, culprit: Workload) -> None:
+        uuid, _ = split_key(verdict.device)
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            return
+
+        key = culprit.key, verdict.xid
+        now = self._clock()
+        earlier = gpu.caused.get(key)
+        first = now if earlier is None else earlier.first
+        gpu.caused[key] = _Caused(first, now, _describe_cause(verdict, culprit))
 
     def forget_xids(self, uuid: str) -> bool:
         """Removes the XIDs of a GPU. Returns False if it has none."""
@@ -380,34 +400,38 @@ class HealthWatch:
                 gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
 
         devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        recent_xids = self._xids.count_recent(now)
+        self._report_xids(devices, now)
+        self._report_clock_events(devices, now)
+        for key, opinion in kubernetes.items():
+            devices[key]["kubernetes_health"] = opinion.health
+
+        opinions = group_by_key((split_key(key)[0], each) for key, each in kubernetes.items())
+        for uuid, gpu in self._gpus.items():
+            if gpu.details is None:
+                continue
+            failures = self._list_failures(uuid, now)
+            is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
+            own = opinions.get(uuid, ()) if is_known else ()
+            devices[uuid] |= self._report_gpu(gpu, gpu.details, failures, own, uuid in held, now)
+        return devices
+
+    def _report_xids(self, devices: defaultdict[str, dict[str, Any]], now: float) -> None:
+        recent = self._xids.count_recent(now)
         for key, total in sorted(self._xids.totals.items()):
             device_key, xid = key
             culprits = tuple(self._culprits.get(key, {}).values())
-            count = XidCount(xid, total, self._xid_seen[key], recent_xids[key], culprits)
+            count = XidCount(xid, total, self._xid_seen[key], recent[key], culprits)
             device = devices[device_key]
             device["xids"] = (*device.get("xids", ()), count)
             device["last_xid"] = self._last_xids[device_key]
 
+    def _report_clock_events(self, devices: defaultdict[str, dict[str, Any]], now: float) -> None:
         recent = self._clock_events.count_recent(now)
         totals = self._clock_events.totals
         for key in sorted(recent.keys() | totals.keys()):
             device_key, event = key
             events = devices[device_key].setdefault("clock_events", {})
             events[event] = recent[key], totals[key]
-
-        for name, opinion in kubernetes.items():
-            devices[name]["kubernetes_health"] = opinion.health
-        opinions = group_by_key((split_key(key)[0], each) for key, each in kubernetes.items())
-        for uuid, gpu in self._gpus.items():
-            if gpu.details is not None:
-                failures = self._list_failures(uuid, now)
-                is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
-                own = opinions.get(uuid, ()) if is_known else ()
-                devices[uuid] |= self._report_gpu(
-                    gpu, gpu.details, failures, own, uuid in held, now
-                )
-        return devices
 
     def _report_gpu(
         self,
@@ -436,6 +460,7 @@ class HealthWatch:
                 healthy.append(name)
             else:
                 present.append(Condition(name, self._to_unix(gpu.since[name]), detail))
+
         was_lost_in_use = not is_held and details.get(LOST) is not None
         return {
             "conditions": tuple(present),
@@ -457,6 +482,7 @@ class HealthWatch:
         recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
         present = []
         healthy = []
+
         for name in conditions():
             if name == RECURRING and recurring:
                 present.append(Condition(name, min(one.first for one in recurring)))
@@ -481,6 +507,7 @@ def _compare(
     names = {condition.name for condition in present}
     is_known = bool(opinions) and DRIVER_AWAY not in names
     unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
+
     disagreements: dict[str, str] = {}
     if is_known and not unhealthy and any(map(is_grave, names)):
         disagreements[KUBERNETES_HEALTHY] = ""
@@ -537,6 +564,7 @@ def _check_gpu(
         details |= fabric_detail(values.get(FABRIC_FIELD), up)
         for condition, is_present in gpu.throttling.update(values, now).items():
             details[condition] = "" if is_present else None
+
         # NVLinks are not used in MIG mode.
         if up is not None and not device.mig_enabled:
             gpu.links = max(gpu.links, up)
@@ -576,6 +604,7 @@ def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
         if _is_hung(device, result):
             return _Absence(UNREADABLE, "hung")
         return _Absence(LOST)
+
     inventory = result.sources[0]
     if not inventory.up:
         return _Absence(DRIVER_AWAY, inventory.error)
@@ -622,6 +651,7 @@ def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> 
         reading = readings.get(gpu.uuid)
         if reading is not None and reading.links_up is not None:
             counts[gpu.model].append(reading.links_up)
+
     usual = {}
     for model, links in counts.items():
         if len(links) >= _LEAST_GPUS:
@@ -650,7 +680,9 @@ class EventLog:
         """Adds events to the time window. Does not change `totals`."""
         if not self._buckets or now - self._buckets[-1].began >= 1.0:
             self._buckets.append(_Bucket(now, Counter()))
-        self._buckets[-1].counts.update(events)
+
+        newest = self._buckets[-1]
+        newest.counts.update(events)
         self._recent.update(events)
 
     def count_recent(self, now: float) -> Counter[tuple[str, Any]]:

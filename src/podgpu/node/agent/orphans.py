@@ -46,11 +46,13 @@ class OrphanWatch:
                 is_free = knows_free and process.device not in allocated
                 if not process.memory or not _is_orphan(owner, pods, is_free):
                     continue
+
                 key = process.device, process.pid
                 since[key] = min(now, self._since.get(key, now))
                 if now - since[key] >= ORPHAN_SECONDS:
                     orphan = self._make_orphan(process, owner, since[key])
                     orphans.setdefault(process.device, []).append(orphan)
+
         self._since = since
         return {device: tuple(found[:_MAX_ORPHANS]) for device, found in orphans.items()}
 
@@ -73,6 +75,7 @@ def _is_orphan(owner: ProcessOwner, pods: frozenset[tuple[str, str]] | None, is_
         return False
     if owner.has_ended:
         return True
+
     workload = owner.workload
     if workload is None:
         # a process of the host, or of a container outside Kubernetes

@@ -95,11 +95,21 @@ def build_node_state(
     `health`: result of `HealthWatch.report`. `unsupported`: result of `list_unsupported`.
     `members`: other fields of `NodeState`.
     """
-    names = fields()
     holders = _join_holders(allocation, usage)
+    devices = _build_gpus(telemetry, holders, usage, health, unsupported)
     entities: list[EntityState] = []
     for reading in telemetry.readings.values():
         entities.extend(reading.entities)
+    vcuda = map(allocation.with_api_uid, allocation.vcuda)
+
+    labels_of = {}
+    for pod, labels in (pod_labels or {}).items():
+        labels_of["/".join(pod)] = dict(labels)
+
+    dropped = {}
+    for number, count in telemetry.dropped.items():
+        dropped[fields()[number].name] = count
+
     return NodeState(
         producer="podgpu",
         version=__version__,
@@ -110,12 +120,12 @@ def build_node_state(
         gpus_expected=telemetry.gpus_expected,
         gpus_visible=telemetry.gpus_visible,
         gpus_lost=telemetry.gpus_lost,
-        devices=_build_gpus(telemetry, holders, usage, health, unsupported),
+        devices=devices,
         namespaces=usage.namespaces,
         entities=tuple(entities),
-        vcuda=tuple(map(allocation.with_api_uid, allocation.vcuda)),
-        pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
-        dropped={names[i].name: count for i, count in telemetry.dropped.items()},
+        vcuda=tuple(vcuda),
+        pod_labels=labels_of,
+        dropped=dropped,
         **members,
     )
 
@@ -126,11 +136,13 @@ def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[
     holders: dict[str, list[Holder]] = {}
     for key in dict.fromkeys([*assigned, *usage.devices]):
         users = {user.key: user for user in usage.devices.get(key, _UNUSED).holders}
+
         own = []
         for assignment in assigned.get(key, ()):
             user = users.pop(assignment.holder.key, None)
             own.append(_make_holder(assignment, user))
         own += users.values()
+
         if own:
             processes = usage.processes.get(key, ())
             running = [_add_running(holder, processes) for holder in own]
@@ -144,6 +156,7 @@ def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[
 def _make_holder(assignment: Assignment, user: Holder | None) -> Holder:
     """`user`: the same workload with its usage. None if it does not use the device."""
     members = structs.asdict(assignment.holder)
+
     if user is not None:
         members |= {"user": user.user, "usage": user.usage}
     return Holder(
@@ -180,12 +193,14 @@ def _build_gpus(
         # XIDs of GPUs that `podgpu forget` removed are omitted.
         if "xids" in members and uuid in known:
             used.append(key)
+
     devices = _find_devices(telemetry, used)
 
     by_key = group_by_key((key, name) for name, key in unsupported)
     builder = _DeviceBuilder(telemetry, telemetry.values, holders, usage, health, by_key)
     gpus = []
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
+
     for device in devices.values():
         if device.gi_id is None:
             gpus.append(device)
@@ -211,6 +226,7 @@ class _DeviceBuilder:
 
     def build_gpu(self, device: Device, instances: Sequence[MigInstance]) -> DeviceState:
         values = self._values.get(device.uuid, {})
+
         throttled_ns = {}
         for number, reason in THROTTLE_REASONS.items():
             ns = values.get(number)
@@ -250,16 +266,20 @@ class _DeviceBuilder:
         figures = device_figures(_read_figures(values or {}))
         if figures["memory_used_bytes"] is None and totals is not None:
             figures["memory_used_bytes"] = totals.memory_used_bytes
-        return {
+
+        holders = self._holders.get(key, ())
+        unsupported = self._unsupported.get(key, ())
+        members = {
             "hidden": device not in self._telemetry.selected,
             **figures,
             "usage": totals,
-            "holders": tuple(self._holders.get(key, ())),
+            "holders": tuple(holders),
             "orphans": self._usage.orphans.get(key, ()),
             "fields": None if values is None else by_name(values),
-            "unsupported": tuple(self._unsupported.get(key, ())),
-            **self._health.get(key, {}),
+            "unsupported": tuple(unsupported),
         }
+        members |= self._health.get(key, {})
+        return members
 
 
 def list_unsupported(
@@ -269,6 +289,7 @@ def list_unsupported(
     names = fields()
     shown = {device.key for device in telemetry.selected}
     unsupported = []
+
     for reading in telemetry.readings.values():
         for key, number in reading.unsupported:
             if number in configured and key in shown:
@@ -284,6 +305,7 @@ def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, 
     known = {device.key: device for device in telemetry.devices}
     keys = [device.key for device in telemetry.selected]
     keys += used
+
     devices: dict[str, Device] = {}
     for key in keys:
         uuid, gi_id = split_key(key)
@@ -309,14 +331,21 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> list[Condition]:
 def _find_orphans(orphans: Sequence[Orphan]) -> list[Condition]:
     if not orphans:
         return []
-    texts = []
-    for orphan in sorted(orphans, key=lambda orphan: -orphan.memory_used_bytes):
-        gib = orphan.memory_used_bytes / _GIB
-        program = f" ({orphan.program})" if orphan.program else ""
-        former = f" of {orphan.former.text}" if orphan.former and orphan.former.text else ""
-        texts.append(f"pid {orphan.pid}{program}{former} holds {gib:.1f} GiB")
+
+    by_size = sorted(orphans, key=lambda orphan: -orphan.memory_used_bytes)
+    texts = [_describe_orphan(orphan) for orphan in by_size]
     since = min(orphan.since for orphan in orphans)
     return [Condition(ORPHANED, since, few_of(texts, 2)[:256])]
+
+
+def _describe_orphan(orphan: Orphan) -> str:
+    gib = orphan.memory_used_bytes / _GIB
+    text = f"pid {orphan.pid}"
+    if orphan.program:
+        text += f" ({orphan.program})"
+    if orphan.former and orphan.former.text:
+        text += f" of {orphan.former.text}"
+    return f"{text} holds {gib:.1f} GiB"
 
 
 def _read_figures(values: FieldValues) -> dict[str, float]:
@@ -328,7 +357,8 @@ def add_memory(devices: Iterable[Device], values: Mapping[str, FieldValues]) -> 
     """Sets the total memory of each device. Allocation sources need it to compute shares."""
     totals = {}
     for key, own in values.items():
-        totals[key] = device_figures(_read_figures(own))["memory_total_bytes"]
+        figures = device_figures(_read_figures(own))
+        totals[key] = figures["memory_total_bytes"]
     return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
 
 
@@ -342,6 +372,7 @@ def remove_figures(state: NodeState) -> NodeState:
             instances.append(
                 MigInstance(id=one.id, profile=one.profile, uuids=one.uuids, hidden=one.hidden)
             )
+
         devices.append(DeviceState(instances=tuple(instances), **members))
     return structs.replace(state, stale=True, devices=tuple(devices), namespaces=(), entities=())
 
@@ -360,6 +391,7 @@ class Published:
     _policy: Policy
     read_at: float  # monotonic time of the last telemetry reading
     rendered: dict[RenderedText, Body] = field(default_factory=dict)
+
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
@@ -396,6 +428,7 @@ class Published:
 
     def _render_metrics(self) -> list[Family]:
         policy = self._policy
+
         families = [*render_dcgm(self.state, policy), *render_own(self.state, policy)]
         if policy.process_metrics:
             families += process_families()
@@ -421,6 +454,7 @@ def process_families() -> list[Family]:
     max_memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     if max_memory == resource.RLIM_INFINITY:
         max_memory = 2**64 - 1
+
     values = {
         "process_cpu_seconds_total": time.process_time(),
         "process_max_fds": max_files,
@@ -431,6 +465,7 @@ def process_families() -> list[Family]:
         "process_virtual_memory_bytes": int(size) * page,
         "process_virtual_memory_max_bytes": max_memory,
     }
+
     families = []
     for name, spec in families_in("process").items():
         families.append(spec.of([Sample(NO_LABELS, values[name])]))
@@ -485,16 +520,11 @@ class ChangeLog:
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new = sorted(unmapped - self._unmapped, key=describe)
         self._unmapped = unmapped
+
         by_reason = group_by(new, lambda entry: (entry.source, entry.reason))
         for (source, reason), entries in sorted(by_reason.items()):
             explanation = explain(entries[0])
+            level = logging.INFO if explanation.harmless else logging.WARNING
             what = few_of(map(describe, entries))
-            _log.log(
-                logging.INFO if explanation.harmless else logging.WARNING,
-                "%s: %s: %s (%s); %s",
-                source,
-                what,
-                explanation.reason,
-                reason,
-                explanation.advice,
-            )
+            why = f"{explanation.reason} ({reason})"
+            _log.log(level, "%s: %s: %s; %s", source, what, why, explanation.advice)

@@ -48,9 +48,11 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
     """
     if chosen == "none":
         return (), None
+
     if not chosen:
         default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
         chosen = default if os.path.exists(default) else "default"
+
     shipped = shipped_counters(chosen, names)
     if shipped is not None:
         return shipped, None
@@ -166,6 +168,7 @@ def collection_of_fields(
 def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     # Go negates character classes with ^.
     matches = re.compile(translate(pattern.replace("[^", "[!"))).match
+
     as_written = [counter for counter in counters if matches(counter.name)]
     if as_written:
         return as_written
@@ -175,8 +178,10 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
 def _add_own_fields(configured: Mapping[int, Field]) -> dict[int, Field]:
     """Adds the fields that podgpu itself needs."""
     own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS, FABRIC_FIELD}
+
     if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
         own.add(CLOCK_EVENTS_FIELD)
+
     wanted = dict(configured)
     for number in own:
         wanted[number] = fields()[number]
@@ -202,6 +207,7 @@ def group_fields(
             _log.warning("%s has no series: its values are binary data", counter.name)
         else:
             configured[counter.field.id] = counter.field
+
     slow = set()
     if interval < _THROTTLE_INTERVAL:
         slow = THROTTLE_REASONS.keys() - configured.keys()
@@ -244,8 +250,10 @@ class Schedule:
         has passed.
         """
         due = []
+
         for group in self.groups:
             interval = group.interval
+
             due_at = self._next.get(group)
             if due_at is None:
                 due.append(group)

@@ -72,6 +72,7 @@ class _Reading:
 
     def list_pids(self) -> set[int]:
         """Returns the pids of all processes, including those that were busy and have ended."""
+
         pids: set[int] = set()
         for usage in self.usages:
             pids.update(process.pid for process in usage.processes or ())
@@ -101,6 +102,7 @@ class UsageCollector:
         reading = self._read_gpus(telemetry)
         owners = self._processes.find(reading.list_pids())
         self._count_errors(reading, owners)
+
         shared = [usage.device for usage in reading.usages if _is_shared(usage, owners)]
         self._shared = frozenset(device.key for device in shared)
 
@@ -108,6 +110,7 @@ class UsageCollector:
         if self._charged_at is not None:
             elapsed = round((began - self._charged_at) * NS)
         self._charged_at = began
+
         owned = add_owners(telemetry.devices, reading.usages, allocation.assignments, owners)
         unallocated = _find_unallocated(owned, allocation)
         self._ledger.charge(owned, reading.answers, elapsed, began_at, unallocated)
@@ -115,17 +118,21 @@ class UsageCollector:
         failed = dict(reading.errors)
         for source in telemetry.sources:
             if not source.up:
-                failed.pop(source.device, None)  # this source reports the failure itself
+                # This source reports the failure itself.
+                failed.pop(source.device, None)
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
-        sources = (status, *_switches_status(reading.answers.values()))
+
+        processes = {usage.device.key: _list_processes(usage, owners) for usage in reading.usages}
+        verdicts = self.blame.decide(reading.usages, owners)
+        orphans = self._orphans.find(reading.usages, owners, allocation, began_at)
         return UsageResult(
             self._ledger.list_devices(),
-            {usage.device.key: _list_processes(usage, owners) for usage in reading.usages},
+            processes,
             self._ledger.list_namespaces(),
             began_at,
-            sources,
-            tuple(self.blame.decide(reading.usages, owners)),
-            self._orphans.find(reading.usages, owners, allocation, began_at),
+            (status, *_switches_status(reading.answers.values())),
+            tuple(verdicts),
+            orphans,
         )
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
@@ -206,6 +213,7 @@ def add_owners(
     held = group_by_key((one.device, one) for one in assignments if one.holder.key)
 
     owned: dict[str, list[OwnedUsage]] = {}
+
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid)
@@ -236,6 +244,7 @@ def add_owners_to_device(
     busy_ns = dict(usage.process_busy_ns or {})
     hidden_ns = busy_ns.pop(HIDDEN_PID, 0)
     worked = {pid for pid, ns in busy_ns.items() if ns != 0}
+
     pids = listed.keys() | worked
     owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
     holders, workloads = _merge_workloads(owner_of.values(), assignments)
@@ -254,6 +263,7 @@ def add_owners_to_device(
         else:
             process = OwnedProcess(pid, owner, busy_ns[pid], only_busy=True)
         processes.append(process)
+
         if process_owner.is_mps_server:
             servers.add(pid)
         if process_owner.may_be_hidden:
@@ -319,6 +329,7 @@ def _merge_workloads(
     A holder gets the UID and user of its processes if its source has none.
     """
     workloads: dict[WorkloadKey, Workload] = {}
+
     for owner in owners:
         if owner.workload:
             workloads.setdefault(owner.workload.key, owner.workload)
@@ -328,6 +339,7 @@ def _merge_workloads(
         same = workloads.get(holder.key, holder)
         workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
         shares[holder.key] = assignment.share
+
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
     return holders, workloads
 
@@ -339,6 +351,7 @@ def _find_owner(
 
     The new pod has the same name, but another UID.
     """
+
     outside: Owner = "unknown" if owner.problem else "host"
     user = owner.workload
     if user is None or not user.key:
@@ -391,6 +404,7 @@ def _find_unallocated(
     """
     if not any(source.name == KUBELET and source.up for source in allocation.sources):
         return set()
+
     allocated = set()
     for assignment in allocation.assignments:
         if assignment.source not in LAST_RESORT:
@@ -401,6 +415,7 @@ def _find_unallocated(
     unclear = {request.pod_name for request in allocation.vcuda}
     unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
     used: set[tuple[str, WorkloadKey]] = set()
+
     for owned in chain.from_iterable(usages.values()):
         if owned.device.key not in allocation.reserved:
             for pod in _list_pods(owned):
@@ -419,6 +434,7 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
     for process in usage.processes or ():
         owner = owners.get(process.pid, NOT_IN_POD)
         workload = owner.workload or owner.container
+
         ratio = None
         if usage.process_busy_ns is not None and usage.window_ns:
             # Without its pid in the log, a process may have been hidden.
@@ -426,6 +442,7 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
             busy_ns = usage.process_busy_ns.get(process.pid, unnamed)
             if busy_ns is not None:
                 ratio = busy_ns / usage.window_ns
+
         processes.append(
             RunningProcess(process.pid, process.memory, ratio, workload, owner.command)
         )
@@ -446,6 +463,7 @@ def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:
         switches = answer.problems.switches
         if switches is None:
             continue
+
         if switches.fallback:
             message = switches.fallback
             return [SourceStatus(SWITCHES, False, 0.0, switches.fallback_reason, message)]
