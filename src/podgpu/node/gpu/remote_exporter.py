@@ -77,6 +77,7 @@ class FileExposition:
                 f"{self.path} was last written {age:.0f} s ago and is ignored after {_MAX_AGE:g} s:"
                 " check that the program that writes it is running",
             )
+
         content = read_settled(self.path, MAX_METRICS_BYTES)
         if content is None or not content.endswith(b"\n"):
             raise SourceError(
@@ -101,6 +102,7 @@ def open_exposition_source(
     is_url = separator and scheme.lower() in ("http", "https")
     if is_url or with_scheme(place) != place:
         return UrlExposition(place, access, timeout)
+
     is_path = re.match(r"\.{0,2}/(?!/)", place)
     may_have_login = not is_path and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
     if not place or separator or may_have_login:
@@ -135,6 +137,7 @@ def find_devices(samples: Iterable[ParsedSample], shown: str, by_name: bool) -> 
         nodes = node_from_samples(samples)
     except msgspec.ValidationError as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
+
     devices = []
     for node in nodes:
         for gpu in node.devices:
@@ -149,12 +152,8 @@ def _list_devices(gpu: DeviceState, by_name: bool) -> list[DeviceValues]:
     devices: list[DeviceValues] = [(device, gpu.fields or {})]
     for instance in gpu.instances:
         uuids = [holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders]
-        mig = replace(
-            device,
-            gi_id=instance.id,
-            profile=instance.profile,
-            mig_uuids=tuple(filter(None, uuids)),
-        )
+        mig_uuids = tuple(uuid for uuid in uuids if uuid)
+        mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=mig_uuids)
         devices.append((mig, instance.fields or {}))
     return devices
 
@@ -179,6 +178,7 @@ class ExporterTelemetry:
         self.usage = self._companion.usage
         self._device_name_ids = device_name_ids
         self._wall = wall
+
         # Device key -> device and its values. None if the last fetch failed.
         self._devices: Mapping[str, DeviceValues] | None = None
         # Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or
@@ -187,12 +187,14 @@ class ExporterTelemetry:
         # Number of samples by device key and field id. It is above 1 if the exporter repeats values
         # for each pod.
         self._copies: Counter[tuple[str, int]] = Counter()
+
         self._last_xid: dict[str, int] = {}
         self._events = ErrorEvents()
         self.error_events = self._events.drain
 
     def inventory(self) -> Inventory:
         self._devices = None  # if the next fetch fails, old values must not be reported
+
         families = parse_exposition(self._source.fetch(), self.shown)
         samples = self._remove_blanks(families)
         devices = find_devices(samples, self.shown, self._device_name_ids)
@@ -220,11 +222,13 @@ class ExporterTelemetry:
         kept = []
         self._blank = set()
         self._copies = Counter()
+
         for family in families:
             for sample in family.samples:
                 field = field_named(sample.name)
                 if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
                     continue
+
                 key = read_device_key(sample.labels), field.legacy or field.id
                 self._copies[key] += 1
                 try:
@@ -296,6 +300,7 @@ def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
     known = meaning(field.name)
     if known is None:
         return None
+
     value = values.get(known.field.name)
     if value is None or isinstance(value, str):
         return value

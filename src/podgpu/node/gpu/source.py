@@ -141,6 +141,7 @@ class CompanionDriver:
         """
         if self._driver is None or (self._update is not None and self._update.is_alive()):
             return
+
         target = partial(self._read_driver, self._driver)
         self._update = threading.Thread(target=target, name="companion-driver", daemon=True)
         self._update.start()

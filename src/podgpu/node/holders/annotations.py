@@ -266,6 +266,7 @@ def _split(containers: Sequence[ContainerRecord]) -> list[float]:
     for resource, _ in containers[0].requests:
         if not resource.startswith(GPU_RESOURCES):
             continue
+
         amounts = [container.amount(resource) for container in containers]
         if all(amounts):
             total = sum(amounts)
@@ -305,9 +306,11 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
     text = pod.annotation(key)
     if not text:
         return []
+
     slots = []
     for place in text.strip().removesuffix(";").split(";"):
-        slots.append([_parse_slice(part) for part in place.split(":") if part])
+        parts = filter(None, place.split(":"))
+        slots.append([_parse_slice(part) for part in parts])
     if key == HAMI_DEVICES:
         mig_text = pod.annotation(HAMI_MIG_DEVICES)
         if mig_text not in ("", "null"):
@@ -317,8 +320,10 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
     grants = []
     containers = _choose_order(slots, _list_orders(pod, key))
     for container, slot in zip(containers, slots, strict=False):
+        if container.finished:
+            continue
         for entry in slot:
-            if entry is not None and not container.finished:
+            if entry is not None:
                 grants.append(_hold(pod, container, entry.device, key, entry.share))
     return grants
 
@@ -338,13 +343,16 @@ def _parse_slice(text: str) -> _Slice | None:
     fields = text.split(",")
     if len(fields) < 4:
         raise ValueError(f"{text[:80]!a} must be an id, a type, a memory size and a percentage")
-    _number(fields[2], "memory size")
-    cores = _number(fields[3], "percentage")
+    device, kind, memory, percentage = fields[:4]
+    _number(memory, "memory size")
+    cores = _number(percentage, "percentage")
+
     # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other
     # vendors.
-    if not fields[0] or (fields[1] and "NVIDIA" not in fields[1].upper()):
+    is_of_other_vendor = kind != "" and "NVIDIA" not in kind.upper()
+    if not device or is_of_other_vendor:
         return None
-    return _Slice(fields[0], _share(cores))
+    return _Slice(device, _share(cores))
 
 
 def _choose_order(
@@ -363,10 +371,12 @@ def _choose_order(
     for order in reversed(orders):
         if len(order) == len(slots):
             fallback = order
+
     for order in orders:
         requesting = {container.name for container in order if _requests_gpu(container)}
         if needed <= len(order) and {order[number].name for number in filled} == requesting:
             return order
+
     if needed > len(fallback):
         raise ValueError(
             f"the annotation assigns devices to container number {needed}, but the pod has "
@@ -388,6 +398,7 @@ def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
             f"{HAMI_MIG_DEVICES} names another GPU for device {mig.device} of container "
             f"{mig.container}"
         )
+
     # The share is 1, because HAMi creates each instance for one container.
     instance = _Slice(mig.mig_uuid, 1.0) if mig.mig_uuid else None
     slots[mig.container][mig.device] = instance
@@ -400,6 +411,7 @@ def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
     """
     if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
         return []
+
     grants = []
     for key, text in pod.annotations:
         if not key.startswith(GPU_MANAGER_CARDS) or not text:
@@ -417,6 +429,7 @@ def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
             share = 1.0
         elif len(cards) == 1:
             share = _share(cores)
+
         for card in sorted(cards):
             grants.append(_hold(pod, container, card, key, share))
     return grants
@@ -457,6 +470,7 @@ def replace_reservations(
     reserved: dict[PodRecord, set[str]] = defaultdict(set)
     unknown_devices = set()
     replaced: dict[str, Allocation] = {}
+
     if pods and SOURCE not in readings:
         replaced[SOURCE] = Allocation()
 
@@ -477,6 +491,7 @@ def replace_reservations(
 
     for source, reading in replaced.items():
         replaced[source] = _mark_shared(reading, unknown_devices)
+
     if pods:
         own = _find_members(pods, reserved, devices)
         reading = replaced[SOURCE]
@@ -517,10 +532,12 @@ def _find_groups(
     for pod in pods:
         if not _is_reservation(pod) or pod.is_finished:
             continue
+
         held = reserved.get(pod, set())
         device_id = parse_device_id(pod.annotation(RESERVED_GPU))
         if not held and device_id is not None:
             held = {device.key for device in index.find(device_id)}
+
         for group in _read_groups(pod):
             groups[group] |= held
     return groups
@@ -538,15 +555,17 @@ def _find_members(
         container = _find_container(pod)
         if _is_reservation(pod) or pod.is_finished or not pod.node or container is None:
             continue
+
         holder = pod.workload(container)
         for group in sorted(_read_groups(pod)):
             held = groups.get(group, set())
-            if len(held) == 1:
-                (key,) = held
-                share = _compute_share(pod, by_key.get(key))
-                members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
-            else:  # a bug of KAI before 0.16 can create two reservation pods for one group
+            if len(held) != 1:
+                # A bug of KAI before 0.16 can create two reservation pods for one group.
                 unmapped.append(Unmapped(SOURCE, "unknown_group", group, GPU_GROUP, holder))
+                continue
+            (key,) = held
+            share = _compute_share(pod, by_key.get(key))
+            members.append(Assignment(key, holder, SOURCE, share=share, is_shared=True))
     return Allocation(tuple(members), tuple(unmapped))
 
 
@@ -570,9 +589,11 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
         if 0 < fraction <= 1:
             return fraction
         return None
+
     memory = pod.annotation(GPU_MEMORY)
     if device is None or not _MEMORY_MIB.fullmatch(memory):
         return None
+
     total = int(device.memory_bytes or 0) // MIB // 100 * 100
     if not total:
         return None

@@ -62,6 +62,7 @@ class ApiAccess:
         """True if NODE_NAME is set and credentials exist (a service account or --kubeconfig)."""
         if not os.environ.get("NODE_NAME"):
             return False
+
         has_address = "KUBERNETES_SERVICE_HOST" in os.environ
         in_cluster = has_address and os.path.exists(f"{SERVICE_ACCOUNT}/token")
         return bool(self.kubeconfig) or in_cluster
@@ -110,15 +111,18 @@ class ApiAccess:
             raise UsageError(
                 f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}"
             )
+
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
         watcher = self.watch(path, selector, lambda body: read_map(body, "data").get(CONFIGMAP_KEY))
+
         if not watcher.wait_synced(self.sync_seconds):
             _log.warning(
                 "ConfigMap %s cannot be read yet (%s); starting with the counters of -f",
                 name,
                 watcher.error,
             )
+
         return lambda: next(iter(watcher.items()), None)
 
     def watch(
@@ -173,6 +177,7 @@ class LabelFilter:
 
         If several keys become the same label name, the first key is used.
         """
+
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
             if not self._patterns or any(pattern.search(key) for pattern in self._patterns):

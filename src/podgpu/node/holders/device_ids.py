@@ -71,6 +71,7 @@ def parse_device_id(text: str) -> DeviceId | None:
     name, _, replica = text.partition("::")
     if name in ("all", "tegra"):
         return DeviceId(everything=True, replica=replica)
+
     match = _NVIDIA_PLUGIN.fullmatch(name)
     if match is not None:
         return DeviceId(
@@ -80,6 +81,7 @@ def parse_device_id(text: str) -> DeviceId | None:
             ci_id=_number(match["ci"]),
             replica=replica,
         )
+
     match = _GKE_PLUGIN.fullmatch(text)
     if match is not None:
         return DeviceId(
@@ -106,10 +108,12 @@ class DeviceIndex:
         whole = [device for device in devices if not device.is_instance]
         whole.sort(key=lambda device: -1 if device.index is None else device.index)
         self._whole = tuple(whole)
-        self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
+
+        self._by_uuid: dict[tuple[str, int | None], Device] = {}
         self._by_mig_uuid: dict[str, Device] = {}
         self._uuid_by_minor: dict[int | None, str] = {}
         for device in devices:
+            self._by_uuid[device.uuid.lower(), device.gi_id] = device
             for uuid in device.mig_uuids:
                 self._by_mig_uuid[uuid.lower()] = device
             # If two devices have the same minor number, uses the first. The second is a lost GPU.
@@ -147,6 +151,7 @@ def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
     """
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
+
     device_id = parse_device_id(held.text)
     return device_id is not None and not device_id.everything
 
@@ -183,6 +188,7 @@ def map_held(
 
     if registered is not None:
         registered = _add_held(registered, ids)
+
     assignments = []
     for (key, holder), own in entries.items():
         if registered is not None:
@@ -222,23 +228,32 @@ def _compute_share(
     ids = {one.device_id for one in held}
     is_compute_instance = any(one.mig_uuid or one.ci_id is not None for one in ids)
     if is_compute_instance and len(held[0].device.mig_uuids) > 1:
-        return None  # the device has several compute instances of unknown sizes
+        # The device has several compute instances of unknown sizes.
+        return None
     if not all(device_id.replica for device_id in ids):
         return 1.0
+
     counts = Counter(device_id.shared for device_id in ids)
-    if not counts.keys() <= replicas.keys():
-        return None
-    return min(1.0, fsum(count / len(replicas[shared]) for shared, count in counts.items()))
+    parts = []
+    for shared, count in counts.items():
+        if shared not in replicas:
+            return None
+        parts.append(count / len(replicas[shared]))
+    return min(1.0, fsum(parts))
 
 
 def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
     """Builds a sorted Allocation, because sources report in random order."""
 
+    def assignment_key(entry: Assignment) -> tuple[str, tuple[str, ...]]:
+        return entry.device, parts_of(entry.holder)
+
     def unmapped_key(entry: Unmapped) -> tuple[str, ...]:
         return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
 
-    by_device = sorted(assignments, key=lambda one: (one.device, parts_of(one.holder)))
-    return Allocation(tuple(by_device), tuple(sorted(unmapped, key=unmapped_key)))
+    sorted_assignments = sorted(assignments, key=assignment_key)
+    sorted_unmapped = sorted(unmapped, key=unmapped_key)
+    return Allocation(tuple(sorted_assignments), tuple(sorted_unmapped))
 
 
 # Replicas of shared devices
@@ -250,7 +265,8 @@ def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, set[str]]:
     `registered`: ids that a device plugin registered.
     """
     replicas: dict[SharedDevice, set[str]] = defaultdict(set)
-    for device_id in map(parse_device_id, registered):
+    for text in registered:
+        device_id = parse_device_id(text)
         if device_id is not None and device_id.replica:
             replicas[device_id.shared].add(device_id.replica)
     return dict(replicas)
@@ -280,6 +296,7 @@ def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
     for entry in held:
         if entry.resource in (VCUDA_CORE, VCUDA_MEMORY):
             ids[entry.holder].add(entry.text)
+
     requests = []
     for holder, texts in ids.items():
         matches = filter(None, map(_VCUDA_ID.fullmatch, texts))

@@ -81,19 +81,18 @@ class DraClaims:
         prepared = PreparedClaims() if self.checkpoint is None else self.checkpoint.read()
         claimed = list(parse_claims(response))
         is_synced = self._update_offered({claim.device for claim in claimed})
+        users = self._find_users(claimed, prepared, is_synced)
+        counts = Counter((claim.name, claim.device) for claim in users)
 
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
         unmapped = set()
-        users = self._find_users(claimed, prepared, is_synced)
-        counts = Counter((claim.name, claim.device) for claim in users)
         for claim, results in users.items():
+            # adminAccess is for monitoring, so the pod does not hold the device.
             if results and all(result.admin for result in results):
-                continue  # adminAccess is for monitoring, so the pod does not hold the device
+                continue
 
-            offered = self._offered.get(claim.device, SliceDevice())
-            if not offered.uuid:
-                offered = offered._replace(uuid=prepared.uuids.get(claim.device, ""))
+            offered = self._find_offered(claim.device, prepared)
             device = _find_device(index, offered.uuid)
             if device is not None:
                 count = counts[claim.name, claim.device]
@@ -102,15 +101,24 @@ class DraClaims:
             elif offered.uuid:
                 unmapped.add(claim.unmapped("unknown_device"))
             else:
-                unmapped.add(claim.unmapped(self._explain(claim, is_synced)))
+                reason = self._explain(claim, is_synced)
+                unmapped.add(claim.unmapped(reason))
         return sort_allocation(map(_unite_claims, held.values()), unmapped)
+
+    def _find_offered(self, name: DeviceName, prepared: PreparedClaims) -> SliceDevice:
+        """Returns the device in its ResourceSlice. The UUID may be from the checkpoint."""
+        offered = self._offered.get(name, SliceDevice())
+        if offered.uuid:
+            return offered
+        return offered._replace(uuid=prepared.uuids.get(name, ""))
 
     def _find_users(
         self, claimed: Sequence[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
     ) -> dict[ClaimedDevice, list[ClaimResult]]:
         """Returns the claimed devices that containers use, with the results for each device."""
         results = dict(prepared.results)
-        if self.reader is not None and is_synced:  # before the first sync, no claim can be mapped
+        # Before the first sync, no claim can be mapped.
+        if self.reader is not None and is_synced:
             unread: defaultdict[ClaimName, set[ClaimedDevice]] = defaultdict(set)
             for claim in claimed:
                 if claim.name not in results:
@@ -132,6 +140,7 @@ class DraClaims:
         """
         if self.slices is None or not self.slices.synced:
             return False
+
         slices = self.slices.items()
         newest: dict[str, int] = {}
         for each in slices:
@@ -142,6 +151,7 @@ class DraClaims:
         for name, device in self._offered.items():
             if name in held or name[0] not in self._pools:
                 offered[name] = device
+
         for each in slices:
             if each.generation == newest[each.pool]:
                 offered |= {(each.pool, device.name): device for device in each.devices}
@@ -175,7 +185,8 @@ def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], set[
         for container in pod.all_containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             for claim, request in container.claims:
-                requests[holder, claim].add(_strip_subrequest(request))
+                name = _strip_subrequest(request)
+                requests[holder, claim].add(name)
     return requests
 
 
@@ -189,10 +200,13 @@ def _select_results(
     Returns None if the container uses only other requests of the claim, because the kubelet lists
     all devices of the claim.
     """
-    own = [result for result in results if (result.pool, result.device) == claim.device]
-    names = requests.get((claim.holder, claim.name[1]), {""})
+    pool, device = claim.device
+    own = [result for result in results if result.pool == pool and result.device == device]
+    _, claim_name = claim.name
+    names = requests.get((claim.holder, claim_name), {""})
     if not own or "" in names:
         return own
+
     used = [result for result in own if _strip_subrequest(result.request) in names]
     return used or None
 
@@ -213,9 +227,11 @@ def _make_assignment(
     share = _compute_share(results, dict(offered.capacity), device)
     if share is not None:
         share /= user_count
+
     is_shared = offered.is_shared
     if results:
         is_shared = any(result.share_id for result in results)
+
     mig_uuid = offered.uuid if device.is_instance else ""
     attributes = claim.build_attributes(mig_uuid, device.profile)
     return Assignment(
@@ -305,14 +321,14 @@ def parse_slice(body: KubeObject) -> PoolSlice:
 
 def _parse_slice_device(body: KubeObject) -> SliceDevice:
     device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the fields in `basic`
-    uuid = read_map(_strip_domains(read_map(device, "attributes")), "uuid")
-    capacity = _strip_domains(read_map(device, "capacity"))
-    return SliceDevice(
-        body["name"],
-        uuid.get("string") or "",
-        tuple((name, str(entry["value"])) for name, entry in capacity.items()),
-        bool(device.get("allowMultipleAllocations")),
-    )
+    attributes = _strip_domains(read_map(device, "attributes"))
+    uuid = read_map(attributes, "uuid").get("string")
+    capacity = []
+    for name, entry in _strip_domains(read_map(device, "capacity")).items():
+        capacity.append((name, str(entry["value"])))
+
+    is_shared = bool(device.get("allowMultipleAllocations"))
+    return SliceDevice(body["name"], uuid or "", tuple(capacity), is_shared)
 
 
 def _strip_domains(members: KubeObject) -> KubeObject:
@@ -340,16 +356,18 @@ class ClaimedDevice(NamedTuple):
 
         Omits empty labels.
         """
-        labels = (
-            ("dra_claim_name", self.name[1]),
-            ("dra_claim_namespace", self.name[0]),
-            ("dra_device_name", self.device[1]),
-            ("dra_driver_name", NVIDIA_DRIVER),
-            ("dra_mig_device_uuid", mig_uuid),
-            ("dra_mig_profile", profile),
-            ("dra_pool_name", self.device[0]),
-        )
-        return tuple((name, value) for name, value in labels if value)
+        namespace, claim = self.name
+        pool, device = self.device
+        labels = {
+            "dra_claim_name": claim,
+            "dra_claim_namespace": namespace,
+            "dra_device_name": device,
+            "dra_driver_name": NVIDIA_DRIVER,
+            "dra_mig_device_uuid": mig_uuid,
+            "dra_mig_profile": profile,
+            "dra_pool_name": pool,
+        }
+        return tuple((name, value) for name, value in labels.items() if value)
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
@@ -387,7 +405,8 @@ class ClaimResult(Struct):
 
 
 def _read_results(status: KubeObject) -> tuple[ClaimResult, ...]:
-    devices = read_map(read_map(status, "allocation"), "devices")
+    allocation = read_map(status, "allocation")
+    devices = read_map(allocation, "devices")
     results = convert(read_list(devices, "results"), list[ClaimResult])
     return tuple(result for result in results if result.driver == NVIDIA_DRIVER)
 
@@ -456,14 +475,16 @@ class ClaimReader:
 
 
 async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
-    path = f"{_GROUP}/{version}/namespaces/{name[0]}/resourceclaims/{name[1]}"
+    namespace, claim_name = name
+    path = f"{_GROUP}/{version}/namespaces/{namespace}/resourceclaims/{claim_name}"
     try:
         claim = await client.get(path)
         return _read_results(read_map(claim, "status"))
     except SourceError as error:
-        if error.reason != "not_found":  # the kubelet still lists a deleted claim for a moment
-            raise
-        return ()
+        # The kubelet still lists a deleted claim for a moment.
+        if error.reason == "not_found":
+            return ()
+        raise
 
 
 # The driver's checkpoint

@@ -72,15 +72,17 @@ class Identities:
         self._by_uid: _WorkloadsById = defaultdict(set)
         self._uids: _IdsByName = defaultdict(set)
         for known in self.logged | self.current:
-            if known.uid:
-                pod = Workload(known.namespace, known.pod, uid=known.uid)
-                self._by_uid[known.uid].add(pod)
-                self._uids[known.namespace, known.pod].add(known.uid)
+            uid = known.uid
+            if uid:
+                pod = Workload(known.namespace, known.pod, uid=uid)
+                self._by_uid[uid].add(pod)
+                self._uids[known.namespace, known.pod].add(uid)
 
     def _index_containers(self) -> None:
         self._by_container_id: _WorkloadsById = defaultdict(set)
         self._current_uids: _IdsByName = defaultdict(set)
         self._current_ids: _IdsByName = defaultdict(set)
+
         for owner in self.current:
             self._current_uids[owner.namespace, owner.pod].add(owner.uid)
             if owner.container_id:
@@ -125,6 +127,7 @@ class Identities:
         # The kubelet removes logs only after the pod has ended.
         if not self._is_known(workload) or not self.logged.issuperset(logs):
             return False
+
         uids = {container.uid for container in containers} - {""}
         if not uids:
             if logs:
@@ -160,6 +163,7 @@ class Identities:
         pod_log = f"{workload.namespace}_{workload.pod}_{workload.uid}"
         container = f"{workload.pod}_{workload.namespace}_{workload.container}"
         container_log = f"{container}-{workload.container_id}.log"
+
         names = []
         if self._has_pod_logs:
             names.append(pod_log)
@@ -176,6 +180,7 @@ class Identities:
     def _add_uid(self, workload: Workload) -> Workload:
         if workload.uid or not (workload.namespace and workload.pod):
             return workload
+
         name = workload.namespace, workload.pod
         uids = self._uids.get(name, set())
         # A known container id may be from the old pod.
@@ -187,6 +192,7 @@ class Identities:
         name = workload.namespace, workload.pod, workload.container
         if workload.container_id or not all(name):
             return workload
+
         ids = self._logged_ids.get(name, set())
         current = self._current_ids.get((*name, workload.uid))
         if current is not None:
@@ -218,17 +224,20 @@ def _agree(workload: Workload, candidates: Set[Workload]) -> Workload:
     """
     if not candidates:
         return workload
+
     matching = [owner for owner in candidates if _fits(workload, owner)]
     if not matching:
         raise SourceError(
             "identity_conflict",
             f"the names, uid and container id of {workload.text} contradict each other",
         )
+
     agreed = {}
     for part in WORKLOAD_PARTS:
         text = _only({getattr(owner, part) for owner in matching})
         if text:
             agreed[part] = text
+
     return replace(workload, **agreed)
 
 
@@ -262,5 +271,7 @@ class IdentityReader:
                 names += os.listdir(path)
             except (OSError, ValueError) as error:
                 problems.append(explain_read_error(error, path))
-        logged = frozenset(filter(None, map(parse_log_name, names)))
+
+        logs = map(parse_log_name, names)
+        logged = frozenset(log for log in logs if log is not None)
         return Identities(logged, self.read_pods(), tuple(problems))

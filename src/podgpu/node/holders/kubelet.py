@@ -74,12 +74,15 @@ class KubeletAllocation(AllocationSource):
         """If `claims` is None, DRA claims are ignored."""
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
+
         self._identity: SocketIdentity | None = None
         # Changes when the kubelet restarts. A restarted kubelet at first returns an empty list
         # without an error.
         self._source_instance = 0
+
         self.resource_names = resource_names
         self.claims = claims
+
         self._clock = clock
         self._allocatable_at = float("-inf")
         self._offered: frozenset[str] = frozenset()
@@ -118,16 +121,18 @@ class KubeletAllocation(AllocationSource):
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
         allocation = map_held(KUBELET, gpus, devices, self._replicas)
         if self.claims is not None:
-            allocation = _unite(allocation, self.claims.held(response, devices))
-        listed = [(pod.namespace, pod.name) for pod in response.pod_resources]
-        vcuda = count_vcuda(held)
-        return replace(allocation, vcuda=vcuda, listed_pods=frozenset(listed))
+            claimed = self.claims.held(response, devices)
+            allocation = _unite(allocation, claimed)
+
+        listed = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)
+        return replace(allocation, vcuda=count_vcuda(held), listed_pods=listed)
 
     def _update_allocatable(self, response: Any) -> None:
         """Reads the offered GPUs and replicas.
 
         Does so once a minute, and when a container holds an unknown replica.
         """
+
         gpus = [entry.text for entry in _held_ids(response) if is_gpu(entry, self.resource_names)]
         held = group_replicas(gpus).keys()
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
@@ -141,6 +146,7 @@ class KubeletAllocation(AllocationSource):
             answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
             for entry in podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices:
                 ids += entry.device_ids
+
         offered = set()
         for device_id in map(parse_device_id, ids):
             if device_id is not None and device_id.gpu_uuid:
@@ -172,11 +178,13 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
     The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource).
     """
     held = {(one.device, one.holder): one for one in by_claim.assignments}
+
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
         if key in held:
             assignment = replace(assignment, attributes=held[key].attributes)
         held[key] = assignment
+
     unmapped = {*by_id.unmapped, *by_claim.unmapped}
     return sort_allocation(held.values(), unmapped)
 
@@ -210,6 +218,7 @@ def _stat_socket(path: str) -> SocketIdentity:
         ) from error
     except (OSError, ValueError) as error:
         raise explain_read_error(error, path) from error
+
     if not stat.S_ISSOCK(status.st_mode):
         raise SourceError(
             "not_a_socket",
@@ -246,6 +255,7 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
         advice = "the last mapping is used; if this persists, find the client that polls too often"
+
     return SourceError(
         reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}"
     )
@@ -311,16 +321,19 @@ def _exchange(connection: socket.socket, method: str, deadline: float, request: 
         ("content-type", "application/grpc"),
         ("grpc-timeout", f"{milliseconds}m"),
     ]
+
     http = H2Connection()
     http.initiate_connection()
     stream = http.get_next_available_stream_id()
     http.send_headers(stream, headers)
+
     # one message that is not compressed
     message = b"\0" + len(request).to_bytes(4, "big") + request
     for start in range(0, len(message), http.max_outbound_frame_size):
         frame = message[start : start + http.max_outbound_frame_size]
         http.send_data(stream, frame)
     http.end_stream(stream)
+
     answer: dict[bytes, bytes] = {}
     body = bytearray()
     while True:
@@ -352,18 +365,28 @@ def _remaining(deadline: float) -> float:
 
 
 def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
-    status = headers.get(b"grpc-status", b"missing").decode(errors="replace")
+    status = _read_header(headers, b"grpc-status", "missing")
     if status != "0":
-        http_status = headers.get(b":status", b"None").decode(errors="replace")
-        message = unquote(headers.get(b"grpc-message", b"").decode(errors="replace"))
-        raise GrpcError(
-            _STATUS_BY_NUMBER.get(status, "UNKNOWN"),
-            message or f"gRPC status {status}, HTTP status {http_status}",
-        )
-    if len(body) < 5 or body[0] or len(body) != 5 + int.from_bytes(body[1:5], "big"):
+        message = unquote(_read_header(headers, b"grpc-message", ""))
+        if not message:
+            http_status = _read_header(headers, b":status", "None")
+            message = f"gRPC status {status}, HTTP status {http_status}"
+        raise GrpcError(_STATUS_BY_NUMBER.get(status, "UNKNOWN"), message)
+
+    # A flag (0: not compressed) and four bytes with the length precede the message.
+    prefix = body[:5]
+    message_length = int.from_bytes(prefix[1:], "big")
+    if len(prefix) < 5 or prefix[0] or len(body) != 5 + message_length:
         raise GrpcError(
             "INTERNAL",
             f"malformed gRPC response: {len(body)} bytes do not contain exactly one uncompressed "
             "message",
         )
     return bytes(body[5:])
+
+
+def _read_header(headers: dict[bytes, bytes], name: bytes, default: str) -> str:
+    value = headers.get(name)
+    if value is None:
+        return default
+    return value.decode(errors="replace")

@@ -29,12 +29,14 @@ def find_kubernetes_health(
     """
     present = {device.key for device in devices}
     found = {uuid: KubernetesHealth(HEALTHY) for uuid in offered if uuid in present}
+
     by_status: dict[str, KubernetesHealth] = {}
     for key, health in _read_statuses(pods, assignments, devices):
         earlier = by_status.get(key)
         # Containers that share a device may be reported one after the other.
         if earlier is None or health.health == UNHEALTHY:
             by_status[key] = health
+
     return found | by_status
 
 
@@ -47,6 +49,7 @@ def _read_statuses(
         name = dict(assignment.attributes).get(_DEVICE_NAME)
         if name:
             claimed.setdefault(assignment.holder.key, {})[assignment.device] = name
+
     for pod in pods:
         if pod.is_finished:
             continue
@@ -60,6 +63,7 @@ def _read_container(container: ContainerRecord, index: DeviceIndex) -> Iterator[
         device_id = parse_device_id(entry.device_id)
         if device_id is None or entry.resource.startswith(_CLAIM):
             continue
+
         health = _parse_health(entry)
         if health is not None:
             for device in index.find(device_id):

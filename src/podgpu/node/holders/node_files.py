@@ -96,6 +96,7 @@ class PodlistAllocation(AllocationSource):
 
     def _check_heartbeat(self, path: str) -> None:
         """Raises SourceError if no hook has updated the file for a while."""
+
         now = self._clock()
         identity = identify_file(path)
         written_at = identity.modified_ns / 1e9
@@ -105,6 +106,7 @@ class PodlistAllocation(AllocationSource):
             # Not the file's own time, because the clock of the node may be set.
             self._changed_at = now
         self._identity = identity
+
         if now - self._changed_at > _STALE_SECONDS:
             raise SourceError(
                 "stale",
@@ -131,6 +133,7 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
     """
     entries: list[PodlistEntry] | None
     entries = decode_json(content, path, list[PodlistEntry] | None)  # type: ignore[arg-type]
+
     held = []
     for entry in entries or ():
         holder = Workload(entry.namespace, entry.name, entry.container, entry.uid)
@@ -185,11 +188,13 @@ def parse_checkpoint(
     Raises SourceError if the checkpoint is malformed.
     """
     data = decode_json(content, path, _DeviceFile).data
+
     held = []
     for entry in data.entries or ():
         holder = Workload(container=entry.container, uid=entry.uid)
         for text in _list_ids(entry.device_ids):
             held.append(HeldId(holder, entry.resource, text))
+
     gpus = [one for one in held if is_gpu(one, resource_names)]
     return gpus, group_replicas(_list_ids(data.registered))
 
@@ -229,6 +234,7 @@ class HpcAllocation(AllocationSource):
                 if error.reason != "file_missing":
                     unmapped.append(Unmapped(self.name, error.reason, name, "hpc", Workload()))
                 continue
+
             device = by_name.get(name)
             for job in jobs:
                 holder = Workload(job=job)
@@ -280,11 +286,14 @@ class ProcessHolders(AllocationSource):
         for device in devices:
             if not device.is_instance:
                 processes += self._processes(device)
+
         places = self._finder.find_all({process.pid for process in processes})
         require_permission(places, self._finder.proc)
+
         keys = {device.key for device in devices}
         shares: dict[tuple[str, Workload], float | None] = {}
         unmapped = set()
+
         for process in processes:
             place = places[process.pid]
             if place.outcome in FAILED_LOOKUPS:

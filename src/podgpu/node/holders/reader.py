@@ -179,13 +179,10 @@ def _group_by_holder(
     vcuda = group_by(answer.vcuda, lambda request: Workload(*parts_of(request)))
     holders: dict[Workload, CachedHolder] = {}
     for workload in (*assignments, *vcuda):
-        holders[workload] = CachedHolder(
-            now,
-            answer.source_instance,
-            complete_if_certain(complete, workload),
-            assignments.get(workload, ()),
-            vcuda.get(workload, ()),
-        )
+        identity = complete_if_certain(complete, workload)
+        own = assignments.get(workload, ())
+        requests = vcuda.get(workload, ())
+        holders[workload] = CachedHolder(now, answer.source_instance, identity, own, requests)
     return holders
 
 
@@ -223,6 +220,7 @@ class AllocationReader:
         result = self._workers.run(jobs, DEADLINE)["identities"]
         if result.value is not None:
             self._identities = result.value
+
         # "hung" only means that another thread is already reading.
         if getattr(result.error, "reason", "") != "hung":
             self._identities_result = result
@@ -239,15 +237,18 @@ class AllocationReader:
         readings = replace_reservations(readings, self._identities.pods, devices, self.complete)
         merged = merge(readings, self.complete)
         unmapped = merged.unmapped
-        if not devices:  # every id would be reported as unknown
+        if not devices:
+            # Every id would be reported as unknown.
             unmapped = tuple(entry for entry in unmapped if entry.reason != "unknown_device")
+
+        kubernetes_health = self._find_health(results, merged, devices)
         return replace(
             merged,
             unmapped=unmapped,
             listed_pods=_find_listed_pods(results),
             sources=tuple(statuses),
             api_uids=self._identities.api_uids,
-            kubernetes_health=self._find_health(results, merged, devices),
+            kubernetes_health=kubernetes_health,
             at=at,
         )
 
@@ -268,6 +269,7 @@ class AllocationReader:
         result = self._identities_result
         if result is None:
             return self._identities_status
+
         error = result.error
         for problem in self._identities.problems:
             if error is None and problem.reason != "file_missing":
@@ -317,6 +319,7 @@ class AllocationReader:
         A restarted kubelet does not list all of its pods yet.
         """
         listed = _find_listed_pods(results)
+
         listed_at = {}
         for name in OUTDATED & readings.keys():
             for assignment in readings[name].assignments:
@@ -342,15 +345,16 @@ def reject_ended(
     """Rejects the holders of outdated sources whose pods have ended."""
     current = dict(readings)
     for name in OUTDATED & readings.keys():
+        reading = readings[name]
         kept = []
-        unmapped = list(readings[name].unmapped)
-        for assignment in readings[name].assignments:
+        unmapped = list(reading.unmapped)
+        for assignment in reading.assignments:
             holder = complete_if_certain(complete, assignment.holder)
             if has_ended(holder):
                 unmapped += _reject_all([assignment], holder, "ended")
             else:
                 kept.append(assignment)
-        current[name] = replace(readings[name], assignments=tuple(kept), unmapped=tuple(unmapped))
+        current[name] = replace(reading, assignments=tuple(kept), unmapped=tuple(unmapped))
     return current
 
 
@@ -379,12 +383,10 @@ def merge(
     for reading in readings.values():
         unmapped += reading.unmapped
         offered |= reading.offered
-    return Allocation(
-        _combine_all(merged.values()),
-        tuple(unmapped + rejected),
-        _merge_vcuda(readings, complete),
-        frozenset(offered),
-    )
+
+    assignments = _combine_all(merged.values())
+    vcuda = _merge_vcuda(readings, complete)
+    return Allocation(assignments, tuple(unmapped + rejected), vcuda, frozenset(offered))
 
 
 def _add_reading(
@@ -393,6 +395,7 @@ def _add_reading(
     """Adds the assignments of one source, and returns the rejected ones."""
     rejected = []
     by_holder = group_by(reading.assignments, lambda claim: claim.holder)
+
     for holder, claims in by_holder.items():
         try:
             completed = complete(holder)
@@ -415,6 +418,7 @@ def _add_claims(
         if not lags:
             merged[holder.key] = [replace(claim, holder=holder) for claim in claims]
         return []
+
     rejected = _add_to_known(known, holder, claims)
     if lags or claims[0].source in LAST_RESORT:
         return []
@@ -431,6 +435,7 @@ def _add_to_known(known: _Claims, holder: Workload, claims: Sequence[Assignment]
     pairs = zip(parts_of(first.holder), parts_of(holder), strict=True)
     parts = [own or other for own, other in pairs]
     known[0] = replace(first, holder=Workload(*parts))
+
     devices = {claim.device for claim in known}
     contradicting = []
     for claim in claims:
@@ -534,15 +539,19 @@ def describe(unmapped: Unmapped) -> str:
     """Describes an unmapped assignment on one line: `ns/pod/main holds nvidia.com/gpu GPU-…`."""
     holder = unmapped.holder.text
     device_id = unmapped.device_id
+
     if unmapped.source == "hpc":
         text = f"job file {device_id}"
         return one_line(f"{holder} is in the {text}" if holder else text)
+
     if unmapped.reason == "bad_annotation":
         return one_line(f"{holder} has the annotation {device_id}")
+
     verb = "uses" if unmapped.source == "processes" else "holds"
     resource = unmapped.resource
     if resource in (unmapped.source, "pid"):
         resource = ""
+
     words = (holder or "a process", verb, resource, device_id)
     return one_line(" ".join(filter(None, words)))
 

@@ -36,7 +36,8 @@ class HookCounters:
     def samples(self) -> dict[str, list[Sample]]:
         samples: dict[str, list[Sample]] = {name: [] for name in _COUNTERS}
         with self._lock:
-            for (name, text), value in self._values.items():
-                labels = Labels((label, text) for label in _COUNTERS[name])
-                samples[name].append(Sample(labels, value))
+            values = self._values.copy()
+        for (name, text), value in values.items():
+            labels = Labels((label, text) for label in _COUNTERS[name])
+            samples[name].append(Sample(labels, value))
         return samples

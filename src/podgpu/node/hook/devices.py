@@ -100,12 +100,14 @@ def read_cards(proc: str) -> Cards:
         places = [name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)]
     except OSError:
         return Cards()
+
     cards = []
     for place in sorted(places, key=_parse_pci_name):
         text = ""
         with suppress(SourceError):
             content = read_bounded(os.path.join(root, place, "information"), _MAX_INFORMATION_BYTES)
             text = content.decode(errors="replace")
+
         if _EXCLUDED.search(text):
             continue
         uuid = _UUID.search(text)
@@ -134,6 +136,7 @@ def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
     # Programs that read podlist.json reject entries without names.
     if not pod.namespace or not pod.name:
         return []
+
     assigned = find_assigned(pod, cards)
     entries = []
     for container in sandbox.containers:
@@ -149,9 +152,11 @@ def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
 
     Raises BadAnnotation if the annotation is malformed.
     """
-    annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
+    annotation = pod.annotations.get(KOORDINATOR_DEVICES, "")
+    annotations = ((KOORDINATOR_DEVICES, annotation),)
+    record = PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations)
     gpus = []
-    for held in read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations)):
+    for held in read_grants(record):
         device_id = parse_device_id(held.text)
         if device_id is None or device_id.minor is None:
             gpus.append(held.text)
@@ -175,8 +180,10 @@ def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
     visible = variables.get(VISIBLE_DEVICES, "").strip()
     if visible == "none":
         return ()
+
     words = variables.get(_CAPABILITIES, "").split(",")
     is_monitor = {word.strip() for word in words} - {""} == {"utility"}
+
     gpus = _resolve(visible.split(","), is_monitor, cards)
     if gpus is None:
         gpus = _resolve(_list_mounted(container), is_monitor, cards)
@@ -197,6 +204,7 @@ def _read_minors(devices: Sequence[Any]) -> list[int]:
             return []
         if device.major == _NVIDIA_MAJOR and 0 <= device.minor < _FIRST_CONTROL_MINOR:
             minors.add(device.minor)
+
     return sorted(minors)
 
 
@@ -210,6 +218,7 @@ def _list_mounted(container: Any) -> Iterator[str]:
         if not mount.destination.startswith(prefix):
             continue
         name = mount.destination.removeprefix(prefix).decode(errors="replace")
+
         parts = name.split("/", 3)
         if parts[0] == "cdi" and len(parts) == 4:
             name = f"{parts[1]}/{parts[2]}={parts[3]}"
@@ -234,6 +243,7 @@ def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str,
             ids.append(cards.find_by_index(int(name)))
         elif parse_id_or_minor(name) is not None:
             ids.append(name)
+
     if not ids and not is_known:
         return None
     return tuple(dict.fromkeys(ids))

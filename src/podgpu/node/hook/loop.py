@@ -53,8 +53,9 @@ class Hook:
 
     def __post_init__(self) -> None:
         self._counters = HookCounters()
+        read_cards = partial(self.read, self.proc)
         self.writer = PodlistWriter(
-            self.file, self._counters, partial(self.read, self.proc), lambda: self.is_synchronised
+            self.file, self._counters, read_cards, lambda: self.is_synchronised
         )
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
@@ -74,9 +75,11 @@ class Hook:
             "podgpu_hook_gpu_containers": self.writer.gpu_containers,
             "podgpu_hook_podlist_up_to_date": int(self.writer.is_up_to_date),
         }
+
         samples = {name: [Sample(NO_LABELS, value)] for name, value in gauges.items()}
         samples["podgpu_hook_build_info"] = [Sample(VERSIONS, 1)]
-        return make_families("hook", {**samples, **self._counters.samples()})
+        samples |= self._counters.samples()
+        return make_families("hook", samples)
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Starts the threads.
@@ -100,6 +103,7 @@ class Hook:
             "unless a hook is started again; if you uninstall the hook, delete the file",
             self.file.path,
         )
+
         self._stopping.set()
         connection = self._connection
         if connection is not None:
@@ -122,6 +126,7 @@ class Hook:
         Returns True if the runtime reported its containers before the end.
         """
         cards = (lambda: self.writer.cards) if self.inject else None
+
         plugin = Plugin(self.writer.update, self._counters, cards)
         problem = self._serve(plugin)
         if not self._stopping.is_set():
@@ -153,6 +158,7 @@ class Hook:
             _log.warning(
                 "%s; podlist.json stays unchanged until the connection works again", message
             )
+
         self._logged = message
         self._counters.error(problem.reason)
 
@@ -185,6 +191,7 @@ def _shut(connection: socket.socket) -> None:
 def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
     """Returns the file content: one line per container, sorted."""
     ordered = sorted(entries, key=lambda entry: (entry.namespace, entry.name, entry.container))
+
     lines = b",\n".join(map(msgspec.json.encode, ordered))
     if not lines:
         return b"[]\n"
@@ -203,17 +210,21 @@ class PodlistWriter:
         self._counters = counters
         self._read_cards = read_cards
         self._is_synchronised = is_synchronised
+
         self._workers = Workers()
         self._next_cards_at = 0.0
         self.cards = Cards()
+
         # None until the runtime has reported all containers. Until then, nothing is written.
         self._sandboxes: tuple[Sandbox, ...] | None = None
         self._logged: set[str] = set()
+
         self._wake = threading.Event()
         self._stopping = False
         self._failure = ""
         self.is_up_to_date = False
         self.gpu_containers = 0
+
         self._thread = threading.Thread(target=self._run, name="hook-podlist", daemon=True)
 
     def start(self) -> None:
@@ -237,6 +248,7 @@ class PodlistWriter:
         """Reads the GPUs, at most every 10 s. Waits at most 1 s, because the driver may hang."""
         if time.monotonic() < self._next_cards_at:
             return
+
         jobs = {"cards": self._read_cards}
         result = self._workers.run(jobs, _CARDS_DEADLINE, self._wake.set)["cards"]
         if result.value is not None:
@@ -249,6 +261,7 @@ class PodlistWriter:
             self._wake.wait(_CHECK_SECONDS)
             self._wake.clear()
             stopping = self._stopping
+
             try:
                 self.write_changes()
                 self._failure = ""
@@ -268,17 +281,21 @@ class PodlistWriter:
         sandboxes = self._sandboxes
         if sandboxes is None:
             return
+
         self.update_cards()
         content = encode_podlist(self._find_entries(sandboxes))
+
         current = None
         with suppress(SourceError):
             current = read_bounded(str(self._file.path), MAX_BYTES)
+
         if current != content:
             self.is_up_to_date = False
             self._file.write(content)
             self._counters.add("podgpu_hook_podlist_writes_total")
         elif self._is_synchronised() and self._is_heartbeat_due():
             self._file.touch()
+
         self.is_up_to_date = sandboxes is self._sandboxes
 
     def _is_heartbeat_due(self) -> bool:
@@ -298,9 +315,11 @@ class PodlistWriter:
             except Exception as error:  # noqa: BLE001 - other pods keep their entries
                 name = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
                 problems[f"pod {name} is skipped, please report this: {error!r}"] = "bug"
+
         for text in problems.keys() - self._logged:
             self._counters.error(problems[text])
             _log.warning("%s", text)
+
         self._logged = set(problems)
         self.gpu_containers = len(entries)
         return entries

@@ -91,6 +91,7 @@ def _cut(
     """
     if len(buffer) < header.size:
         return None
+
     fields = header.unpack_from(buffer)
     length = fields[length_position]
     if length > limit:
@@ -99,9 +100,11 @@ def _cut(
             f"the runtime sent data that is not valid NRI ({length:,} bytes; the maximum is "
             f"{limit:,})",
         )
+
     end = header.size + length
     if len(buffer) < end:
         return None
+
     content = bytes(buffer[header.size : end])
     del buffer[:end]
     return fields, content
@@ -113,7 +116,8 @@ def encode(message: Message) -> bytes:
     frames = bytearray()
     for start in range(0, len(content), _MAX_SENT_FRAME):
         frame = content[start : start + _MAX_SENT_FRAME]
-        frames += _FRAME_HEADER.pack(message.service, len(frame)) + frame
+        frames += _FRAME_HEADER.pack(message.service, len(frame))
+        frames += frame
     return bytes(frames)
 
 
@@ -151,6 +155,7 @@ class Session:
             ) from error
         finally:
             self.connection.close()
+
         if not self.is_registered:
             raise SourceError(
                 "refused",
@@ -186,6 +191,7 @@ class Session:
             raise SourceError(
                 "refused", "the runtime's answer to the registration is not an NRI message"
             ) from error
+
         if answer.status.code:
             raise SourceError(
                 "refused",
@@ -193,6 +199,7 @@ class Session:
                 f"({answer.status.message}): podgpu needs NRI version v1alpha1 (containerd 1.7 or "
                 "later, CRI-O 1.26 or later); see the runtime's log",
             )
+
         self.is_registered = True
         self.connection.settimeout(None)
 
@@ -219,6 +226,7 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
             self._failed(method, "bug", repr(error))
+
         self.counters.add("podgpu_hook_requests_total", method)
         self.counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
         return _serialize(response)
@@ -301,12 +309,15 @@ class Plugin:
         request = nri_pb2.SynchronizeRequest.FromString(payload)
         self._reported_pods += request.pods
         self._reported_containers += request.containers
+
         if request.more:
             return _serialize(nri_pb2.SynchronizeResponse(more=True))
+
         self._pods = {pod.id: pod for pod in self._reported_pods}
         self._place(self._reported_containers)
         self._reported_pods = []
         self._reported_containers = []
+
         self.is_synchronised = True
         self.counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
@@ -322,6 +333,7 @@ class Plugin:
         for container in reported:
             if container.state != _STOPPED and container.pod_sandbox_id in self._pods:
                 containers.append(container)
+
         containers.sort(key=lambda one: (one.state == _RUNNING, one.created_at))
         live: dict[str, str] = {}  # sandbox id by pod UID
         for container in containers:
@@ -338,6 +350,7 @@ class Plugin:
     def _create(self, payload: bytes) -> bytes:
         subject = nri_pb2.Subject.FromString(payload)
         self._apply("CreateContainer", subject.pod, subject.container)
+
         pod = self._pods.get(subject.pod.id)
         if self.cards is None or pod is None:
             return b""
@@ -370,6 +383,7 @@ class Plugin:
             if method != "RunPodSandbox":
                 # Replaces an older container of this name, in case its stop event was missed.
                 self._containers[pod.id][container.name] = container
+
         if self.is_synchronised:
             self.on_change(self.sandboxes)
 

@@ -100,6 +100,7 @@ class ContainerFinder:
         # spaces.
         _, _, after_name = stat.rpartition(b")")
         started = int(after_name.split()[_STARTED - 3])
+
         cached = self._cache.get(pid)
         if cached is not None and cached.started == started:
             age = now - cached.looked_up_at
@@ -114,6 +115,7 @@ class ContainerFinder:
         if self.finds_users and not workload.uid:
             workload = _find_user(folder, cgroup, workload.container_id)
             command = _find_command(folder, stat)
+
         user_id = _read_user_id(folder)
         lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command, user_id)
         self._cache[pid] = _Cached(started, now, lookup)
@@ -127,6 +129,7 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     """
     if not in_host_pid_namespace(proc):
         return None
+
     finder = ContainerFinder(proc)
     workloads = set()
     for name in os.listdir(proc):
@@ -238,6 +241,7 @@ class ProcessOwners:
         lookups = finder.find_all(pids)
         now = self._finder.clock()
         existing = [pid for pid, lookup in lookups.items() if lookup.outcome != "gone"]
+
         with self._early_lock:
             for pid in existing:
                 self._early[pid] = _Early(now, lookups[pid])
@@ -248,11 +252,13 @@ class ProcessOwners:
         self._lookups = self._finder.find_all(pids)
         self._use_early_lookups()
         owners = self._find_owners(pids, before)
+
         new_containers = _list_containers(owners) - _list_containers(self._last)
         if new_containers:
             # now, before a short job ends
             self._read_identities()
             owners = self._find_owners(pids, before)
+
         self._last = owners
         self._keep_recent(owners)
         return owners
@@ -263,6 +269,7 @@ class ProcessOwners:
         for pid, recent in list(self._recent.items()):
             if recent.at <= oldest:
                 del self._recent[pid]
+
         for pid, owner in owners.items():
             if owner.workload or self._lookups[pid].outcome != "gone":
                 self._recent[pid] = _Recent(now, owner)
@@ -276,10 +283,12 @@ class ProcessOwners:
             if recent is None:
                 return None
             return recent.owner
+
         if early.lookup.outcome in FAILED_LOOKUPS:
             return ProcessOwner(problem=early.lookup.outcome)
         if early.lookup.outcome != "found" and not early.lookup.workload.user:
             return NOT_IN_POD
+
         owner = self._make_owner(early.lookup.workload)
         if owner.container:
             self._read_identities()
@@ -307,6 +316,7 @@ class ProcessOwners:
         lookup = self._lookups[pid]
         before = self._last.get(pid, NOT_IN_POD).workload
         container_id = lookup.workload.container_id
+
         if lookup.outcome in FAILED_LOOKUPS:
             user = UNKNOWN_USER if self._finder.finds_users else None
             owner = ProcessOwner(user, lookup.outcome)
@@ -319,6 +329,7 @@ class ProcessOwners:
             owner = self._make_owner(lookup.workload)
         else:
             owner = NOT_IN_POD
+
         return replace(
             owner,
             is_mps_server=lookup.is_mps_server,
@@ -364,6 +375,7 @@ class ProcessOwners:
         """
         require_host_pid_namespace(self._finder.proc)
         require_permission(self._lookups, self._finder.proc)
+
         owners = self._last.values()
         has_owner = any(owner.workload for owner in owners)
         if not has_owner and any(owner.problem == NO_NAME for owner in owners):
@@ -426,6 +438,7 @@ def _find_command(folder: str, stat: bytes) -> str:
     """
     _, _, rest = stat.partition(b"(")
     name, _, _ = rest.rpartition(b")")
+
     with suppress(OSError):
         program, _, _ = _read(f"{folder}/cmdline").partition(b"\0")
         if words := program.split():
@@ -454,6 +467,7 @@ def parse_cgroup(text: str) -> Workload | None:
     """
     if pod := _IN_POD.search(text):
         return Workload(uid=pod[1].replace("_", "-"), container_id=pod[2])
+
     container = _OUTSIDE_PODS.search(text)
     if not container:
         return None

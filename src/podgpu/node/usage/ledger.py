@@ -173,12 +173,14 @@ class OwnedUsage:
             share = self.holders.get(workload)
             busy_ns = busy.part(workload)
             idle_ns = self.compute_idle(workload, busy, elapsed_ns)
+
             allocated_ns = wasted_idle_ns = underused_ns = None
             if share is not None:
                 allocated_ns = round(share * elapsed_ns)
                 wasted_idle_ns, underused_ns = self.measure_waste(
                     workload, busy, allocated_ns, idle_ns, elapsed_ns
                 )
+
             least, most = bounds.get(workload, Bounds())
             usages[workload] = structs.replace(
                 waits.usages.get(workload, waits.of_others),
@@ -215,6 +217,7 @@ class OwnedUsage:
             return "", self.usage.method_limit
         if not self.by_samples:
             return self.usage.method, self.usage.method_limit
+
         all_hidden = all(owner in self.by_samples for owner, part in self._list_busy() if part)
         return "samples" if all_hidden else self.usage.method, HIDDEN_USERS
 
@@ -247,6 +250,7 @@ class OwnedUsage:
         # Samples are inexact and processes can run concurrently, so the sum can be too large.
         if measured > usage.window_ns:
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
+
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
         if total is None or measured > total:
             return Division(measured, parts)
@@ -269,7 +273,8 @@ class OwnedUsage:
 
         reported: list[tuple[Owner, int | None]] = []
         for process in self.processes:
-            reported.append((process.owner, 0 if process.only_busy else process.memory))
+            memory = 0 if process.only_busy else process.memory
+            reported.append((process.owner, memory))
         parts, _ = self._sum_by_owner(reported)
         if total is not None:
             total = max(total, sum(parts.values()))
@@ -344,15 +349,19 @@ class OwnedUsage:
         The attributed time lies between them. An MPS client has no minimum. Its maximum is the busy
         time of the MPS server.
         """
+        usage = self.usage
         if self.mps_busy_ns is not None:
-            clients = {owner for owner, busy_ns in self._list_busy() if busy_ns is None}
             maximum = Bounds(None, self.mps_busy_ns)
-            return {owner: maximum for owner in clients if isinstance(owner, Workload)}
+            bounds = {}
+            for owner, busy_ns in self._list_busy():
+                if busy_ns is None and isinstance(owner, Workload):
+                    bounds[owner] = maximum
+            return bounds
 
-        if not self.usage.bounded or busy.parts is None or busy.total is None:
+        if not usage.bounded or busy.parts is None or busy.total is None:
             return {}
-        if self.usage.resident_ns is not None:
-            return self._bound_by_residency(self.usage.resident_ns, busy.parts, busy.total)
+        if usage.resident_ns is not None:
+            return self._bound_by_residency(usage.resident_ns, busy.parts, busy.total)
         return self._bound_by_samples(busy.parts, busy.total)
 
     def _bound_by_residency(
@@ -374,6 +383,7 @@ class OwnedUsage:
             if workload in self.by_samples:
                 # Some of the hidden processes may belong to the workload.
                 most += resident_ns.get(HIDDEN_PID, 0)
+
             others = resident.total() - resident[workload] + saving[workload]
             least = min(resident[workload], part, max(0, worked - others))
             bounds[workload] = Bounds(least, max(part, min(most, worked)))
@@ -421,6 +431,7 @@ class OwnedUsage:
                 waits_for=_name_runners(parts, window_ns),
             )
             waited_ns += estimate
+
         # It is unknown which of the hidden processes waited.
         for owner in self.by_samples:
             if isinstance(owner, Workload):
@@ -460,6 +471,7 @@ class OwnedUsage:
         for holder, share in self.holders.items():
             known = default if share is None else share
             weights[holder] = round(known * _SHARE_UNITS)
+
         weights[None] = max(0, _SHARE_UNITS - sum(weights.values()))
         return divide_exactly(_SHARE_UNITS, weights)
 
@@ -563,6 +575,7 @@ class Account:
             changes.pop("busy_max_ns", None)
         if self.unallocated_ns >= unallocated_after_ns:
             changes["unallocated_since"] = at - self.unallocated_ns / NS
+
         usage = structs.replace(self.usage, **changes)
         return Holder(**structs.asdict(self.workload), usage=usage)
 
@@ -579,18 +592,22 @@ class Ledger:
         """
         self._max_namespaces = max_namespaces
         self._unallocated_after_ns = round(unallocated_after * NS)
+
         # accounts of the last reading, by device key
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, DeviceTotals] = {}  # includes removed devices, which may return
         self._have_processes: set[str] = set()  # devices whose processes were visible at least once
         self._listed: set[str] = set()  # keys of the devices and GPUs in the last reading
+
         # by namespace, model, profile; oldest first
         self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}
         # last known owners (workload key, "host" or "unknown"), by device key and pid
         self._owners: dict[str, dict[int, WorkloadKey | str]] = {}
+
         # weights by GPU UUID, see `_charge_energy`
         self._windows: dict[str, Counter[Account | None]] = {}
+
         self._read_at = 0.0  # Unix time of the last reading
         self._counted_since = 0.0  # Unix time of the reading before
 
@@ -651,6 +668,7 @@ class Ledger:
                 totals = structs.replace(
                     totals, unattributed_busy_ns=None, unattributed_energy_mj=None
                 )
+
             holders = []
             for _, account in sorted(self._accounts.get(key, {}).items()):
                 holders.append(account.to_holder(self._read_at, self._unallocated_after_ns))
@@ -683,6 +701,7 @@ class Ledger:
                 was_measured = account.is_measured and not account.has_process
                 account.is_measured = usage.busy_ns is not None or was_measured
             self._charge_namespace(account, usage)
+
         if is_visible:
             self._have_processes.add(key)
         return busy
@@ -704,6 +723,7 @@ class Ledger:
         weight = (gpu.power_mw or 1) * elapsed_ns
         weights = self._windows.setdefault(uuid, Counter())
         weights.update(divide_exactly(weight, self._weigh(gpu.device, devices, busy)))
+
         if any(owned.processes is not None for owned in devices):
             self._have_processes.add(uuid)
         if gpu.energy_mj is None:
@@ -719,6 +739,7 @@ class Ledger:
                 self._charge_namespace(account, HolderUsage(energy_mj=part))
                 if account.workload.has_labels:
                     rest -= part
+
         for owned in devices:
             for account in self._accounts[owned.device.key].values():
                 power_ratio = _ratio(parts.get(account), gpu.energy_mj)
@@ -751,6 +772,7 @@ class Ledger:
                 by_share[account] += share * owned.slices
                 unheld -= share
             by_share[None] += unheld * owned.slices
+
             unattributed = division.unattributed
             if unattributed is None:
                 unattributed = owned.usage.window_ns
@@ -766,10 +788,11 @@ class Ledger:
 
     def _charge_namespace(self, account: Account, window: HolderUsage) -> None:
         key = account.namespace
-        if key is not None:
-            before = self._namespaces.get(key) or self._new_namespace(key)
-            sums = _sums(before, window, _NAMESPACE_COUNTERS)
-            self._namespaces[key] = structs.replace(before, **sums)
+        if key is None:
+            return
+        before = self._namespaces.get(key) or self._new_namespace(key)
+        sums = _sums(before, window, _NAMESPACE_COUNTERS)
+        self._namespaces[key] = structs.replace(before, **sums)
 
     def _new_namespace(self, key: tuple[str, str, str]) -> NamespaceUsage:
         return NamespaceUsage(*key, allocated_ns=0, counted_since=self._counted_since)
@@ -781,6 +804,7 @@ class Ledger:
         """
         if owned.processes is None:
             return None
+
         key = owned.device.key
         before = self._owners.get(key, {})
         now: dict[int, WorkloadKey | str] = {}
@@ -882,9 +906,11 @@ def _name_runners(parts: Mapping[Owner, int], window_ns: int) -> tuple[WaitPart,
     """Returns the workloads that ran while another waited, longest first."""
     runners = []
     for runner, ns in sorted(parts.items(), key=itemgetter(1), reverse=True):
-        if ns:
-            names = parts_of(runner if isinstance(runner, Workload) else Workload())
-            runners.append(WaitPart(*names, seconds=ns / NS, ratio=ns / window_ns))
+        if not ns:
+            continue
+        workload = runner if isinstance(runner, Workload) else Workload()
+        names = parts_of(workload)
+        runners.append(WaitPart(*names, seconds=ns / NS, ratio=ns / window_ns))
     return tuple(runners)
 
 

@@ -99,8 +99,10 @@ def translate(code: int, what: str) -> SourceError:
         return DeviceLost(
             f"{what}: the GPU is lost (DCGM {code}); reset the GPU or reboot the node (see dmesg)"
         )
+
     reason = _REASONS.get(code, f"dcgm_{-code}")
     text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
+
     if code in _UNSUPPORTED:
         return Unsupported(text, reason)
     if code in _GONE:
@@ -134,6 +136,7 @@ def parse_address(text: str) -> EngineAddress:
         return EngineAddress(text.removeprefix("unix://"))
     if _VSOCK.fullmatch(text):
         return EngineAddress(text, "localhost")  # libdcgm uses this host name for vsock, too
+
     match = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
     port = 0 if match is None else int(match["port"] or _DEFAULT_PORT)
     if match is None or not 0 < port < 65536:
@@ -141,6 +144,7 @@ def parse_address(text: str) -> EngineAddress:
             f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, "
             "unix:///path or vsock://CID:PORT"
         )
+
     return EngineAddress(f"{match['host']}:{port}", match["host"].strip("[]"))
 
 
@@ -154,11 +158,13 @@ class DcgmConnection:
         self._library_path = library_path
         self._log_level = log_level
         self._dll: ctypes.CDLL | None = None
+
         self.library_version: Version = ()
         self.engine_version: Version = ()
         self._handle = s.Handle()
         # True if a call failed because the connection was lost. It must be reopened.
         self.lost = False
+
         self._lock = DriverLock("DCGM")
         self.hold = self._lock.hold
         """Context manager for calls. It prevents `close` from disconnecting during a call."""
@@ -234,6 +240,7 @@ class DcgmConnection:
         function = getattr(self._dll, name, None)
         if function is None:
             raise Unsupported(f"this libdcgm has no function {name}; a newer version may have it")
+
         code = function(*arguments)
         if code:
             raise translate(code, name)
@@ -272,6 +279,7 @@ class DcgmConnection:
         parameters = s.make_struct(s.ConnectV2Params)
         parameters.timeoutMs = _CONNECT_MS
         parameters.addressIsUnixSocket = int(not address.host)
+
         try:
             self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
         except SourceError as e:
@@ -290,12 +298,16 @@ class DcgmConnection:
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
-        if self.library_version and self.engine_version and self.major != self.engine_version[0]:
+        if not self.library_version or not self.engine_version:
+            return
+
+        if self.major != self.engine_version[0]:
+            library = format_version(self.library_version)
+            engine = format_version(self.engine_version)
             raise DriverGone(
-                f"libdcgm has version {format_version(self.library_version)}, the host engine "
-                f"{format_version(self.engine_version)}: the major versions must be equal; give "
-                "the path of a matching library with --telemetry dcgm:PATH, or update the older "
-                "one",
+                f"libdcgm has version {library}, the host engine {engine}: "
+                "the major versions must be equal; give the path of a matching library with "
+                "--telemetry dcgm:PATH, or update the older one",
                 "version_mismatch",
             )
 

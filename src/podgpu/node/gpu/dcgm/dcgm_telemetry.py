@@ -125,23 +125,27 @@ class DcgmTelemetry:
         self._connection = DcgmConnection(
             self._settings.address, self._settings.library, self._settings.log_level
         )
+
         self._companion = CompanionDriver(driver)
         self.processes = self._companion.processes
         self.usage = self._companion.usage
         self._count_expected = count_expected
         self._clock = clock
         self.expected: int | None = None
+
         self._outline: Outline | None = None
         self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
         self._groups: tuple[FieldGroup, ...] = ()
         self._is_scheduled = False
         self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
+
         self._watch_lock = threading.Lock()
         # Watches by kind of entity and field group.
         self._watches: dict[tuple[str, FieldGroup], FieldWatch] = {}
         self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
+
         self._xids = ErrorEvents()
         self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
         self._has_read_xids = False
@@ -166,6 +170,7 @@ class DcgmTelemetry:
         for group in self._groups:
             if group.fields is fields:
                 return group
+
         group = FieldGroup(tuple(fields), self._settings.interval)
         # If they are scheduled, the groups have just changed and are kept.
         if not self._is_scheduled:
@@ -178,12 +183,15 @@ class DcgmTelemetry:
                 "connection_lost",
                 "the connection to DCGM was lost and cannot be closed, because a call hangs",
             )
+
         if not self._connection.is_open:
             self._connection.open()
             self._outline = None
+
         with self._connection.hold():
             self._follow_layout()
             self._read_health()
+
         self._companion.update()
         layout = self._layout
         devices = [gpu.device for gpu in layout.gpus if gpu.device is not None]
@@ -195,6 +203,7 @@ class DcgmTelemetry:
         now = self._clock()
         if outline == self._outline and now - self._layout_read_at < _LAYOUT_SECONDS:
             return
+
         layout = read_layout(
             self._connection, outline, self._settings.switches, self._settings.cpus
         )
@@ -222,6 +231,7 @@ class DcgmTelemetry:
             self._read_xids(layout)
             ids = [gpu.entity.id for gpu in layout.gpus]
             wanted = _list_field_ids(groups)
+
             details: dict[int, Details | None] = {}
             if HEALTH_FIELD in wanted:
                 details[HEALTH_FIELD] = check_health(self._connection, self._find_gpu_groups(), ids)
@@ -244,6 +254,7 @@ class DcgmTelemetry:
                 unsupported.append((gpu.uuid, field_id))
             else:
                 details += by_gpu.get(entities[0].entity.id, ())
+
         xid_watch = self._watches.get(("GPU", self._xid_group))
         return replace(
             reading,
@@ -278,12 +289,18 @@ class DcgmTelemetry:
             elif values:
                 kind = "LINK" if one.kind == SWITCH_LINK else one.kind
                 others.append(EntityState(kind, one.labels, by_name(values)))
-        unsupported = {(keys[entity], i) for entity, i in latest.unsupported if entity in keys}
+
+        unsupported = set()
+        for entity, field_id in latest.unsupported:
+            if entity in keys:
+                unsupported.add((keys[entity], field_id))
+        errors = dict.fromkeys(latest.errors)
+
         return GpuReading(
             readings,
             unsupported=tuple(sorted(unsupported)),
             dropped=tuple(latest.dropped),
-            errors=tuple(dict.fromkeys(latest.errors)),
+            errors=tuple(errors),
             entities=tuple(others),
         )
 
@@ -327,6 +344,7 @@ class DcgmTelemetry:
             wanted = {group: _select_fields(group.fields, kind) for group in groups}
             if kind in _XID_KINDS:
                 wanted[self._xid_group] = self._xid_group.fields
+
             for group, some in wanted.items():
                 if some:
                     watches[kind, group] = FieldWatch(
@@ -336,17 +354,23 @@ class DcgmTelemetry:
 
     def _read_xids(self, layout: NodeLayout) -> None:
         """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
-        watches = [watch for (_, group), watch in self._watches.items() if group is self._xid_group]
-        samples = self._read_samples(watches)
+        watches = []
+        for (_, group), watch in self._watches.items():
+            if group is self._xid_group:
+                watches.append(watch)
+
         keys = {}
         for one in layout.entities:
             if one.device is not None and one.kind in _XID_KINDS:
                 keys[one.entity] = one.device.key
-        for timestamp, entity, xid in sorted(samples):
-            if timestamp > self._last_xids.get(entity, 0):
-                self._last_xids[entity] = timestamp
-                if self._has_read_xids and entity in keys:
-                    self._xids.add(ErrorEvent(keys[entity], xid, timestamp / 1_000_000))
+
+        for timestamp, entity, xid in sorted(self._read_samples(watches)):
+            if timestamp <= self._last_xids.get(entity, 0):
+                continue
+            self._last_xids[entity] = timestamp
+            if self._has_read_xids and entity in keys:
+                seconds = timestamp / 1_000_000
+                self._xids.add(ErrorEvent(keys[entity], xid, seconds))
         self._has_read_xids |= bool(watches)
 
     def _read_samples(self, watches: Iterable[FieldWatch]) -> list[tuple[int, Entity, int]]:
@@ -362,6 +386,7 @@ class DcgmTelemetry:
         callback = s.OnValues(add_values)
         last = max(self._last_xids.values(), default=0)
         since = c_int64(max(last - _OVERLAP_US, 0))
+
         for watch in watches:
             for groups in product(watch.groups, watch.field_groups):
                 self._connection.call(
@@ -383,6 +408,7 @@ class DcgmTelemetry:
         closed = self._close(wait / 2)
         if not closed:
             _log.warning("DCGM cannot be closed, because a call into it has not returned")
+
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
@@ -439,12 +465,19 @@ def check_health(
         response = s.make_struct(kind)
         if not connection.try_call("dcgmHealthCheck", group, byref(response)):
             return None
+
         for incident in response.incidents[: response.incidentCount]:
-            if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:
-                key = incident.entity.id, incident.system
-                found = incident.health, incident.code
-                worst[key] = max(found, worst.get(key, found))
-    return {gpu: tuple(_make_health_details(gpu, worst)) for gpu in gpu_ids}
+            entity = incident.entity
+            if entity.group != EntityGroup.GPU or incident.system not in _WATCHES:
+                continue
+            key = entity.id, incident.system
+            result = incident.health, incident.code
+            worst[key] = max(result, worst.get(key, result))
+
+    details = {}
+    for gpu_id in gpu_ids:
+        details[gpu_id] = tuple(_make_health_details(gpu_id, worst))
+    return details
 
 
 def _make_health_details(
@@ -467,6 +500,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
     status = s.make_struct(s.NvLinkP2PStatus)
     if not connection.try_call("dcgmGetNvLinkP2PStatus", byref(status)):
         return None
+
     details: dict[int, list[Detail]] = {}
     for gpu in status.gpus[: status.numGpus]:
         details[gpu.entityId] = []

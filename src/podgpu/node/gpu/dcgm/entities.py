@@ -158,6 +158,7 @@ def read_layout(
 def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
     if state in _LOST_STATES:
         raise DeviceLost(f"GPU {gpu_id} is {_LOST_STATES[state]}")
+
     attributes = s.make_struct(s.DeviceAttributes)
     connection.call("dcgmGetDeviceAttributes", gpu_id, byref(attributes))
     identifiers = attributes.identifiers
@@ -168,6 +169,7 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
         model=identifiers.deviceName.decode("utf-8", "replace"),
         mig_enabled=attributes.settings[_MIG_MODE] == 1,
     )
+
     if not device.uuid or device.uuid.startswith("<<<"):
         raise SourceError("no_data", f"DCGM lists GPU {gpu_id} but does not report its UUID")
     return device
@@ -179,13 +181,16 @@ def _read_instances(
     profiles = read_live(connection, [mig.entity for mig in instances], fields()[_NAME])
     for instance in sorted(instances, key=lambda mig: mig.instance_id):
         compute = [mig.entity for mig in migs if mig.parent == instance.entity]
-        uuids = map(str, read_live(connection, compute, fields()[_UUID]).values())
+        values = read_live(connection, compute, fields()[_UUID])
+        uuids = [str(value) for value in values.values()]
+        # Older engines return the UUID of the GPU, which is omitted.
+        mig_uuids = [uuid for uuid in uuids if uuid.startswith("MIG-")]
+
         device = replace(
             gpu,
             gi_id=instance.instance_id,
             profile=str(profiles.get(instance.entity, "")),
-            # Older engines return the UUID of the GPU, which is omitted.
-            mig_uuids=tuple(uuid for uuid in uuids if uuid.startswith("MIG-")),
+            mig_uuids=tuple(mig_uuids),
         )
         yield DcgmEntity("GPU_I", instance.entity, device)
         for entity in compute:
@@ -217,6 +222,7 @@ def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[
     status = s.make_struct(s.NvLinkStatus)
     if connection.major < 4 or not connection.try_call("dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
+
     gpus = status.gpus[: status.numGpus]
     switches = status.nvSwitches[: status.numNvSwitches]
     return _find_active_links(gpus), _find_active_links(switches)
@@ -239,6 +245,7 @@ def _read_switches(
         "dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0
     ):
         return
+
     for switch in ids[: count.value]:
         name = {"nvswitch": f"nvswitch{switch}"}
         if selection.shows_gpu(switch):
@@ -253,10 +260,12 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
     hierarchy = s.make_struct(s.CpuHierarchy)
     if not connection.try_call("dcgmGetCpuHierarchy", byref(hierarchy)):
         return
+
     for cpu in hierarchy.cpus[: hierarchy.numCpus]:
         name = {"cpu": str(cpu.cpuId)}
         if selection.shows_gpu(cpu.cpuId):
             yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=name)
+
         mask = int.from_bytes(bytes(cpu.cores.bitmask), "little")
         for core in range(mask.bit_length()):
             if mask >> core & 1 and selection.shows_instance(core):
@@ -323,6 +332,7 @@ class FieldWatch:
         for wanted in self._fields:
             source = _read_as(wanted, self._connection.version)
             self._wanted.setdefault(source.id, []).append(wanted)
+
         chunks = _chunks(self._entities, s.MAX_ENTITIES)
         self.groups = [self._create_group(entities) for entities in chunks]
         for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
@@ -331,6 +341,7 @@ class FieldWatch:
     def stop(self) -> None:
         for field_group in self.field_groups:
             self._remove(field_group)
+
         for group in self.groups:
             with suppress(SourceError):
                 self._connection.call("dcgmGroupDestroy", group)
@@ -349,6 +360,7 @@ class FieldWatch:
                 continue
             for wanted in users:
                 latest.unsupported += [(entity, wanted.id) for entity in entities]
+
         for raw in _read_raw(self._connection, entities, watched):
             entity = Entity(raw.entityGroupId, raw.entityId)
             if entity in latest.values:
@@ -400,6 +412,7 @@ class FieldWatch:
         field_group = s.Handle()
         interval_us = c_int64(round(self._interval * 1_000_000))
         keep_seconds = c_double(_KEEP_SECONDS)
+
         try:
             numbers = (c_uint16 * len(ids))(*ids)
             self._connection.call(
@@ -468,10 +481,11 @@ def _read_raw(
 ) -> Iterator[Any]:
     for ids in _chunks(field_ids, s.MAX_FIELDS):
         numbers = (c_uint16 * len(ids))(*ids)
-        size = max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))
-        for some in _chunks(entities, size):
+        most = min(s.MAX_ENTITIES, _MAX_VALUES // len(ids))
+        for some in _chunks(entities, max(1, most)):
             pairs = (s.EntityPair * len(some))(*some)
-            values = (s.FieldValueV2 * (len(some) * len(ids)))()
+            count = len(some) * len(ids)
+            values = (s.FieldValueV2 * count)()
             connection.call(
                 "dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values
             )

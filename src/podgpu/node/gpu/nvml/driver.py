@@ -122,12 +122,15 @@ class NvmlDriver:
         function = getattr(self._nvml, name, None)
         if function is None:
             raise Unsupported(f"this nvidia-ml-py has no {name}; install a newer one")
+
         if name in _OUT_STRUCTS:
             struct = getattr(self._nvml, _OUT_STRUCTS[name])()
             function(*arguments, ctypes.byref(struct))
             return struct
+
         if name != "nvmlDeviceValidateInforom":
             return function(*arguments)
+
         try:
             function(*arguments)
         except pynvml.NVMLError as e:
@@ -152,6 +155,7 @@ def translate(code: int, function: str) -> SourceError | StartError:
             "libnvidia-ml in this container and the kernel driver have different versions "
             "(was the driver upgraded?); exiting, because this container must be recreated"
         )
+
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
 
 
@@ -235,6 +239,7 @@ def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
     minor: int | None = None
     with suppress(Unsupported):
         minor = int(driver.call("nvmlDeviceGetMinorNumber", handle))
+
     device = Device(
         index=index,
         uuid=driver.call("nvmlDeviceGetUUID", handle),
@@ -288,12 +293,8 @@ Larger pids are ignored, because they are uninitialized memory of the driver.
 
 def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
     """Lists the processes on a GPU and its MIG instances. Raises Unsupported or SourceError."""
-    gpu, *instances = layout
-    targets = [(gpu.handle, gpu.device.uuid)]
-    for instance in instances:
-        for uuid in instance.device.mig_uuids:
-            handle = driver.call("nvmlDeviceGetHandleByUUID", uuid)
-            targets.append((handle, instance.device.key))
+    gpu = layout[0]
+    targets = _list_targets(driver, layout)
     if gpu.device.mig_enabled and len(targets) == 1:
         return ()
 
@@ -313,15 +314,28 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
             # devices.
             if entries and target is gpu.handle:
                 break
+
     if len(refusals) == len(_LISTS) * len(targets):
         raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
     return _deduplicate(usages)
+
+
+def _list_targets(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> list[tuple[Any, str]]:
+    """Returns handle and device key of the GPU, and of each of its MIG devices."""
+    gpu, *instances = layout
+    targets = [(gpu.handle, gpu.device.uuid)]
+    for instance in instances:
+        for uuid in instance.device.mig_uuids:
+            handle = driver.call("nvmlDeviceGetHandleByUUID", uuid)
+            targets.append((handle, instance.device.key))
+    return targets
 
 
 def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
     gi_id = parse_instance_id(entry.gpuInstanceId)
     if gi_id is not None:
         key = device_key(gpu, gi_id)
+
     memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
     return ProcessUsage(key, entry.pid, memory, mps)
 
@@ -334,9 +348,12 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = usage.device, usage.pid
-        known = merged.get(key, usage)
-        memory = max(select_known([known.memory, usage.memory]), default=None)
-        merged[key] = replace(known, memory=memory, mps=known.mps or usage.mps)
+        known = merged.get(key)
+        if known is not None:
+            memories = select_known([known.memory, usage.memory])
+            memory = max(memories, default=None)
+            usage = replace(known, memory=memory, mps=known.mps or usage.mps)
+        merged[key] = usage
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -366,6 +383,7 @@ class FirmwarePhase:
     ) -> None:
         self._cpu = cpu
         self._sleep = sleep
+
         # CPU seconds of the last reading with each delay. 0 before the first.
         self._costs = [0.0] * len(self.DELAYS)
         self._choice = 0
@@ -376,9 +394,12 @@ class FirmwarePhase:
         self._sleep(self.DELAYS[self._choice])
         before = self._cpu()
         yield
-        cost = self._costs[self._choice] = self._cpu() - before
-        if cost > min(self._costs) + self.SPIN:
-            self._choice = self._costs.index(min(self._costs))
+        cost = self._cpu() - before
+        self._costs[self._choice] = cost
+
+        least = min(self._costs)
+        if cost > least + self.SPIN:
+            self._choice = self._costs.index(least)
 
 
 @dataclass(eq=False)
@@ -401,14 +422,17 @@ class GpmSampler:
         """
         if self.last_at is not None and now - self.last_at < MIN_GPM_SECONDS:
             return {}
+
         while len(self._samples) < 2:
             self._samples.append(self._driver.call("nvmlGpmSampleAlloc"))
+
         older, newer = self._samples
         if self._gi_id is None:
             self._driver.call("nvmlGpmSampleGet", self._gpu, newer)
         else:
             self._driver.call("nvmlGpmMigSampleGet", self._gpu, self._gi_id, newer)
         values = {} if self.last_at is None else self._compute(older, newer, metrics)
+
         self._samples = [newer, older]
         self.last_at = now
         return values
@@ -421,9 +445,11 @@ class GpmSampler:
         request.numMetrics = len(metrics)
         request.sample1 = older
         request.sample2 = newer
+
         for i, metric in enumerate(metrics):
             request.metrics[i].metricId = metric
         self._driver.call("nvmlGpmMetricsGet", request)
+
         entries = request.metrics[: len(metrics)]
         return {entry.metricId: (entry.nvmlReturn, entry.value) for entry in entries}
 
@@ -486,6 +512,7 @@ class DevicePlan:
         for wanted in self._fields:
             if wanted.id in self.guard.unsupported or wanted.id in self._once:
                 continue
+
             recipe = wanted.recipe
             group: object = type(recipe)
             if isinstance(recipe, NvmlCall):
@@ -504,12 +531,7 @@ class DevicePlan:
 
     def _read_call(self, users: list[tuple[Field, NvmlCall]]) -> None:
         _, call = users[0]
-        arguments: list[Any] = [self._handle] if call.takes_device else []
-        for argument in call.arguments:
-            if isinstance(argument, str):
-                arguments.append(self._driver.constant(argument))
-            else:
-                arguments.append(argument)
+        arguments = self._make_arguments(call)
         phase: AbstractContextManager[None] = nullcontext()
         if call.function == ENERGY_COUNTER:
             phase = self._phase.avoid_busy_firmware()
@@ -523,15 +545,30 @@ class DevicePlan:
                 # Older drivers return a smaller structure.
                 self.guard.unsupported.add(wanted.id)
                 continue
-            self._accept(wanted, value if recipe.element is None else value[recipe.element])
+            if recipe.element is not None:
+                value = value[recipe.element]
+            self._accept(wanted, value)
+
+    def _make_arguments(self, call: NvmlCall) -> list[Any]:
+        arguments: list[Any] = []
+        if call.takes_device:
+            arguments.append(self._handle)
+        for argument in call.arguments:
+            # Texts are names of NVML's constants.
+            if isinstance(argument, str):
+                argument = self._driver.constant(argument)
+            arguments.append(argument)
+        return arguments
 
     def _read_field_values(self, users: list[tuple[Field, FieldValue]], now: float) -> None:
         requests: set[tuple[int, int]] = set()
         for _, recipe in users:
-            requests.update((field_id, recipe.scope) for field_id in recipe.ids)
+            for field_id in recipe.ids:
+                requests.add((field_id, recipe.scope))
         batch = sorted(requests)
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, batch)
         entries = dict(zip(batch, answer, strict=True))
+
         for wanted, recipe in users:
             with self.guard.catch(wanted.id):
                 value = sum(_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids)
@@ -547,6 +584,7 @@ class DevicePlan:
         """
         time_before, total_before = self._totals.get(field_id, (now, total))
         self._totals[field_id] = now, total
+
         if now <= time_before or total < total_before:
             return None
         return (total - total_before) / (now - time_before)

@@ -61,17 +61,19 @@ def parse_xid(text: str, at: float) -> KernelXid | None:
     match = _XID.match(text)
     if match is None:
         return None
-    domain, bus, device, instance, xid, pid, program = match.groups()
+
+    domain, bus, device, instance, xid, pid, program = match.groups(default="")
     slot = int(domain, 16), int(bus, 16), int(device, 16)
-    gi_id = None if instance is None else int(instance)
-    return KernelXid(slot, gi_id, int(xid), int(pid), (program or "").strip(), at)
+    gi_id = int(instance) if instance else None
+    return KernelXid(slot, gi_id, int(xid), int(pid), program.strip(), at)
 
 
 def parse_slot(pci_bus_id: str) -> PciSlot | None:
     """Parses a PCI bus id such as 00000000:04:00.0."""
     with suppress(ValueError):
-        domain, bus, device = pci_bus_id.split(":")
-        return int(domain, 16), int(bus, 16), int(device.partition(".")[0], 16)
+        domain, bus, device_and_function = pci_bus_id.split(":")
+        device, _, _ = device_and_function.partition(".")
+        return int(domain, 16), int(bus, 16), int(device, 16)
     return None
 
 
@@ -84,6 +86,7 @@ class KernelLog:
         self._lines: deque[KernelXid] = deque(maxlen=_MAX_KEPT)
         self._fd: int | None = None
         self._last_stamp = 0.0
+
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
@@ -105,6 +108,7 @@ class KernelLog:
             line = parse_xid(text, self._wall())
             if line is not None:
                 new.append(line)
+
         self._lines.extend(new)
         return new
 
@@ -128,6 +132,7 @@ class KernelLog:
         if self._fd is None:
             yield from self._read_tail()
             return
+
         for _ in range(_MAX_RECORDS):
             try:
                 data = os.read(self._fd, _MAX_RECORD)
@@ -137,6 +142,7 @@ class KernelLog:
                 return
             if not data:
                 return
+
             for line in data.decode(errors="replace").splitlines():
                 match = _RECORD.match(line)
                 if match is not None and _is_from_kernel(match[1]):
@@ -150,10 +156,12 @@ class KernelLog:
             match = _LINE.match(line)
             if match is None:
                 continue
+
             stamp = float(match[2])
             newest = max(newest, stamp)
             if stamp > self._last_stamp and _is_from_kernel(match[1]):
                 texts.append(match[3])
+
         self._last_stamp = newest
         return texts
 
@@ -168,6 +176,7 @@ def _read_syslog() -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_TAIL_BYTES)
     size = libc.klogctl(_SYSLOG_ACTION_READ_ALL, buffer, _TAIL_BYTES)
+
     if size < 0:
         why = os.strerror(ctypes.get_errno())
         raise SourceError("kernel_log", f"the kernel log cannot be read ({why}): {_ADVICE}")

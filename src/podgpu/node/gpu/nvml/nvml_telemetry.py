@@ -150,6 +150,7 @@ class NvmlTelemetry:
         for error in errors:
             if isinstance(error, StartError):
                 raise error
+
         gone = [error for error in errors if isinstance(error, DriverGone)]
         if gone and len(gone) == self._listed == len(errors):
             raise gone[0]
@@ -157,11 +158,15 @@ class NvmlTelemetry:
     def _make_inventory(self) -> Inventory:
         gpus = [gpu.device for gpu in self._gpus.values()]
         gpus.sort(key=lambda device: device.index or 0)
+
         unreachable = {index: str(error) for index, error in self._errors.items()}
+        now = self._clock()
         for index, began in self._pending.items():
-            seconds = self._clock() - began
+            seconds = now - began
             unreachable[index] = f"the driver has not answered for {seconds:.0f} s"
-        return Inventory(tuple(gpus), unreachable, frozenset(self._pending))
+
+        hung = frozenset(self._pending)
+        return Inventory(tuple(gpus), unreachable, hung)
 
     def _open_gpus(self) -> None:
         """Opens each new GPU in its own thread, so that a GPU that hangs does not delay the others.
@@ -169,15 +174,7 @@ class NvmlTelemetry:
         Waits until all new GPUs are open, or until no other GPU was opened for a while. The next
         call adds slower GPUs.
         """
-        opened = {gpu.device.index for gpu in self._gpus.values()}
-        new = []
-        for index in range(self._listed):
-            if index not in opened and index not in self._pending:
-                new.append(index)
-                self._pending[index] = self._clock()
-                target = partial(_look_up, self._driver, index, self._lookups)
-                threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
-
+        new = self._begin_lookups()
         began = time.monotonic()
         quiet = _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
         while self._pending:
@@ -188,7 +185,9 @@ class NvmlTelemetry:
                 index, result = self._lookups.get(timeout=max(0.0, wait))
             except Empty:
                 break
-            quiet = max(_QUIET_SECONDS, 1.5 * (time.monotonic() - began))
+
+            elapsed = time.monotonic() - began
+            quiet = max(_QUIET_SECONDS, 1.5 * elapsed)
             del self._pending[index]
             self._errors.pop(index, None)
             if isinstance(result, DeviceHandle):
@@ -196,30 +195,48 @@ class NvmlTelemetry:
             else:
                 self._errors[index] = result
 
+    def _begin_lookups(self) -> list[int]:
+        """Starts a thread for each GPU that is neither open nor pending. Returns their indices."""
+        opened = {gpu.device.index for gpu in self._gpus.values()}
+        new = []
+        for index in range(self._listed):
+            if index in opened or index in self._pending:
+                continue
+            new.append(index)
+            self._pending[index] = self._clock()
+            target = partial(_look_up, self._driver, index, self._lookups)
+            threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
+        return new
+
     def _add_gpu(self, opened: DeviceHandle) -> None:
         gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
-        previous = self._previous.pop(gpu.device.uuid, None)
+        uuid = gpu.device.uuid
+        previous = self._previous.pop(uuid, None)
         if previous is not None:
             device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
             gpu.layout = (replace(opened, device=device),)
             gpu.usage_reader.continue_after(previous.usage_reader)
-        self._gpus[gpu.device.uuid] = gpu
+        self._gpus[uuid] = gpu
 
     def _read_bus(self) -> None:
         now = self._clock()
-        if now - self._bus_read_at >= _BUS_SECONDS:
-            self._bus_read_at = now
-            before = self.expected
-            self.expected = self._count_expected()
-            if self.expected != before:
-                self._wants_restart = True
+        if now - self._bus_read_at < _BUS_SECONDS:
+            return
+
+        self._bus_read_at = now
+        before = self.expected
+        self.expected = self._count_expected()
+        if self.expected != before:
+            self._wants_restart = True
 
     def _must_restart(self) -> bool:
         elapsed = self._clock() - self._restarted_at
         if elapsed < _RESTART_SECONDS:
             return False
+
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         none_answers = bool(answers or self._errors) and not any(answers)
+
         if self._wants_restart or none_answers:
             return True
         return self._listed < (self.expected or 0) and elapsed >= SEARCH_SECONDS
@@ -230,9 +247,11 @@ class NvmlTelemetry:
         with self._driver.hold():
             self._xids.start()
             count = self._driver.call("nvmlDeviceGetCount")
+
         if count != self._listed:
             self._listed = count
             _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
+
         self._restarted_at = self._clock()
         self._is_open = True
 
@@ -251,10 +270,12 @@ class NvmlTelemetry:
     def _close(self, wait: float) -> bool:
         if not self._driver.close(wait, self._free):
             return False
+
         # Omits GPUs that did not answer, because their counters may have been reset.
         for uuid, gpu in self._gpus.items():
             if gpu.answers is not False:
                 self._previous[uuid] = gpu
+
         self._gpus = {}
         self._replaced = []
         self._pending = {}
@@ -331,9 +352,11 @@ class NvmlTelemetry:
             # Another worker may have just reopened the GPU.
             if current is not gpu and current is not None:
                 return current
+
             with suppress(SourceError):
                 if self._driver.call("nvmlDeviceGetUUID", gpu.handle) == device.uuid:
                     return gpu
+
             reopened = NvmlGpu(self._driver, self._reopen(gpu), self._settings, self._xids)
             self._replaced.append(gpu)
             self._gpus[device.uuid] = reopened
@@ -351,8 +374,10 @@ class NvmlTelemetry:
                 f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}",
                 "stale_handle",
             ) from e
+
         if uuid != device.uuid:
             raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
+
         _log.info(
             "%s was reopened at PCI slot %s, because its handle was invalid",
             gpu.name,
@@ -379,14 +404,17 @@ class NvmlGpu:
         self.handle_lock = threading.Lock()  # held while the handle is checked
         # True if the last reading succeeded. None before the first reading.
         self.answers: bool | None = None
+
         self._clock = settings.clock
         self._has_mig = True
         self._mig_off_at = float("-inf")  # when MIG was last found to be disabled
         self.usage_reader = UsageReader(driver, gpu.handle, settings)
+
         # State of `read`
         self._xids = xids
         # False if the GPU cannot be registered. None if this is not known yet.
         self._xids_registered: bool | None = None
+
         # Plans by field ids and device key.
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
         self._slow_values_at = float("-inf")
@@ -397,10 +425,12 @@ class NvmlGpu:
         now = self._clock()
         self._register_xids()
         self._follow_layout()
+
         values: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []
         dropped = []
         errors = []
+
         for one in self.layout:
             plan = self._find_plan(one, fields)
             values[one.device] = plan.read(now)
@@ -445,6 +475,7 @@ class NvmlGpu:
         """Registers the GPU for XIDs. If this fails, the next reading retries."""
         if self._xids_registered is not None:
             return
+
         try:
             self._xids_registered = self._xids.register(self.device.uuid, self.handle)
         except Unsupported:
@@ -464,9 +495,11 @@ class NvmlGpu:
                 self._has_mig = False
             if not enabled:
                 self._mig_off_at = now
+
         gpu = self.layout[0]
         if gpu.device.mig_enabled != enabled:
             gpu = replace(gpu, device=replace(gpu.device, mig_enabled=enabled))
+
         instances = list_instances(self._driver, gpu) if enabled else []
         return (gpu, *instances)
 
@@ -482,29 +515,37 @@ class NvmlGpu:
     def _find_plan(self, one: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
         device = one.device
         key = tuple(field.id for field in fields), device.key
-        if key not in self._plans:
-            # The fields to read may have changed many times.
-            if len(self._plans) >= _MAX_PLANS:
-                self._drop_plans()
-            wanted = fields
-            if device.is_instance:
-                wanted = [field for field in fields if field.per_instance]
-            gpm = GpmSampler(self._driver, self.handle, device.gi_id)
-            self._plans[key] = DevicePlan(self._driver, one.handle, gpm, wanted)
-        return self._plans[key]
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+
+        # The fields to read may have changed many times.
+        if len(self._plans) >= _MAX_PLANS:
+            self._drop_plans()
+        wanted = fields
+        if device.is_instance:
+            wanted = [field for field in fields if field.per_instance]
+        gpm = GpmSampler(self._driver, self.handle, device.gi_id)
+        plan = DevicePlan(self._driver, one.handle, gpm, wanted)
+        self._plans[key] = plan
+        return plan
 
     def _read_slow_values(self, now: float) -> None:
-        if now - self._slow_values_at >= _SLOW_SECONDS:
-            self._slow_values_at = now
-            details = [fields()[number] for number in detail_helps()]
-            self._slow_values = self._find_plan(self.layout[0], details).read(now)
-            self._links_up = self._count_links()
+        if now - self._slow_values_at < _SLOW_SECONDS:
+            return
+
+        self._slow_values_at = now
+        details = [fields()[number] for number in detail_helps()]
+        plan = self._find_plan(self.layout[0], details)
+        self._slow_values = plan.read(now)
+        self._links_up = self._count_links()
 
     def _count_links(self) -> int | None:
         """Returns the number of active NVLinks, or None if the GPU does not report NVLinks."""
         answer: Sequence[Any] = ()
         with CallGuard[str]().catch():
             answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
+
         states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
         if not states:
             return None
@@ -537,6 +578,7 @@ def _is_gpu(device: Path) -> bool:
         kind = (device / "class").read_text()
     except OSError:
         return False  # the device was removed after it was listed
+
     driver = (device / "driver").resolve().name  # "driver" if there is no such link
     is_available = driver in ("nvidia", "driver")
     return vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASSES) and is_available
@@ -571,6 +613,7 @@ class XidWatcher:
         except SourceError as e:
             _log.warning("XID errors cannot be watched on this node: %s", e)
             return
+
         target = partial(self._run, self._event_set)
         threading.Thread(target=target, name="xid-watch", daemon=True).start()
 
@@ -581,6 +624,7 @@ class XidWatcher:
         """
         if self._event_set is None:
             return False
+
         self._uuids[handle_address(handle)] = uuid
         xid = self._driver.constant("nvmlEventTypeXidCriticalError")
         self._driver.call("nvmlDeviceRegisterEvents", handle, xid, self._event_set)

@@ -119,18 +119,22 @@ class UsageReader:
         self._handle = handle
         self._settings = settings
         self._clock = settings.clock
+
         self._guard: CallGuard[str] = CallGuard()
         self._layout: tuple[DeviceHandle, ...] = ()
         self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
+
         # Start of the next window: the driver's timestamp, and a monotonic time at or before it.
         self._window_start: tuple[int, float] | None = None
         self.shared_energy: CounterReading | None = None  # last reading of the telemetry loop
         self._last_energy: CounterReading | None = None
         # True if the energy between the last two readings of the counter is known.
         self._energy_is_known = False
+
         self._phase = FirmwarePhase()
         self._pids: Collection[int] | None = None
         self._sampled: dict[int, int] = {}  # see `_update_sampled`
+
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
             logs = settings.switch_logs
@@ -155,6 +159,7 @@ class UsageReader:
         self._guard.begin()
         self._follow_layout(layout)
         device = layout[0].device
+
         memory = self._read_memory(_MEMORY, self._handle)
         running: Sequence[ProcessUsage] | None = None
         if self._settings.sees_processes:
@@ -164,9 +169,11 @@ class UsageReader:
 
         instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
         busy = BusyTime() if device.mig_enabled else self._read_busy()
+
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
         power = self._read_power()
         energy = self._read_energy(running, power)
+
         usage = self._make_usage(device, busy, running, memory)
         return replace(
             usage,
@@ -183,6 +190,7 @@ class UsageReader:
             function = part.partition(" gi")[0]
             if function in _LACKS:
                 lacks.append((part, _LACKS[function]))
+
         return UsageProblems(
             dropped=tuple(self._guard.dropped),
             errors=tuple(self._guard.errors),
@@ -195,6 +203,7 @@ class UsageReader:
         for sampler in self._gpm.values():
             sampler.close()
         self._gpm = {}
+
         if self._splitter is not None:
             self._splitter.close()
 
@@ -202,10 +211,12 @@ class UsageReader:
         if self._layout != layout:
             self.close()
             self._guard.unsupported.clear()
+
             for instance in layout[1:]:
                 sampler = GpmSampler(self._driver, self._handle, instance.device.gi_id)
                 self._gpm[instance.device.key] = sampler
             self._layout = layout
+
         if layout[0].device.mig_enabled:
             self._window_start = None
 
@@ -219,6 +230,7 @@ class UsageReader:
         processes: tuple[ProcessUsage, ...] | None = None
         if running is not None:
             processes = tuple(process for process in running if process.device == device.key)
+
         usage = DeviceUsage(
             device,
             busy.window_ns,
@@ -226,6 +238,7 @@ class UsageReader:
             memory_used=memory,
             processes=processes,
         )
+
         if self._splitter is not None:
             usage = self._splitter.split(usage, busy.until)
         if usage.method == "samples":
@@ -244,6 +257,7 @@ class UsageReader:
         for process in usage.processes or ():
             before = self._sampled.get(process.pid, 0)
             recent[process.pid] = before * 7 // 8 + (sampled.get(process.pid) or 0)
+
         self._sampled = recent
         return recent
 
@@ -276,9 +290,11 @@ class UsageReader:
         device = instance.device
         suffix = f" gi{device.gi_id}"
         memory = self._read_memory(_MEMORY + suffix, instance.handle)
-        read_busy = partial(self._read_instance_busy, self._gpm[device.key], _GPM + suffix)
-        busy = self._read(_GPM + suffix, read_busy)
-        return self._make_usage(device, busy or BusyTime(), running, memory)
+
+        part = _GPM + suffix
+        read_busy = partial(self._read_instance_busy, self._gpm[device.key], part)
+        busy = self._read(part, read_busy) or BusyTime()
+        return self._make_usage(device, busy, running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
         """Reads the busy time of a MIG instance from GPM.
@@ -288,18 +304,22 @@ class UsageReader:
         now = self._clock()
         before = gpm.last_at
         means = gpm.read([_GRAPHICS_UTIL], now)
+
         if before is None:
             return BusyTime()
         if not means:  # it is too early for the next sample
             return BusyTime(0, 0)
+
         code, percent = means[_GRAPHICS_UTIL]
         if code:
             raise translate(code, _GPM)
+
         # Rounds both times instead of their difference, so that rounding errors do not add up.
         window_ns = int(now * 1e9) - int(before * 1e9)
         busy_ns: int | None = None
         if self._is_valid(part, percent, _MAX_GPM_PERCENT):
             busy_ns = round(min(percent, 100.0) * window_ns / 100)
+
         return BusyTime(window_ns, busy_ns, until=self._settings.wall())
 
     # Whole GPUs
@@ -308,12 +328,14 @@ class UsageReader:
         now = self._clock()
         since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
+
         end = since
         if samples:
             end = max(int(sample.timeStamp) for sample in samples)
         elif samples is None or since - self._now_us() > _SLACK_US:
             # Samples are not supported, or the clock was set back.
             end = self._now_us()
+
         if end == since:
             self._window_start = since, clock
             is_silent = self._now_us() - since > _MAX_SILENCE_US
@@ -326,6 +348,7 @@ class UsageReader:
         if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
             # The clock was set, the machine slept, or a call hung.
             return BusyTime()
+
         window_ns = (end - since) * 1000
         busy = self._compute_busy(samples, window_ns)
         return BusyTime(window_ns, busy, since, end / 1e6)
@@ -417,9 +440,11 @@ class UsageReader:
         pids = None if running is None else frozenset(process.pid for process in running)
         has_changed = pids != self._pids
         self._pids = pids
+
         before = self._last_energy
         now = self._clock()
         is_due = before is None or now - before.time >= _ENERGY_SECONDS - _EARLY_SECONDS
+
         if self._energy_is_known and not is_due and not has_changed and power is not None:
             return None
 
@@ -429,10 +454,12 @@ class UsageReader:
             return None
         if not self._is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
             return None
+
         self._last_energy = reading
         if before is None or reading.energy_mj < before.energy_mj:
             self._energy_is_known = False
             return 0
+
         used = self._subtract_energy(reading, before)
         self._energy_is_known = used is not None
         return used
@@ -462,5 +489,7 @@ class UsageReader:
 def _may_hide_several(usage: DeviceUsage) -> bool:
     """Returns True if the log has times of hidden processes, and these may be several."""
     named = usage.resident_ns or {}
+    if HIDDEN_PID not in named:
+        return False
     unnamed = [process for process in usage.processes or () if process.pid not in named]
-    return HIDDEN_PID in named and len(unnamed) > 1
+    return len(unnamed) > 1

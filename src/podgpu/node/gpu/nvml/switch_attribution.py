@@ -93,6 +93,7 @@ class RecordDecoder:
 
         switches = zip(recorded_pids, tags, strict=True)
         pids = [pid if tag == SWITCHED_IN else ~pid for pid, tag in switches]
+
         for engine in set(engines):
             is_own = [engine == each for each in engines]
             own_times = list(compress(times, is_own))
@@ -210,16 +211,19 @@ class Timeline:
         """
         all_times = self._last_time + times
         all_pids = self._last_pid + pids
+
         # The log may begin with a save.
         start = 1 if all_pids and all_pids[0] < 0 else 0
         switched_in = all_pids[start::2]
         saved = all_pids[start + 1 :: 2]
         expected = [~pid for pid in switched_in[: len(saved)]]
         is_alternating = min(switched_in, default=0) >= 0 and saved == expected
+
         if not is_alternating or all_times != sorted(all_times):
             raise SwitchLogError(
                 "disorder", "the records of the context-switch log contradict each other"
             )
+
         self._last_time = all_times[-1:]
         self._last_pid = all_pids[-1:]
         self._times.extend(times)
@@ -229,9 +233,11 @@ class Timeline:
         """Returns the residency from the end of the last window to `until`."""
         since = self.now
         self.now = until
+
         pids, times = self._take_switches(since, until)
         begins = times[::2]
         ends = times[1::2]
+
         self._resident = None
         if len(begins) > len(ends):
             self._resident = pids[-1], begins[-1]
@@ -243,6 +249,7 @@ class Timeline:
         resident = 0
         unknown = 0
         unloaded = 0
+
         for pid, began, ended in zip(pids[::2], begins, ends, strict=True):
             if saved_at < 0:
                 unknown += max(began, since) - since
@@ -259,6 +266,7 @@ class Timeline:
             unknown += until - since
         elif until - saved_at >= MAX_SWITCH_NS:
             unloaded += until - max(saved_at, since)
+
         self._saved_at = saved_at
         switching = until - since - resident - unknown - unloaded
         return Residency(since, until, periods, switching, unknown, unloaded, self.costs)
@@ -269,9 +277,11 @@ class Timeline:
         times = self._times[:count].tolist()
         pids = self._pids[:count].tolist()
         del self._times[:count], self._pids[:count]
+
         if self._resident is not None:
             pid, began = self._resident
             return [pid, *pids], [began, *times]
+
         if pids and pids[0] < 0:  # the log was opened while the process was resident
             return [~pids[0], *pids], [since, *times]
         return pids, times
@@ -355,6 +365,7 @@ class _AgeSamples:
         """Returns the estimated fraction of busy time in each age class."""
         mean = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
         prior = max(mean, _YOUNG_SHARE)
+
         shares = []
         weights = [seen + _PRIOR_WEIGHT for seen in self.seen]
         for busy, weight in zip(self.busy, weights, strict=True):
@@ -470,6 +481,7 @@ class BusyShareModel:
         at_most = {}
         for pid, ns in residency.resident.items():
             at_most[pid] = ns - saving.get(pid, 0)
+
         worked = max(0, busy - sum(saving.values()))
         return _fit(worked, estimates, at_most)
 
@@ -478,6 +490,7 @@ class BusyShareModel:
         seen = sum(sum(history.seen) for history in self._samples.values())
         busy = sum(sum(history.busy) for history in self._samples.values())
         overall = (busy + 1.0) / (seen + 1.0)
+
         shares = {}
         for kind in kinds:
             history = self._samples.get(kind, _AgeSamples())
@@ -495,6 +508,7 @@ def _measure_ages(residency: Residency) -> dict[_Kind, _Ages]:
         age_class = bisect_right(AGE_EDGES, age) - 1
         ages.ended[age_class] += 1
         ages.past_edge[age_class] += age - AGE_EDGES[age_class]
+
         if since > began:
             ages.add(since - began, -1)
     return ages_by_kind
@@ -513,6 +527,7 @@ def _list_sampled_parts(
     times = [moment for moment, _ in ordered]
     nearest_until = [(before + after) // 2 for before, after in pairwise(times)]
     nearest_until.append(residency.until)
+
     nearest_from = 0
     for (moment, busy), nearest_to in zip(ordered, nearest_until, strict=False):
         period = residency.find_period(moment)
@@ -533,11 +548,15 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
     saving = _compute_saving(residency, lambda _pid, _age: share)
-    level = _find_level(lengths, max(0, busy - sum(saving.values())))
+    worked = max(0, busy - sum(saving.values()))
+    level = _find_level(lengths, worked)
+
     estimates: dict[int, int] = {}
     for pid, _, since, until in residency.periods:
         length = until - since
-        estimates[pid] = estimates.get(pid, 0) + (length if length < level else level)
+        if length > level:
+            length = level
+        estimates[pid] = estimates.get(pid, 0) + length
     return estimates
 
 
@@ -602,6 +621,7 @@ def _make_non_increasing(shares: Sequence[float], weights: Sequence[float]) -> l
             weight = total
             number += number_before
         levels.append((share, weight, number))
+
     sequence = []
     for share, _, number in levels:
         sequence += [share] * number
@@ -619,6 +639,7 @@ def _fit(
     while free:
         gap = busy - sum(estimate.busy for estimate in estimates.values())
         weight = sum(estimates[pid].uncertainty for pid in free)
+
         stopped = set()
         moved = {}
         for pid in free:
@@ -626,9 +647,11 @@ def _fit(
             moved[pid] = estimate.busy + gap * estimate.uncertainty / weight
             if not 0 <= moved[pid] <= at_most[pid]:
                 stopped.add(pid)
+
         # Estimates that reach a limit stay there, and the others are adjusted again.
         for pid in stopped or free:
             estimates[pid].busy = min(max(moved[pid], 0.0), float(at_most[pid]))
+
         if not stopped:
             break
         free -= stopped

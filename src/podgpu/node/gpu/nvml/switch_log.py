@@ -105,6 +105,7 @@ class ContextSwitchLog:
         self._control_fd = self._device_fd = -1
         self._client = self._handles = 0
         self._maps: list[mmap.mmap] = []
+
         with ExitStack() as undo:
             undo.callback(self.close)
             self._control_fd = self._open("/dev/nvidiactl")
@@ -112,11 +113,13 @@ class ContextSwitchLog:
             self._device_fd = self._open(f"/dev/nvidia{minor}")
             self._subdevice = self._find_gpu(pci_bus_id)
             self._buffer, self._header, self._ring = self._make_buffer()
+
             # Subscribes to the switches of all users. Without CAP_SYS_ADMIN, records of other users
             # have no pid.
             subscription = struct.pack("<II8xB7x", self._buffer, _PAYLOAD_BYTES, 1)
             self._control(self._subdevice, _BIND, subscription)
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
+
             self._get: int = _HEADER.unpack_from(self._header)[0]
             undo.pop_all()
 
@@ -128,8 +131,10 @@ class ContextSwitchLog:
             raise SwitchLogError(
                 "ring_overflow", f"{dropped} context switches were lost because the log was full"
             )
+
         if put == self._get:
             return b""
+
         size = RECORD.size
         if put > self._get:
             chunk = self._ring[self._get * size : put * size]
@@ -152,8 +157,10 @@ class ContextSwitchLog:
         operation = ctypes.create_string_buffer(struct.pack("<12xI16x", _BUSY_REGISTER))
         operations = struct.pack("<20xIQ16x", 1, ctypes.addressof(operation))
         self._control(self._subdevice, _READ_REGISTERS, operations)
+
         status = operation.raw[2]
         (value,) = struct.unpack_from("<I", operation.raw, 20)
+
         if status or value >> 16 == _REFUSED_VALUE:
             raise SwitchLogError(
                 "register_value",
@@ -165,11 +172,13 @@ class ContextSwitchLog:
         """Closes the log. The kernel frees all its objects."""
         while self._maps:
             self._maps.pop().close()
+
         if self._client:
             request = bytearray(struct.pack("<IIII", self._client, 0, self._client, 0))
             with suppress(SwitchLogError):
                 self._ioctl(_FREE, request, 12, "the release of its objects")
             self._client = 0
+
         for fd in (self._device_fd, self._control_fd):
             if fd >= 0:
                 self._kernel.close(fd)
@@ -178,9 +187,11 @@ class ContextSwitchLog:
     def _find_gpu(self, pci_bus_id: str) -> int:
         wanted = pci_bus_id.lower().partition(".")[0]
         attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
+
         for gpu_id in attached:
             if gpu_id in _NO_GPU:
                 continue
+
             answer = self._control(self._client, _PCI_INFO, struct.pack("<I8x", gpu_id))
             _, domain, bus, slot = struct.unpack("<IIHH", answer)
             if f"{domain:08x}:{bus:02x}:{slot:02x}" == wanted:
@@ -192,19 +203,23 @@ class ContextSwitchLog:
     def _allocate_gpu(self, gpu_id: int) -> int:
         answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
         device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
-        device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
+
+        parameters = struct.pack("<I52x", device_instance)
+        device = self._allocate(self._client, _DEVICE, parameters)
         return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         ring_bytes = _RECORDS * RECORD.size
         header = self._make_memory(_HEADER_BYTES)
         ring = self._make_memory(ring_bytes)
+
         # The parameters are two output addresses, size and number of records, variable data (none),
         # notification (none), subdevice and two memory handles. Other values for subdevice or
         # notification are unsafe.
         parameters = struct.pack(
             "<16xII28xI4xII4x", RECORD.size, _RECORDS, self._subdevice, header, ring
         )
+
         buffer = self._allocate(self._client, _EVENT_BUFFER, parameters)
         return buffer, self._map(header, _HEADER_BYTES), self._map(ring, ring_bytes)
 
@@ -215,23 +230,33 @@ class ContextSwitchLog:
         return self._allocate(self._client, _MEMORY, bytes(parameters))
 
     def _allocate(self, parent: int, kind: int, parameters: bytes) -> int:
-        memory = ctypes.create_string_buffer(parameters + bytes(_PADDING)) if parameters else None
-        where = ctypes.addressof(memory) if memory is not None else 0
+        # Must exist until the kernel has read it.
+        memory = None
+        if parameters:
+            memory = ctypes.create_string_buffer(parameters + bytes(_PADDING))
+        address = 0 if memory is None else ctypes.addressof(memory)
+
         self._handles += 1
-        handle = 0xCAFE0000 + self._handles if kind != _CLIENT else 0
-        request = bytearray(
-            struct.pack("<IIIIQII", self._client, parent, handle, kind, where, 0, 0)
-        )
+        handle = 0
+        if kind != _CLIENT:
+            handle = 0xCAFE0000 + self._handles
+        packed = struct.pack("<IIIIQII", self._client, parent, handle, kind, address, 0, 0)
+        request = bytearray(packed)
         self._ioctl(_ALLOC, request, 28, f"an object of class {kind:#x}")
-        return int(struct.unpack_from("<I", request, 8)[0])
+
+        (allocated,) = struct.unpack_from("<I", request, 8)
+        return int(allocated)
 
     def _control(self, handle: int, command: int, parameters: bytes) -> bytes:
-        memory = ctypes.create_string_buffer(parameters, len(parameters)) if parameters else None
-        where = ctypes.addressof(memory) if memory is not None else 0
-        request = bytearray(
-            struct.pack("<IIIIQII", self._client, handle, command, 0, where, len(parameters), 0)
-        )
-        self._ioctl(_CONTROL, request, 28, f"control {command:#x}")
+        size = len(parameters)
+        # Must exist until the kernel has written the answer to it.
+        memory = None
+        if parameters:
+            memory = ctypes.create_string_buffer(parameters, size)
+        address = 0 if memory is None else ctypes.addressof(memory)
+
+        packed = struct.pack("<IIIIQII", self._client, handle, command, 0, address, size, 0)
+        self._ioctl(_CONTROL, bytearray(packed), 28, f"control {command:#x}")
         if memory is None:
             return b""
         return memory.raw
@@ -250,6 +275,7 @@ class ContextSwitchLog:
             raise SwitchLogError("rm_error", f"the context-switch log cannot be mapped: {e}") from e
         finally:
             self._kernel.close(fd)
+
         self._maps.append(mapped)
         return mapped
 
@@ -267,6 +293,7 @@ class ContextSwitchLog:
             raise SwitchLogError(
                 "rm_error", f"the kernel driver failed for {what}: {e.strerror}"
             ) from e
+
         (status,) = struct.unpack_from("<I", request, status_offset)
         if status:
             raise SwitchLogError(

@@ -116,30 +116,37 @@ class SwitchListener:
         self.unsampled = unsampled
         self.limit = limit
         self._needs_samples = needs_samples
+
         self._listed: frozenset[int] = frozenset()  # pids that the driver lists
         self._find: FindProcesses = find_no_processes
         # When the log last named a process that was looked up, by pid.
         self._mentioned: dict[int, float] = {}
         # Those that existed when they were looked up.
         self._existing: set[int] = set()
+
         self._new_process_at = float("-inf")
         # True while no samples are taken, because all contexts were busy all the time.
         self.pauses_sampling = False
+
         self._log = log
         self._costs = costs
         self._wall = wall
         self._clock = clock
+
         self._lock = threading.Lock()
         self._records = RecordDecoder()
         self._timelines: dict[int, Timeline] = {}
         self._compute_instances: dict[int, int] = {}
         self._samples: list[BusySample] = []
+
         # Start time, in nanoseconds of the GPU's clock.
         self.began = self._log_time = self._log.now()
         self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._read_at = clock()
+
         self._error: SwitchLogError | None = None
         self._ended = threading.Event()
+
         if in_background:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
 
@@ -171,9 +178,11 @@ class SwitchListener:
                 self._end(e)
                 raise
             self._read_at = self._clock()
+
             timeline = self._find_timeline(WHOLE_GPU if instance is None else instance)
             end = max(timeline.now, min(self.to_gpu_time(until), self._log_time))
             residency = timeline.take_window(end)
+
             samples = [sample for sample in self._samples if sample[0] < end]
             self._samples = [sample for sample in self._samples if sample[0] >= end]
             return residency, samples
@@ -199,6 +208,7 @@ class SwitchListener:
                     self._check_is_used()
             except SwitchLogError as e:
                 self._end(e)
+
             if self.unsampled:
                 return self._seconds_until_drain()
             return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
@@ -223,6 +233,7 @@ class SwitchListener:
             self.limit = LOG_FAILED
             self._samples = []
             return
+
         moment = self.to_gpu_time((before + self._wall()) / 2)
         self._samples.append((moment, busy))
 
@@ -243,6 +254,7 @@ class SwitchListener:
         before = self._wall()
         self._log_time = self._log.now()
         self._offset = self._log_time - int((before + self._wall()) / 2 * 1e9)
+
         named: set[int] = set()
         for instance, compute_instance, times, pids in self._records.decode(self._log.drain()):
             named.update(pid if pid >= 0 else ~pid for pid in set(pids))
@@ -253,17 +265,20 @@ class SwitchListener:
                     f"GPU instance {instance} runs several compute instances at once, "
                     "so busy time cannot be divided",
                 )
+
         self._drained_at = self._clock()
         self._look_up(named - UNKNOWN_PIDS)
 
     def _look_up(self, named: set[int]) -> None:
         """Looks up processes when the log first names them, unless the driver lists them."""
         now = self._drained_at
+
         new = named - self._mentioned.keys() - self._listed
         if new:
             self._existing.update(self._find(new))
             self._new_process_at = now
         self._mentioned.update(dict.fromkeys(named, now))
+
         for pid, at in list(self._mentioned.items()):
             if now - at > _MENTION_SECONDS:
                 del self._mentioned[pid]
@@ -312,6 +327,7 @@ def has_sys_admin() -> bool:
         uids = Path("/proc/self/uid_map").read_text()
     except OSError:
         return False
+
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     has_capability = effective is not None and int(effective[1], 16) >> _CAP_SYS_ADMIN & 1 == 1
     return has_capability and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
@@ -344,9 +360,11 @@ class SwitchLogFactory:
         if not gpu.device.mig_enabled:
             with CallGuard[str]().catch():
                 architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
+
         version = str(driver.call("nvmlSystemGetDriverVersion"))
         if self.is_auto:
             _require_measured(architecture, version)
+
         _, costs = MEASURED_ARCHITECTURES.get(architecture, ("", SwitchCosts()))
         limit, unsampled = self._explain_unsampled(architecture)
         return self.make_listener(
@@ -380,6 +398,7 @@ def _require_measured(architecture: int, driver_version: str) -> None:
     branch, _, _ = driver_version.partition(".")
     if architecture in MEASURED_ARCHITECTURES and branch in map(str, MEASURED_BRANCHES):
         return
+
     branches = ", ".join(map(str, sorted(MEASURED_BRANCHES)))
     raise LogNotMeasured(
         NOT_MEASURED,
@@ -430,19 +449,24 @@ class BusyTimeSplitter:
         self._clock = clock
         self._open_listener = open_listener
         self._is_auto = is_auto
+
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
         self._waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)  # by device key
         self._shared_at: dict[str, float] = {}  # by device key, see `begin_reading`
+
         self._previous_pids: frozenset[int] = frozenset()
         self._pids: frozenset[int] = frozenset()
+
         self._retry_at = float("-inf")
         self._saturated_ns = 0
         self._limit = ""
+
         # Reasons that were logged, and when the log last could not be used.
         self._logged: set[str] = set()
         self._failed_at = float("-inf")
+
         self.status = SwitchStatus()
 
     def begin_reading(
@@ -475,6 +499,7 @@ class BusyTimeSplitter:
             )
         elif self._listener is None and self._clock() >= self._retry_at:
             self._open(target)
+
         if self._listener is not None:
             self._listener.follow(self._pids, find)
 
@@ -484,9 +509,11 @@ class BusyTimeSplitter:
         if not sees_processes:
             self._shared_at = {}
             return
+
         for key in shared:
             if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"):
                 self._shared_at[key] = now
+
         for key, at in list(self._shared_at.items()):
             if now - at > _LINGER_SECONDS:
                 del self._shared_at[key]
@@ -497,6 +524,7 @@ class BusyTimeSplitter:
         except SwitchLogError as e:
             self._fall_back(e)
             return
+
         unsampled = self._listener.unsampled
         note = f"; busy samples are not available: {unsampled}" if unsampled else ""
         _log.info(
@@ -510,11 +538,13 @@ class BusyTimeSplitter:
         time.
         """
         usage = replace(usage, bounded=True)
-        if usage.device.key in self._shared_at:
+        key = usage.device.key
+        if key in self._shared_at:
             usage = replace(usage, method_limit=self._limit)
         listener = self._listener
         if listener is None or until is None or not usage.window_ns:
             return usage
+
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
             if usage.busy_ns is None or not self._is_usable(residency, usage, listener):
@@ -527,12 +557,8 @@ class BusyTimeSplitter:
 
         self._succeed(listener)
         worked = max(0, usage.busy_ns - residency.switching)
-        if listener.unsampled:
-            figures = estimate_without_samples(residency, worked)
-        else:
-            self._model.learn(residency, samples)
-            self._pause_if_saturated(listener, residency, worked)
-            figures = self._model.estimate(residency, worked, samples)
+        figures = self._divide(listener, residency, worked, samples)
+        waits = self._waits[key].add(residency, figures)
         return replace(
             usage,
             process_busy_ns=select_keys(figures, known),
@@ -541,14 +567,29 @@ class BusyTimeSplitter:
             resident_ns=residency.resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
-            waits=self._waits[usage.device.key].add(residency, figures),
+            waits=waits,
         )
+
+    def _divide(
+        self,
+        listener: SwitchListener,
+        residency: Residency,
+        worked: int,
+        samples: Sequence[BusySample],
+    ) -> dict[int, int]:
+        """Divides the time in which processes worked among them, by pid."""
+        if listener.unsampled:
+            return estimate_without_samples(residency, worked)
+        self._model.learn(residency, samples)
+        self._pause_if_saturated(listener, residency, worked)
+        return self._model.estimate(residency, worked, samples)
 
     def _is_usable(
         self, residency: Residency, usage: DeviceUsage, listener: SwitchListener
     ) -> bool:
         if usage.device.key not in self._shared_at or not residency.periods:
             return False
+
         # If the log was opened during the window, it must still cover almost all of the window.
         is_first = residency.since == listener.began
         return not is_first or _covers(residency.window, usage.window_ns)
@@ -586,6 +627,7 @@ class BusyTimeSplitter:
         """
         self._failed_at = self._clock()
         self._limit = LOG_FAILED
+
         errors = (*self.status.errors, error.reason)
         level = logging.WARNING
         if isinstance(error, LogNotMeasured):
@@ -621,6 +663,7 @@ def _check(residency: Residency, window_ns: int, busy_ns: int, known: Set[int]) 
         raise _WindowError(
             "unaccounted_time", f"the context-switch log does not cover {percent} % of the time"
         )
+
     unlisted = residency.resident.keys() - known - {KERNEL_PID}
     unlisted_ns = sum(residency.resident[pid] for pid in unlisted)
     if unlisted_ns * _UNLISTED_PART > window_ns:

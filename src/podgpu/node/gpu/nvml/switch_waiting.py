@@ -65,6 +65,7 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
     mode = _find_longest_mode(lengths, worked)
     if not mode:
         return None
+
     slice_ns = round(median(mode))
     longer = sum(_LONG * slice_ns < length < _A_LITTLE_LONGER * slice_ns for length in lengths)
     is_busy = residency.measure_up_to(slice_ns / _LONG) <= worked
@@ -78,7 +79,9 @@ def _find_longest_mode(lengths: Sequence[int], worked: int) -> list[int]:
     bins: defaultdict[int, list[int]] = defaultdict(list)
     for before, length in pairwise(lengths):
         if length >= _MIN_SLICE_NS and abs(length - before) < length * _CUT_TOLERANCE:
-            bins[round(log2(length) * _BINS_PER_DOUBLING)].append(length)
+            place = round(log2(length) * _BINS_PER_DOUBLING)
+            bins[place].append(length)
+
     total = sum(map(sum, bins.values()))
     for place in sorted(bins, reverse=True):
         mode = bins[place] + bins[place - 1] + bins[place - 2]
@@ -114,11 +117,13 @@ class _Waits:
         self.estimate += wait.estimate
         self.least += wait.least
         self.most += wait.most
+
         left = wait.estimate
         for runner, began, _, _ in reversed(ran[1:]):
             self.runners[runner] += end - began
             left -= end - began
             end = began
+
         # The wait began within the first period.
         self.runners[ran[0].pid] += left
 
@@ -161,6 +166,7 @@ class WaitEstimator:
 
         A wait may begin before the window.
         """
+
         self._windows = 0
         self._is_complete = is_complete
         self._until = -1
@@ -189,11 +195,13 @@ class WaitEstimator:
         # before.
         examined = self._examined | self._find_waits(part, residency, busy)
         self._examined = select_keys(examined, counts)
+
         processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
         for pid, waits in self._examined.items():
             if not waits.runners:
                 continue
+
             # A wait may have begun before the window.
             limit = residency.window - residency.resident[pid]
             processes[pid] = waits.extrapolate(counts[pid], limit)
@@ -216,11 +224,16 @@ class WaitEstimator:
     def _take_window(self, residency: Residency) -> _Part:
         """Returns the periods of the window, and remembers the last ones for the next window."""
         # After a missing window, it is unknown what ran before.
-        recent = self._recent if residency.since == self._until else []
+        recent: list[Period] = []
+        if residency.since == self._until:
+            recent = self._recent
+
         new = residency.periods
-        if recent and new and recent[-1][:2] == new[0][:2]:  # the last period continues
+        if recent and new and _is_same_period(recent[-1], new[0]):
+            # The last period continues.
             recent = [*recent[:-1], new[0]]
             new = new[1:]
+
         self._until = residency.until
         self._recent = _select_recent([*recent, *new], residency.resident)
         return _Part(residency.since, residency.until, recent, new)
@@ -237,12 +250,14 @@ class WaitEstimator:
         periods = [*part.recent, *part.new]
         first_new = len(part.recent)
         self.intervals = []
+
         # Position of each process's last period.
         last: dict[int, int] = {}
         # Earliest period in which a process that has not run since can have begun to wait.
         earliest = -1
         # The last period that ended with idle time.
         idle = -1
+
         for position, (pid, began, _, until) in enumerate(periods):
             before = last.get(pid, -1)
             last[pid] = position
@@ -285,6 +300,7 @@ class WaitEstimator:
         _, began, _, until = periods[before]
         first = before + 1
         estimate = most = end - until
+
         if earliest > before:
             # The work arrived during the period `earliest`.
             first = earliest
@@ -316,6 +332,7 @@ class WaitEstimator:
         saturated = sum(residency.resident.values()) * _SATURATED_SHARE
         if worked >= saturated or worked >= residency.measure_up_to(self.slice * _LONG):
             return {}
+
         idle_from = {}
         for pid, count in _count_periods(residency.periods).items():
             mean = busy.get(pid, 0) / count
@@ -323,14 +340,20 @@ class WaitEstimator:
         return idle_from
 
 
+def _is_same_period(one: Period, other: Period) -> bool:
+    return one.pid == other.pid and one.began == other.began
+
+
 def _choose_part(part: _Part, residency: Residency) -> _Part:
     """Returns a random part of the window with about `_EXAMINED_PERIODS` periods."""
     length = residency.window * _EXAMINED_PERIODS // len(part.new)
     since = residency.since + random.randrange(residency.window - length)
     until = since + length
+
     find_place = itemgetter(1)  # when the period began
     first = bisect_left(part.new, since, key=find_place)
     stop = bisect_left(part.new, until, key=find_place)
+
     earlier = [*part.recent, *part.new[:first]]
     recent = _select_recent(earlier, residency.resident)
     return _Part(since, until, recent, part.new[first:stop])
@@ -345,6 +368,7 @@ def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]
     """Returns the most recent periods, preceded by the last period of each other process."""
     recent = periods[-_RECENT_PERIODS:]
     missing = set(pids).difference(map(itemgetter(0), recent))
+
     older = []
     for period in reversed(periods[:-_RECENT_PERIODS]):
         if not missing:
@@ -352,6 +376,7 @@ def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]
         if period.pid in missing:
             missing.remove(period.pid)
             older.append(period)
+
     older.reverse()
     return older + recent
 
