@@ -100,9 +100,11 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
     rules: dict[str, FamilySpec | Meaning] = {}
+
     for name, spec in families_in("exporter").items():
         if spec.part:
             rules[name] = spec
+
     for declared in fields().values():
         if declared.level not in DEVICE_LEVELS or declared.type == "text" or declared.id >= 9000:
             continue
@@ -230,8 +232,10 @@ class _NodeBuilder:
             # dcgm-exporter repeats the GPU's values on its MIG instances.
             device = gpu
             key = ()
+
         by_holder = device.values.setdefault(rule.field.name, {})
         by_holder[key] = int(value) if value.is_integer() else value
+
         if not device.texts:
             device.texts = _read_texts(sample.labels)
 
@@ -241,6 +245,7 @@ class _NodeBuilder:
         members = self._find_members(spec.part, labels)
         if members is None:
             return
+
         if spec.part == "conditions":
             name = labels["condition"]
             since = value if value >= 0 else None
@@ -260,11 +265,7 @@ class _NodeBuilder:
         if part == "sources":
             return self._sources
         if part == "namespaces":
-            namespace = labels.get("exported_namespace") or labels.get("namespace")
-            model, _, profile = labels.get("modelName", "").partition(" MIG ")
-            if not namespace:
-                return None
-            return self._namespaces[namespace, model, profile]
+            return self._find_namespace(labels)
 
         found = self._find_device(labels)
         if found is None:
@@ -272,18 +273,25 @@ class _NodeBuilder:
         gpu, device, workload = found
         if part == "conditions":
             # Ignores unknown conditions, which a newer podgpu may report.
-            if labels.get("condition") not in conditions():
-                return None
-            return gpu.conditions
+            is_known = labels.get("condition") in conditions()
+            return gpu.conditions if is_known else None
         if part == "device_totals":
             return device.usage
         if workload is None:
             return None
+
         holder = device.holders[workload.key]
         if part != "holder_usage":
             return holder
         usage: dict[str, Any] = holder.setdefault("usage", {})
         return usage
+
+    def _find_namespace(self, labels: LabelMap) -> dict[str, Any] | None:
+        namespace = labels.get("exported_namespace") or labels.get("namespace")
+        if not namespace:
+            return None
+        model, _, profile = labels.get("modelName", "").partition(" MIG ")
+        return self._namespaces[namespace, model, profile]
 
     def _find_device(
         self, labels: LabelMap
@@ -297,8 +305,10 @@ class _NodeBuilder:
         number = _parse_integer(instance)
         if not gpu_id or (instance and number is None):
             return None
+
         gpu = self._gpus[gpu_id]
         device = gpu if number is None else gpu.instances.setdefault(number, _ScrapedDevice())
+
         for builder in (gpu, device):
             # Not every series has all labels.
             if len(builder.identity) < 5:
@@ -331,19 +341,12 @@ class _NodeBuilder:
         """
         is_podgpu = "version" in self._members
         devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-
-        # The worker `gpu0` reads the GPU with the index 0.
-        uuids = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}
         devices.sort(key=lambda gpu: (gpu["index"] is None, gpu["index"], gpu.get("uuid", "")))
 
         namespaces = []
         for (namespace, model, profile), usage in self._namespaces.items():
             identity = {"namespace": namespace, "model": model, "profile": profile}
-            namespaces.append({**identity, **usage})
-
-        sources = []
-        for source, up in self._sources.items():
-            sources.append({"name": source, "up": up > 0, "device": uuids.get(source, "")})
+            namespaces.append(identity | usage)
 
         document = {
             "taken_at": scraped_at,
@@ -353,9 +356,22 @@ class _NodeBuilder:
             "simulated": "simulated" in self._sources,
             "devices": devices,
             "namespaces": namespaces,
-            "sources": sources,
+            "sources": self._build_sources(devices),
         }
         return convert_node(document)
+
+    def _build_sources(self, devices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        # The worker `gpu0` reads the GPU with the index 0.
+        uuids = {}
+        for gpu in devices:
+            worker = f"gpu{gpu['index']}"
+            uuids[worker] = gpu.get("uuid", "")
+
+        sources = []
+        for source, up in self._sources.items():
+            uuid = uuids.get(source, "")
+            sources.append({"name": source, "up": up > 0, "device": uuid})
+        return sources
 
 
 def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workload | None:
@@ -366,15 +382,20 @@ def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workl
     """
     if job := labels.get(JOB_LABEL):
         return Workload(job=job)
-    for namespace, pod, container in POD_LABEL_VARIANTS:
-        name = labels.get(pod)
-        if name and (pod != "pod" or (labels.get(namespace, ""), name) not in own_pods):
-            return Workload(labels.get(namespace, ""), name, labels.get(container, ""))
+
+    for namespace_label, pod_label, container_label in POD_LABEL_VARIANTS:
+        pod = labels.get(pod_label)
+        if not pod:
+            continue
+        namespace = labels.get(namespace_label, "")
+        if pod_label != "pod" or (namespace, pod) not in own_pods:
+            return Workload(namespace, pod, labels.get(container_label, ""))
 
     uid = labels.get("pod_uid", "")
     container_id = labels.get("container_id", "")
     if not uid and not container_id:
         return None
+
     name = labels.get("exported_container", "")
     # With the label `pod` of the exporter's own pod, `container` is the exporter's, too.
     if not name and not labels.get("pod"):
@@ -424,9 +445,10 @@ def _read_texts(labels: LabelMap) -> dict[str, str]:
     """Returns the DCGM fields with text values, which are exported as labels."""
     texts = {}
     for name, text in labels.items():
-        field_meaning = meaning(name) if name.startswith("DCGM_FI_") else None
-        if field_meaning:
-            texts[field_meaning.field.name] = text
+        if name.startswith("DCGM_FI_"):
+            field_meaning = meaning(name)
+            if field_meaning is not None:
+                texts[field_meaning.field.name] = text
     return texts
 
 
@@ -455,6 +477,7 @@ def node_from_samples(
     """
     rules = rules_for(keep_fields)
     relevant = [sample for sample in samples if sample.name in rules]
+
     states = []
     for name, own in _split_by_node(relevant, node_labels, address).items():
         builder = _NodeBuilder(own_pods)
@@ -480,6 +503,7 @@ def _split_by_node(
     for sample in samples:
         if name := sample.labels.get(label):
             node_of_gpu[read_gpu_id(sample.labels)] = name
+
     usual = address
     if node_of_gpu:
         usual = Counter(node_of_gpu.values()).most_common(1)[0][0]
@@ -517,6 +541,44 @@ _CopyKey = tuple[tuple[str, ...], tuple[str, ...]]
 """Values of the target labels, and of `REPLICA_LABELS`."""
 
 
+class _Copies:
+    """The samples of several queries, divided by target and replica."""
+
+    def __init__(self, target_labels: Sequence[str]) -> None:
+        self.samples: dict[_CopyKey, list[ParsedSample]] = defaultdict(list)
+        self.times: dict[_CopyKey, float] = {}
+        # The key has no cluster, because `up` may lack the cluster label.
+        self.own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)
+        self._target_labels = target_labels
+
+    def add(self, vector: Iterable[ParsedSample]) -> None:
+        for sample in vector:
+            name = sample.name
+            get = sample.labels.get
+            pod = get("pod")
+            if pod is not None and _shows_own_pod(sample):
+                exporter = get("job", ""), get("instance", "")
+                self.own_pods[exporter].add((get("namespace", ""), pod))
+
+            # Lists, because generators take longer.
+            target = tuple([get(label, "") for label in self._target_labels])
+            replica = tuple([get(label, "") for label in REPLICA_LABELS])
+            if not name:
+                self.times[target, replica] = sample.value
+            elif name != "up":
+                self.samples[target, replica].append(sample)
+
+    def sort(self) -> list[_CopyKey]:
+        """Returns the copies, the oldest first."""
+        return sorted(self.samples, key=lambda copy: (self.times.get(copy, 0.0), copy))
+
+
+def _shows_own_pod(sample: ParsedSample) -> bool:
+    """Returns True if the label `pod` is the name of the exporter's pod."""
+    name = sample.name
+    return name == "up" or "exported_pod" in sample.labels or name.startswith("podgpu_exporter_")
+
+
 def nodes_from_vectors(
     vectors: Iterable[Iterable[ParsedSample]],
     *,
@@ -530,37 +592,21 @@ def nodes_from_vectors(
     of a target, the newest copy is used. Samples of `up` identify the exporters' own pods. A sample
     without a metric name contains the time of a target's last scrape.
     """
-    target_labels = (cluster_label, *TARGET_LABELS)
-    # The key of `own_pods` has no cluster, because `up` may lack the cluster label.
-    own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)
-    copies: dict[_CopyKey, list[ParsedSample]] = defaultdict(list)
-    times: dict[_CopyKey, float] = {}
-    for sample in chain.from_iterable(vectors):
-        name = sample.name
-        labels = sample.labels
-        get = labels.get
-        if "pod" in labels and (
-            name == "up" or "exported_pod" in labels or name.startswith("podgpu_exporter_")
-        ):
-            own_pods[get("job", ""), get("instance", "")].add((get("namespace", ""), labels["pod"]))
-        target = tuple([get(label, "") for label in target_labels])
-        replica = tuple([get(label, "") for label in REPLICA_LABELS])
-        if not name:
-            times[target, replica] = sample.value
-        elif name != "up":
-            copies[target, replica].append(sample)
+    copies = _Copies((cluster_label, *TARGET_LABELS))
+    for vector in vectors:
+        copies.add(vector)
 
     newest: dict[tuple[tuple[str, ...], str], TargetState] = {}
     errors: dict[str, str] = {}
-    for copy in sorted(copies, key=lambda copy: (times.get(copy, 0.0), copy)):
+    for copy in copies.sort():
         target, _ = copy
         cluster, job, instance = target
-        scraped_at = times.get(copy)
+        scraped_at = copies.times.get(copy)
         try:
             states = node_from_samples(
-                copies[copy],
+                copies.samples[copy],
                 instance,
-                own_pods=own_pods[job, instance],
+                own_pods=copies.own_pods[job, instance],
                 scraped_at=scraped_at,
                 keep_fields=keep_fields,
                 node_labels=node_labels,

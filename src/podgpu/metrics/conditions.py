@@ -309,6 +309,7 @@ def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
 def _worst_action(xids: Iterable[int]) -> str:
     """Returns the most drastic action, a key of `_ACTIONS`."""
     actions = {xid_spec(xid).action for xid in xids}
+
     return next((action for action in _ACTIONS if action in actions), "inspect")
 
 

@@ -76,6 +76,7 @@ def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
             line = reader.line_num + 1
     except (csv.Error, UsageError) as error:
         raise UsageError(f"{origin}:{line}: {error}") from None
+
     if not counters:
         raise UsageError(
             f"{origin}:1: the file has no counters: add or uncomment rows, or use -f none to "
@@ -91,6 +92,7 @@ def _parse_row(cells: list[str]) -> CounterSpec:
             "start comments in the first column, and begin a help text that contains commas "
             "with a double quote directly after the comma"
         )
+
     name, kind, help_text = (cell.strip(" \t") for cell in cells)
     return make_counter(name, kind, help_text)
 
@@ -104,16 +106,19 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
         if near:
             advice = f"did you mean {near[0]}?"
         raise UsageError(f"unknown field {name[:80]!a}: {advice}")
+
     # dcgm-exporter ignores the type of DCGM_EXP_* rows.
     if kind not in _TYPES and not name.startswith("DCGM_EXP_"):
         raise UsageError(
             f"{name} has the unknown type {kind[:80]!a}: "
             f"use {', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
         )
+
     if field.type == "text" and kind != "label":
         raise UsageError(
             f"{name} has text values and cannot be of type {kind}: use label as its type"
         )
+
     if kind in _PRINTED_AS_GAUGE or kind not in _TYPES:
         kind = "gauge"
     return CounterSpec(field, name, kind, help_text)
@@ -128,12 +133,17 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
+
     counters = _parse_rows(table_text("counters", file_name), file_name)
     # 4.9 did not change the names of 1.x.
     if names == "4.8" or file_name.startswith("1."):
         return counters
-    renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
-    return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
+
+    renamed = add_other_names(counters, names)
+    if names == "4.9":
+        renamed = tuple(map(_rename, counters))
+    added = make_counter(*_ADDED_IN_4_9)
+    return _unique([*renamed, added])
 
 
 # Names in dcgm-exporter 4.8 and 4.9

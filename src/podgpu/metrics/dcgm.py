@@ -86,10 +86,13 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
             renderer.add_device(gpu, device, device.fields)
     for entity in state.entities:
         renderer.add_entity(entity)
-    return [
-        Family(counter.name, counter.type, counter.help, tuple(samples), dcgm_numbers=True)
-        for counter, samples in renderer.families
-    ]
+
+    families = []
+    for counter, samples in renderer.families:
+        families.append(
+            Family(counter.name, counter.type, counter.help, tuple(samples), dcgm_numbers=True)
+        )
+    return families
 
 
 class _Renderer:
@@ -108,9 +111,11 @@ class _Renderer:
         parent = gpu.fields or {}
         if policy.copy_parent_values and isinstance(device, MigInstance):
             values = {**parent, **values}
+
         names = device_names(gpu, device, policy)
         texts = _label_values(self._label_counters, values, parent)
         plain = dcgm_labels(names, policy, label_values=texts)
+
         holders = assigned_holders(device) if policy.dcgm_holders else []
         by_key = {holder.key: holder for holder in holders}
         is_shared = len(by_key) > 1
@@ -138,12 +143,15 @@ class _Renderer:
     def add_entity(self, entity: EntityState) -> None:
         """Adds the series of a link, a switch, a CPU and so on."""
         names = dict(entity.labels)
-        if "model_name" in names:
-            names["model_name"] = self._policy.model_name(names["model_name"])
+        model = names.get("model_name")
+        if model is not None:
+            names["model_name"] = self._policy.model_name(model)
+
         counters = [each for each in self._label_counters if each.field.level == entity.kind]
-        texts = sorted(_label_values(counters, entity.fields, {}))
-        labels = make_labels((*names.items(), *self._policy.host, *texts))
-        self._add_values(labels, entity.fields)
+        texts = _label_values(counters, entity.fields, {})
+        pairs = [*names.items(), *self._policy.host]
+        pairs += sorted(texts)
+        self._add_values(make_labels(tuple(pairs)), entity.fields)
 
     def _held_labels(self, names: dict[str, str], texts: Pairs, holder: Holder) -> Labels:
         attributes = list(holder_pairs(holder, self._policy))
@@ -236,21 +244,26 @@ def _all_clock_events(device: GpuOrInstance, _policy: Policy) -> _Samples:
 
 def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
     """Yields the worst condition of each health check of DCGM. Omits unknown checks."""
-    # DCGM's own results are details.
-    if not isinstance(gpu, DeviceState) or any(detail[0] == HEALTH for detail in gpu.details):
+    has_own_results = any(name == HEALTH for name, _, _ in gpu.details)
+    if has_own_results or not isinstance(gpu, DeviceState):
         return
+
     present = {condition.name for condition in gpu.conditions}
     worst: dict[str, tuple[int, int]] = {}  # health check -> health and error code
     for name, spec in conditions().items():
         watch = spec.dcgm_watch
-        if watch and name in present:
+        if not watch:
+            continue
+        if name in present:
             health = _FAIL if spec.severity == "broken" else _WARN
-            found = health, int(spec.dcgm_code)
-            worst[watch] = max(found, worst.get(watch, found))
-        elif watch and name in gpu.healthy:
+            result = health, int(spec.dcgm_code)
+            worst[watch] = max(result, worst.get(watch, result))
+        elif name in gpu.healthy:
             worst.setdefault(watch, (0, 0))
+
     for watch, (health, number) in worst.items():
-        yield health, tuple(health_labels(watch, number).items())
+        labels = health_labels(watch, number)
+        yield health, tuple(labels.items())
 
 
 _EVENTS: Mapping[int, Callable[[GpuOrInstance, Policy], _Samples]] = {
@@ -301,6 +314,7 @@ def _values_of_holder(values: Values, holder: Holder, is_shared: bool) -> dict[s
     own = _own_values(values, holder.known_usage)
     if not is_shared:
         return {**values, **own}
+
     ratio = holder.known_usage.utilization_ratio
     if ENGINE in values and ratio is not None:
         own[ENGINE] = ratio

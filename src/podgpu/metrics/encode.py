@@ -31,8 +31,10 @@ class Labels:
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self.pairs: Pairs = tuple(pairs)
-        inner = ",".join(f'{name}="{_escape_label(value)}"' for name, value in self.pairs)
-        self.text = "{" + inner + "}" if inner else ""
+        self.text = ""
+        if self.pairs:
+            texts = [f'{name}="{_escape_label(value)}"' for name, value in self.pairs]
+            self.text = "{" + ",".join(texts) + "}"
 
 
 def _escape_label(value: str) -> str:
@@ -85,17 +87,20 @@ def families_in(group: str) -> Mapping[str, FamilySpec]:
     """Returns the families of one group in families.csv by name, in file order."""
     families = {}
     for row in table_rows("families.csv"):
-        if row["group"] == group:
-            families[row["name"]] = FamilySpec(
-                row["name"],
-                row["type"],
-                row["help"],
-                tuple(row["labels"].split()),
-                row["part"],
-                row["member"],
-                factor=int(row["factor"]) if row["factor"].isdecimal() else 0,
-                is_text=row["factor"] == "label",
-            )
+        if row["group"] != group:
+            continue
+        name = row["name"]
+        factor = row["factor"]
+        families[name] = FamilySpec(
+            name,
+            row["type"],
+            row["help"],
+            tuple(row["labels"].split()),
+            row["part"],
+            row["member"],
+            factor=int(factor) if factor.isdecimal() else 0,
+            is_text=factor == "label",
+        )
     return families
 
 

@@ -177,6 +177,7 @@ def read_engine(text: bytes) -> EngineReading:
     if len(found) > 1:
         both = " and ".join(engine.name for engine in found)
         raise SourceError("several_engines", f"its metrics have token counters of {both}")
+
     engine = found[0]
     return EngineReading(
         engine.name,
@@ -196,6 +197,7 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
         match = _NAME.match(line)
         if match is not None and match[1] in known:
             lines.append(line)
+
     if len(lines) > _MAX_LINES:
         message = f"its metrics have {len(lines):,} series of the engine: at most {_MAX_LINES:,}"
         raise SourceError("too_many_series", message)
@@ -205,6 +207,7 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
         families = parse_text(b"\n".join(lines).decode())
     except UnicodeDecodeError as error:
         raise SourceError("malformed", "its metrics are not UTF-8") from error
+
     samples: list[ParsedSample] = []
     for family in families:
         samples += family.samples
@@ -221,17 +224,22 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str,
             if not 0 <= sample.value <= MOST_TOKENS:
                 message = f"{sample.name} is {sample.value:g}: this is no number of tokens"
                 raise SourceError("bad_value", message)
-            own = counted.setdefault(_read_model(engine, sample), defaultdict(float))
+            model = _read_model(engine, sample)
+            own = counted.setdefault(model, defaultdict(float))
             own[family] += sample.value
+
     if len(counted) > _MAX_MODELS:
         message = f"it serves {len(counted)} models: at most {_MAX_MODELS} are read"
         raise SourceError("too_many_models", message)
 
     counters = {}
     for model, own in counted.items():
-        transferred = own.get(engine.transferred, 0.0) if engine.transferred else 0.0
         prompt = own.get(engine.prompt, 0.0)
-        counters[model] = TokenCounters(prompt, own.get(engine.generated, 0.0), transferred)
+        generated = own.get(engine.generated, 0.0)
+        transferred = 0.0
+        if engine.transferred:
+            transferred = own.get(engine.transferred, 0.0)
+        counters[model] = TokenCounters(prompt, generated, transferred)
     return counters
 
 
@@ -255,6 +263,7 @@ def _read_requests(names: Sequence[str], samples: Iterable[ParsedSample]) -> flo
     """Adds up the requests of all ranks that have a queue of their own."""
     values = []
     queues: dict[tuple[tuple[str, str], ...], float] = {}
+
     for sample in samples:
         # SGLang also reports the requests of each priority.
         if sample.name not in names or sample.labels.get("priority"):
@@ -263,6 +272,7 @@ def _read_requests(names: Sequence[str], samples: Iterable[ParsedSample]) -> flo
         queue = tuple(sorted(own))
         queues[queue] = max(sample.value, queues.get(queue, 0.0))
         values.append(sample.value)
+
     if not _are_usable(values):
         return None
     return math.fsum(queues.values())
@@ -305,6 +315,7 @@ def find_quantile(buckets: Mapping[float, float], quantile: float) -> float | No
     total = buckets.get(math.inf, 0.0)
     if total <= 0:
         return None
+
     rank = quantile * total
     lower = 0.0
     below = 0.0

@@ -146,8 +146,11 @@ _FIELD = re.compile(r"field ([\d+]+)(?:@(\w+))?")
 
 
 def _parse_call(function: str, listed: str, member: str | None, element: str | None) -> NvmlCall:
-    arguments = tuple(int(each) if each.isdigit() else each for each in listed.split(",") if each)
-    return NvmlCall(function, arguments, member or "", int(element) if element else None)
+    arguments: list[int | str] = []
+    for text in filter(None, listed.split(",")):
+        arguments.append(int(text) if text.isdigit() else text)
+    index = int(element) if element else None
+    return NvmlCall(function, tuple(arguments), member or "", index)
 
 
 def parse_recipe(text: str) -> Recipe | None:
@@ -159,6 +162,7 @@ def parse_recipe(text: str) -> Recipe | None:
         ids = tuple(int(number) for number in value[1].split("+"))
         scope = ALL_SCOPES if value[2] == "all" else int(value[2] or 0)
         return FieldValue(ids, scope)
+
     kind, _, rest = text.partition(" ")
     if kind == "gpm":
         return Gpm(int(rest))
@@ -186,13 +190,15 @@ def fields() -> Mapping[int, Field]:
     by_id = {}
     for row in table_rows("fields.csv"):
         number = int(row["id"])
+        texts = {column: intern(row[column]) for column in _TEXT_COLUMNS}
+        legacy = row["legacy"]
         by_id[number] = Field(
             id=number,
             recipe=parse_recipe(row["nvml"]),
             once=row["when"] == "once",
-            legacy=int(row["legacy"]) if row["legacy"] else None,
+            legacy=int(legacy) if legacy else None,
             factor=float(row["factor"] or 1),
-            **{column: intern(row[column]) for column in _TEXT_COLUMNS},
+            **texts,
         )
     return by_id
 

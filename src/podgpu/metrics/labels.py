@@ -131,6 +131,7 @@ def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dic
         "device": index and f"{gpu.maker}{index}",
         "modelName": policy.model_name(gpu.model),
     }
+
     if isinstance(device, MigInstance):
         names |= {"GPU_I_PROFILE": device.profile, "GPU_I_ID": str(device.id)}
     names.update(policy.host)
@@ -175,12 +176,13 @@ def dcgm_labels(
     pairs = list(names.items())
     if policy.old_namespace:
         pairs = [("uuid" if name == "UUID" else name, text) for name, text in pairs]
-    attributes = sorted(attributes)
+    own = sorted(attributes)
     if label_values or pod_labels:
-        taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))
+        used = [*pairs, *label_values, *own]
+        taken = _RESERVED.union(name for name, _ in used)
         renamed = _rename_pod_labels(taken, pod_labels or {})
-        pairs += sorted((*label_values, *renamed.items()))
-    return make_labels((*pairs, *attributes))
+        pairs += sorted([*label_values, *renamed.items()])
+    return make_labels((*pairs, *own))
 
 
 def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> dict[str, str]:
@@ -192,6 +194,7 @@ def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> 
     for name, text in pod_labels.items():
         if name not in taken:
             continue
+
         new = f"pod_label_{name}"
         conflicts = 0
         while new in labels or new in taken:
@@ -210,4 +213,6 @@ def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
     cut = 0
     while cut < len(pairs) and pairs[cut][0] not in HOLDER_LABELS:
         cut += 1
-    return make_labels((*pairs[:cut], *sorted((*pairs[cut:], *more))))
+
+    attributes = sorted([*pairs[cut:], *more])
+    return make_labels((*pairs[:cut], *attributes))

@@ -73,6 +73,7 @@ def slices_of_gpu(model: str) -> int:
 
 def slices_of_profile(profile: str) -> int | None:
     match = _PROFILE.match(profile)
+
     if match is None:
         return None
     return int(match[1]) or None
@@ -82,6 +83,9 @@ def list_mig_sizes(model: str) -> list[MigSize]:
     """Returns the sizes of MIG instances of a GPU, the smallest first. Empty without MIG mode."""
     if not _MIG_MODEL.search(model):
         return []
+
     total = slices_of_gpu(model)
-    parts = {7: _SEVEN, 4: _FOUR, 2: _TWO}[total]
-    return [MigSize(f"{slices}g", slices, slices / total, memory) for slices, memory in parts]
+    sizes = []
+    for slices, memory in {7: _SEVEN, 4: _FOUR, 2: _TWO}[total]:
+        sizes.append(MigSize(f"{slices}g", slices, slices / total, memory))
+    return sizes

@@ -20,6 +20,7 @@ from podgpu.metrics.render import WASTE_KINDS
 from podgpu.model import (
     MJ,
     NS,
+    Condition,
     DeviceState,
     DeviceTotals,
     GpuOrInstance,
@@ -144,6 +145,7 @@ def own_metrics(part: str) -> tuple[_Member, ...]:
         is_repeated = part == "device_totals" and spec.member in _SAME_AS_HARDWARE
         if spec.part != part or spec.is_text or is_repeated:
             continue
+
         metric = _name_metric(spec)
         if "{kind}" not in spec.member:
             members.append(_Member(metric, spec.member, spec.factor))
@@ -160,17 +162,20 @@ def _name_metric(spec: FamilySpec) -> Metric:
     The unit and `total` leave the name, because receivers such as Prometheus add them again:
     `podgpu_container_gpu_busy_seconds_total` is `podgpu.container.gpu.busy` in seconds.
     """
-    words = spec.name.split("_")
     unit = "1"
-    for word in words:
+    words = []
+    for word in spec.name.split("_"):
         unit = _UNITS.get(word, unit)
-    name = ".".join(word for word in words if word not in ("total", *_UNITS) or word == "processes")
+        is_suffix = word == "total" or word in _UNITS
+        if not is_suffix or word == "processes":
+            words.append(word)
+
     instrument: Instrument = "gauge"
     if spec.type == "counter":
         instrument = "counter"
     elif unit in ("By", "{process}"):
         instrument = "updowncounter"
-    return Metric(name, instrument, unit, spec.help)
+    return Metric(".".join(words), instrument, unit, spec.help)
 
 
 # Requests
@@ -187,14 +192,16 @@ def encode_metrics(
     for node in nodes:
         metrics = _Metrics()
         _add_node(metrics, node, now)
-        if metrics.messages:
-            request = pb.MetricsRequest()
-            message = request.resource_metrics.add()
-            resource = make_resource(node, attributes, kubernetes=kubernetes)
-            message.resource.CopyFrom(resource)
-            scope = message.scope_metrics.add(scope=make_scope())
-            scope.metrics.extend(metrics.messages.values())
-            yield request.SerializeToString()
+        if not metrics.messages:
+            continue
+
+        request = pb.MetricsRequest()
+        message = request.resource_metrics.add()
+        resource = make_resource(node, attributes, kubernetes=kubernetes)
+        message.resource.CopyFrom(resource)
+        scope = message.scope_metrics.add(scope=make_scope())
+        scope.metrics.extend(metrics.messages.values())
+        yield request.SerializeToString()
 
 
 def make_scope() -> pb.Scope:
@@ -211,6 +218,7 @@ def make_resource(
         own["k8s.node.name"] = state.node
     if node.cluster:
         own["k8s.cluster.name"] = node.cluster
+
     defaults = {SERVICE_NAME: "podgpu", "service.version": __version__}
     named = {**defaults, **attributes, **own}
     return pb.Resource(attributes=make_attributes(named.items()))
@@ -247,12 +255,14 @@ class _Metrics:
         """Adds a data point, unless its value or its time is unknown."""
         if value is None or at is None:
             return
+
         point = self._series_of(metric).data_points.add(time_unix_nano=unix_ns(at))
         point.attributes.extend(attributes)
         if isinstance(value, int):
             point.as_int = value
         else:
             point.as_double = value
+
         # A node's clock may have been set back since then.
         if since is not None and since <= at:
             point.start_time_unix_nano = unix_ns(since)
@@ -262,6 +272,7 @@ class _Metrics:
         if message is None:
             message = pb.Metric(name=metric.name, description=metric.description, unit=metric.unit)
             self.messages[metric.name] = message
+
         if metric.instrument == "gauge":
             return message.gauge
         message.sum.aggregation_temporality = pb.CUMULATIVE
@@ -277,6 +288,7 @@ def _add_node(metrics: _Metrics, node: PushedNode, now: float) -> None:
     # Before the first reading, nothing is known.
     if state.taken_at is None:
         return
+
     for gpu in state.devices:
         _add_status(metrics, gpu, state, now)
     for gpu, device in visible_devices(state):
@@ -287,36 +299,50 @@ def _add_node(metrics: _Metrics, node: PushedNode, now: float) -> None:
             metrics.add(ERRORS, named, xid.total, now, state.counted_since)
         if isinstance(device, DeviceState):
             _add_gpu(metrics, device, pairs, state)
-        for holder in device.holders:
-            if holder.usage is not None and holder.has_labels:
-                owner = node.owners.get(holder.pod_name)
-                own = [*pairs, *holder_attributes(holder, owner)]
-                _add_counted(metrics, "holder_usage", holder.usage, own, state)
+        _add_holders(metrics, device, pairs, node)
         if device.usage is not None:
             _add_counted(metrics, "device_totals", device.usage, pairs, state)
+
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
         named = [("k8s.namespace.name", usage.namespace), ("hw.model", model)]
         _add_counted(metrics, "namespaces", usage, named, state)
 
 
+def _add_holders(
+    metrics: _Metrics, device: GpuOrInstance, pairs: list[tuple[str, str]], node: PushedNode
+) -> None:
+    for holder in device.holders:
+        if holder.usage is None or not holder.has_labels:
+            continue
+        owner = node.owners.get(holder.pod_name)
+        own = pairs + holder_attributes(holder, owner)
+        _add_counted(metrics, "holder_usage", holder.usage, own, node.state)
+
+
 def device_attributes(gpu: DeviceState, device: GpuOrInstance) -> list[tuple[str, str]]:
     """Returns the attributes that identify a GPU or a MIG instance. Values may be empty."""
+    name = ""
+    if gpu.index is not None:
+        name = f"{gpu.maker}{gpu.index}"
     vendor = "NVIDIA" if gpu.maker == "nvidia" else gpu.maker
-    index = "" if gpu.index is None else str(gpu.index)
     if not isinstance(device, MigInstance):
-        name = index and f"{gpu.maker}{index}"
         return [
             ("hw.id", gpu.uuid),
             ("hw.name", name),
             ("hw.model", gpu.model),
             ("hw.vendor", vendor),
         ]
+
     # An instance with several compute instances has several UUIDs, and none of its own.
-    only_uuid = device.uuids[0] if len(device.uuids) == 1 else ""
+    key = device_key(gpu.uuid, device.id)
+    if len(device.uuids) == 1 and device.uuids[0]:
+        key = device.uuids[0]
+    if name:
+        name += f"/gi{device.id}"
     return [
-        ("hw.id", only_uuid or device_key(gpu.uuid, device.id)),
-        ("hw.name", index and f"{gpu.maker}{index}/gi{device.id}"),
+        ("hw.id", key),
+        ("hw.name", name),
         ("hw.model", billed_name(gpu.model, device.profile)),
         ("hw.vendor", vendor),
         ("hw.parent", gpu.uuid),
@@ -347,6 +373,7 @@ def _add_device(
     ratio = device.utilization_ratio
     general = make_attributes([*pairs, ("hw.gpu.task", "general")])
     metrics.add(UTILIZATION, general, _as_float(ratio), at)
+
     used = device.memory_used_bytes
     total = device.memory_total_bytes
     metrics.add(MEMORY_USAGE, attributes, used, at)
@@ -363,10 +390,12 @@ def _add_gpu(
     attributes = make_attributes([*pairs, *GPU])
     if gpu.power_mw is not None:
         metrics.add(POWER, attributes, gpu.power_mw / 1000, at)
+
     usage = gpu.known_usage
     if usage.energy_mj is not None:
         joules = usage.energy_mj / MJ
         metrics.add(ENERGY, attributes, joules, state.usage_at, usage.counted_since)
+
     metrics.add(TEMPERATURE, attributes, _as_float(gpu.temperature_celsius), at)
 
     fields = gpu.fields or {}
@@ -393,6 +422,7 @@ def _add_status(metrics: _Metrics, gpu: DeviceState, state: NodeState, now: floa
     current = find_state(gpu) or ("ok" if is_checked else "")
     if not current:
         return
+
     pairs = device_attributes(gpu, gpu)
     for name in STATES:
         attributes = make_attributes([*pairs, *GPU, ("hw.state", name)])
@@ -403,19 +433,26 @@ def find_state(gpu: DeviceState) -> str:
     """Returns the GPU's `hw.state`. Empty if nothing is known of its health."""
     if not gpu.conditions and not gpu.healthy:
         return ""
+
     states = set()
     for condition in gpu.conditions:
-        if not breaks_gpu(condition.name):
-            continue
-        if condition.name == "xid":
-            numbers = parse_xids(condition.detail)
-            needs_action = not numbers or any(xid_spec(number).needs_action for number in numbers)
-            states.add("failed" if needs_action else "degraded")
-        else:
-            spec = conditions().get(condition.name)
-            by_severity = _STATE_OF_SEVERITY[spec.severity if spec else "broken"]
-            states.add(_STATE_OF_CONDITION.get(condition.name, by_severity))
-    return next((name for name in _WORST_FIRST if name in states), "ok")
+        if breaks_gpu(condition.name):
+            states.add(_find_state_of(condition))
+    for name in _WORST_FIRST:
+        if name in states:
+            return name
+    return "ok"
+
+
+def _find_state_of(condition: Condition) -> str:
+    if condition.name == "xid":
+        numbers = parse_xids(condition.detail)
+        needs_action = not numbers or any(xid_spec(number).needs_action for number in numbers)
+        return "failed" if needs_action else "degraded"
+
+    spec = conditions().get(condition.name)
+    severity = "broken" if spec is None else spec.severity
+    return _STATE_OF_CONDITION.get(condition.name, _STATE_OF_SEVERITY[severity])
 
 
 def _add_counted(

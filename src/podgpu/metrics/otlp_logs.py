@@ -44,12 +44,15 @@ class EventFinder:
         for node in nodes:
             for record in self._list_new(node):
                 record.observed_time_unix_nano = unix_ns(now)
-                resource = make_resource(node, self._attributes, kubernetes=self._kubernetes)
-                request = pb.LogsRequest()
-                message = request.resource_logs.add(resource=resource)
-                message.scope_logs.add(scope=make_scope(), log_records=[record])
-                parts.append(request.SerializeToString())
+                parts.append(self._encode(node, record))
         return parts
+
+    def _encode(self, node: PushedNode, record: pb.LogRecord) -> bytes:
+        resource = make_resource(node, self._attributes, kubernetes=self._kubernetes)
+        request = pb.LogsRequest()
+        message = request.resource_logs.add(resource=resource)
+        message.scope_logs.add(scope=make_scope(), log_records=[record])
+        return bytes(request.SerializeToString())
 
     def _list_new(self, node: PushedNode) -> Iterator[pb.LogRecord]:
         name = node.state.node
@@ -71,27 +74,30 @@ class EventFinder:
 
 
 def _make_lost(node: str, gpu: DeviceState, since: float | None) -> pb.LogRecord:
-    pairs = [*device_attributes(gpu, gpu), *GPU, *_attributes_of_one(gpu.last_holders)]
+    pairs = device_attributes(gpu, gpu)
+    pairs += GPU
+    pairs += _attributes_of_one(gpu.last_holders)
     says, do = words_for(LOST)
-    return _make_record(LOST_EVENT, _ERROR, f"{_name(node, gpu)}: {says}: {do}", pairs, since)
+    text = f"{_name(node, gpu)}: {says}: {do}"
+    return _make_record(LOST_EVENT, _ERROR, text, pairs, since)
 
 
 def _make_xid(node: str, gpu: DeviceState, device: GpuOrInstance, xid: XidCount) -> pb.LogRecord:
+    pairs = device_attributes(gpu, device)
+    pairs += GPU
+    pairs.append(("error.type", f"xid_{xid.xid}"))
     culprits = xid.culprits
     # Only if all occurrences have the same cause.
-    is_known = len(culprits) == 1 and culprits[0].total == xid.total
-    pairs = [
-        *device_attributes(gpu, device),
-        *GPU,
-        ("error.type", f"xid_{xid.xid}"),
-        *(_attributes_of_one(culprits) if is_known else ()),
-    ]
+    if len(culprits) == 1 and culprits[0].total == xid.total:
+        pairs += _attributes_of_one(culprits)
+
     says, do = words_for(XID, str(xid.xid))
-    severity = _ERROR
-    if not xid_spec(xid.xid).needs_action:
-        severity = _WARN
-        do = ""
-    text = ": ".join(filter(None, (_name(node, gpu), says, do)))
+    text = f"{_name(node, gpu)}: {says}"
+    severity = _WARN
+    if xid_spec(xid.xid).needs_action:
+        severity = _ERROR
+        text += f": {do}"
+
     record = _make_record(XID_EVENT, severity, text, pairs, xid.last_seen)
     record.attributes.add(key="podgpu.xid", value=pb.AnyValue(int_value=xid.xid))
     record.attributes.add(key="podgpu.xid.total", value=pb.AnyValue(int_value=xid.total))

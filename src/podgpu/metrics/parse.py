@@ -73,6 +73,7 @@ def parse_text(text: str, max_lines: int = _MAX_LINES) -> list[ParsedFamily]:
         raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")
     if len(lines) > max_lines:
         raise BadExposition(max_lines + 1, f"the text has more than {max_lines} lines")
+
     parser = _Parser()
     family_of = parser.by_sample_name.get
     labels_of = parser.labels.get
@@ -92,6 +93,7 @@ def parse_text(text: str, max_lines: int = _MAX_LINES) -> list[ParsedFamily]:
             parser.read_line(line)
         except ValueError as error:
             raise BadExposition(number, str(error)) from None
+
     return list(parser.families.values())
 
 
@@ -113,6 +115,7 @@ class _Parser:
             labels = dict([pair.split('="') for pair in text[:-2].split('",')])
         except ValueError:
             return None
+
         if not text.endswith('"}') or text.count('"') != 2 * len(labels) or "\\" in text:
             return None
         if not self._label_names.issuperset(labels):
@@ -130,6 +133,7 @@ class _Parser:
             name, labels, value = sample.groups()
             if not _NUMBER.fullmatch(value):
                 raise ValueError(f"the value is not a number: {_shorten(value)}")
+
             family = self.by_sample_name.get(name) or self._family_of_sample(name)
             parsed_labels = _parse_labels(labels or "")
             family.samples.append(ParsedSample(name, parsed_labels, float(value)))
@@ -156,6 +160,7 @@ class _Parser:
             return
         if name is None:
             raise ValueError(f"{keyword} without the name of a metric: {_shorten(rest)}")
+
         if keyword == "HELP":
             self._family(name).help = _unescape(rest)
         elif rest in TYPES:

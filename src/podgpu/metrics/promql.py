@@ -53,9 +53,12 @@ def escape(text: str) -> str:
 def select(names: Sequence[str], *matchers: str) -> str:
     """Returns a selector for series with one of the names. Skips empty matchers."""
     used = [matcher for matcher in matchers if matcher]
+    name = ""
     if len(names) == 1:
-        return f"{names[0]}{{{','.join(used)}}}"
-    return f"{{{','.join((one_of('__name__', names), *used))}}}"
+        name = names[0]
+    else:
+        used.insert(0, one_of("__name__", names))
+    return f"{name}{{{','.join(used)}}}"
 
 
 def select_gpus(names: Sequence[str], uuids: Sequence[str], match: str) -> str:
@@ -81,6 +84,22 @@ def by(*labels: str) -> str:
     return f"by ({', '.join(dict.fromkeys(labels))})"
 
 
+_SINCE = "device_condition_since_timestamp_seconds"
+_HOLDERS = ("allocation_info", "allocation_share_ratio", "container_gpu_processes")
+_CONTAINER_USE = ("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")
+_CONTAINER_TIME = (
+    "container_gpu_busy_seconds_total",
+    "container_gpu_idle_seconds_total",
+    "container_gpu_energy_joules_total",
+)
+_EXPORTERS = (
+    "exporter_build_info",
+    "exporter_snapshot_timestamp_seconds",
+    "exporter_source_up",
+    "device_count",
+)
+
+
 class SeriesQuery(NamedTuple):
     what: str
     text: str
@@ -98,7 +117,6 @@ def series_queries(
 
     `max by` drops unused labels, to keep responses small.
     """
-    kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
     target_labels = (cluster_label, *TARGET_LABELS, *REPLICA_LABELS)
     series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
@@ -109,68 +127,45 @@ def series_queries(
         series = f"{select(names, match)}{condition}"
         return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
-    since = "device_condition_since_timestamp_seconds"
-    timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names(since))
-    own_pods = by("__name__", "job", "instance", "namespace", "pod")
-    targets = (
-        f"max {own_pods} (up) and on (job, instance) "
-        f"group by (job, instance) ({select(timed, match)})"
-    )
-    scrape_times = []
-    for name in timed:
-        series = select((name,), match)
-        scrape_times.append(f"max {by(*target_labels)} (timestamp({series}))")
+    timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names(_SINCE))
+    targets = _query_targets(timed, match)
+    scrape_times = _query_scrape_times(timed, match, by(*target_labels))
+
+    kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
+    gpu_fields = field_names(UTIL, ENGINE, TEMPERATURE, *kept)
+    memory = (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes"))
+    power = (*field_names(POWER), *own_names("device_energy_joules_total"))
+    conditions = own_names(_SINCE, "device_last_holder_info")
     faulty = [fields()[number].name for number in FIELD_CONDITIONS]
+    faults = field_names(*faulty, XID_NAME)
+
     return [
-        query("GPUs", field_names(UTIL, ENGINE, TEMPERATURE, *kept), *identity, required=True),
-        query(
-            "holders",
-            own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"),
-            "source",
-            required=True,
-        ),
+        query("GPUs", gpu_fields, *identity, required=True),
+        query("holders", own_names(*_HOLDERS), "source", required=True),
         SeriesQuery("targets", targets, required=True),
-        SeriesQuery("times of scrapes", " or ".join(scrape_times), required=True),
-        query(
-            "memory",
-            (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes")),
-            *identity,
-        ),
-        query("power", (*field_names(POWER), *own_names("device_energy_joules_total")), *identity),
-        query(
-            "use by containers",
-            own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes"),
-        ),
-        query(
-            "time by containers",
-            own_names(
-                "container_gpu_busy_seconds_total",
-                "container_gpu_idle_seconds_total",
-                "container_gpu_energy_joules_total",
-            ),
-        ),
-        query(
-            "exporters",
-            own_names(
-                "exporter_build_info",
-                "exporter_snapshot_timestamp_seconds",
-                "exporter_source_up",
-                "device_count",
-            ),
-            "version",
-            "source",
-            "state",
-            *node_labels,
-        ),
-        query(
-            "conditions",
-            own_names(since, "device_last_holder_info"),
-            "condition",
-            "detail",
-            *identity,
-        ),
-        query("faults", field_names(*faulty, XID_NAME), condition=" > 0"),
+        SeriesQuery("times of scrapes", scrape_times, required=True),
+        query("memory", memory, *identity),
+        query("power", power, *identity),
+        query("use by containers", own_names(*_CONTAINER_USE)),
+        query("time by containers", own_names(*_CONTAINER_TIME)),
+        query("exporters", own_names(*_EXPORTERS), "version", "source", "state", *node_labels),
+        query("conditions", conditions, "condition", "detail", *identity),
+        query("faults", faults, condition=" > 0"),
     ]
+
+
+def _query_targets(names: Sequence[str], match: str) -> str:
+    own_pods = by("__name__", "job", "instance", "namespace", "pod")
+    targets = f"group by (job, instance) ({select(names, match)})"
+    return f"max {own_pods} (up) and on (job, instance) {targets}"
+
+
+def _query_scrape_times(names: Sequence[str], match: str, target: str) -> str:
+    times = []
+    for name in names:
+        series = select((name,), match)
+        times.append(f"max {target} (timestamp({series}))")
+    return " or ".join(times)
 
 
 def field_names(*fields: str) -> tuple[str, ...]:
@@ -204,24 +199,27 @@ def idle_query(match: str, window: float) -> str:
 
     Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
     """
-    length = round(window * 1000)
-    step = max(1, length // _IDLE_CHECKS)
-
-    def idle(field: str, keys: Sequence[str], *matchers: str) -> str:
-        largest = []
-        for names in filter(None, generations(field)):
-            largest.append(f"max_over_time({select(names, *matchers, match)}[{length}ms])")
-        highest = f"max {by(*keys)} ({' or '.join(largest)})"
-        # The device may have been busy in a gap without samples, so samples must exist at every
-        # check.
-        present = f"group {by(*keys)} ({select(names_of(field), *matchers, match)})"
-        checks = f"count_over_time(({present})[{length}ms:{step}ms]) >= {_IDLE_CHECKS}"
-        return f"(({highest} == 0) and on ({', '.join(keys)}) ({checks}))"
-
+    length_ms = round(window * 1000)
     gpu = ("UUID", "uuid")
-    gpus = idle(UTIL, gpu)
+    gpus = _query_idle(UTIL, gpu, [match], length_ms)
+    whole_gpus = _query_idle(ENGINE, gpu, ['GPU_I_ID=""', match], length_ms)
     has_util = select(names_of(UTIL), match)
-    whole_gpus = idle(ENGINE, gpu, 'GPU_I_ID=""')
     engines = f"({whole_gpus} unless on (UUID, uuid) {has_util})"
-    instances = idle(ENGINE, (*gpu, "GPU_I_ID"), 'GPU_I_ID!=""')
+    instances = _query_idle(ENGINE, (*gpu, "GPU_I_ID"), ['GPU_I_ID!=""', match], length_ms)
     return f"{gpus} or {engines} or {instances}"
+
+
+def _query_idle(field: str, keys: Sequence[str], matchers: Sequence[str], length_ms: int) -> str:
+    """Returns a query for the devices whose value of this field was 0 all the time."""
+    grouped = by(*keys)
+    largest = []
+    for names in filter(None, generations(field)):
+        series = select(names, *matchers)
+        largest.append(f"max_over_time({series}[{length_ms}ms])")
+    highest = f"max {grouped} ({' or '.join(largest)})"
+
+    # The device may have been busy in a gap without samples, so samples must exist at every check.
+    present = f"group {grouped} ({select(names_of(field), *matchers)})"
+    step_ms = max(1, length_ms // _IDLE_CHECKS)
+    checks = f"count_over_time(({present})[{length_ms}ms:{step_ms}ms]) >= {_IDLE_CHECKS}"
+    return f"(({highest} == 0) and on ({', '.join(keys)}) ({checks}))"

@@ -79,9 +79,11 @@ def _collect(rows: Iterable[Row], policy: Policy, state: NodeState) -> list[Fami
     samples: dict[str, list[Sample]] = {}
     for family, labels, value in rows:
         names = _label_names(family, policy.hostname_labels)
-        selected = _select_labels(names, tuple(map(labels.get, names)))
+        texts = tuple(map(labels.get, names))
+        selected = _select_labels(names, texts)
         since = state.counted_since if family in _SINCE_START else None
-        samples.setdefault(family, []).append(Sample(selected, value, since))
+        own = samples.setdefault(family, [])
+        own.append(Sample(selected, value, since))
     return make_families("exporter", samples)
 
 
@@ -117,6 +119,7 @@ def _source(source: SourceStatus) -> Iterator[Row]:
 def _self(state: NodeState) -> Iterator[Row]:
     versions = {"version": state.version, "python_version": "{}.{}.{}".format(*sys.version_info)}
     yield "podgpu_exporter_build_info", versions, 1
+
     for source in state.sources:
         yield from _source(source)
     if state.taken_at is not None:
@@ -143,6 +146,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
             if holder.usage is not None and holder.has_labels:
                 labels = dcgm_labels(names, policy, holder_pairs(holder, policy))
                 holders.append((labels, holder.usage))
+
         if device.usage is not None:
             devices.append((dcgm_labels(names, policy), device.usage))
 
@@ -211,6 +215,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
                 runners = holder.known_usage.waits_for
                 pairs += [(holder, runner) for runner in runners if runner.pod]
         pairs.sort(key=lambda pair: -pair[1].ratio)
+
         for holder, runner in pairs[:MAX_WAIT_PAIRS]:
             if 100 * runner.ratio >= policy.wait_pairs:
                 labels = {**names, **holder_names(holder)}
@@ -230,13 +235,16 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
             if condition.since is not None:
                 since = round(condition.since, 3)
                 yield "podgpu_device_condition_since_timestamp_seconds", labels, since
+
         for condition_name in gpu.healthy:
             yield "podgpu_device_health", {**names, "condition": condition_name}, 0
+
         for failure in gpu.failures:
             labels = {**names, "condition": failure.condition}
             yield "podgpu_device_recent_failures", labels, failure.count
             last = round(failure.last, 3)
             yield "podgpu_device_last_failure_timestamp_seconds", labels, last
+
         for holder in gpu.last_holders:
             yield "podgpu_device_last_holder_info", {**names, **holder_names(holder)}, 1
 
@@ -268,16 +276,19 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
     for status, count in counts.items():
         if count is not None:
             yield "podgpu_device_count", {"state": status, **dict(policy.host)}, count
+
     for gpu, device in visible_devices(state):
         names = device_names(gpu, device, policy)
         if device is gpu:
             yield "podgpu_device_xid_errors_total", names, _count_xids(gpu)
             for reason, ns in gpu.throttled_ns.items():
                 yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / NS
+
         yield from _xids(device, names)
         for orphan in device.orphans:
             labels = {**names, **holder_names(orphan.former or Workload()), "pid": str(orphan.pid)}
             yield "podgpu_device_orphaned_memory_bytes", labels, orphan.memory_used_bytes
+
         for holder in assigned_holders(device):
             labels = {**names, **holder_names(holder), "source": holder.source}
             yield "podgpu_allocation_info", labels, 1
@@ -297,15 +308,13 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """
     families = families_in("gpu-manager")
     samples: dict[str, list[Sample]] = {name: [] for name in families}
-    host = (("node", policy.hostname),) if policy.hostname else ()
     for key, container in sorted(_find_containers(state).items(), key=itemgetter(0)):
         _, namespace, pod, container_name = key
-        pairs = (
-            ("pod_name", pod),
-            ("namespace", namespace),
-            *host,
-            ("container_name", container_name),
-        )
+        pairs = [("pod_name", pod), ("namespace", namespace)]
+        if policy.hostname:
+            pairs.append(("node", policy.hostname))
+        pairs.append(("container_name", container_name))
+
         for name, values in container.measure().items():
             # The label of the card has another name in each family. families.csv lists it last.
             card_label = families[name].labels[-1]
@@ -330,6 +339,7 @@ def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer
         for holder in device.holders:
             if not holder.pod:
                 continue
+
             container = containers[holder.key]
             if gpu.index is not None and not device.hidden:
                 usage = holder.known_usage
@@ -362,6 +372,7 @@ class _GpuManagerContainer:
             percents[card] = _add(self.percents[index])
             mebibytes[card] = None if used is None else int(used // MIB)
         percents["total"] = _add(percents.values())
+
         mebibytes["total"] = _add(mebibytes.values())
 
         held = _add(self.held_bytes)

@@ -155,10 +155,12 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
     """
     if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
+
     try:
         converted = CONVERSIONS["" if is_converted else field.convert](raw)
     except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
+
     if field.type == "text":
         if isinstance(converted, bytes):
             converted = converted.decode("utf-8", "replace")
@@ -238,6 +240,7 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
     If a value is present only in a base unit, adds it in the older unit.
     """
     completed = dict(values)
+
     for number, value in values.items():
         field = fields()[number]
         if field.legacy is not None:
@@ -267,11 +270,16 @@ def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)
 
-    ratio = values[UTIL] / 100 if UTIL in values else values.get(ENGINE)
+    percent = values.get(UTIL)
+    ratio = values.get(ENGINE) if percent is None else percent / 100
     if ratio is not None and not 0 <= ratio <= MAX_RATIO:
         ratio = None
     return {
         "utilization_ratio": ratio,
-        "memory_used_bytes": None if used is None else round(used * MIB),
-        "memory_total_bytes": None if total is None else round(total * MIB),
+        "memory_used_bytes": _to_bytes(used),
+        "memory_total_bytes": _to_bytes(total),
     }
+
+
+def _to_bytes(mebibytes: float | None) -> int | None:
+    return None if mebibytes is None else round(mebibytes * MIB)
