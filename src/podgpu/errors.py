@@ -9,15 +9,16 @@ from typing import NamedTuple
 MOST_NAMED = 5
 
 
-def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
+def few_of(names: Iterable[object], most: int = MOST_NAMED, unnamed: int = 0) -> str:
     """Returns the first `most` names and the number of others: `a, b and 9 more`.
 
-    Never ends with `and 1 more`.
+    Never ends with `and 1 more`. `unnamed`: the number of others that are not in `names`.
     """
     texts = [str(name) for name in names]
-    if len(texts) <= most + 1:
+    if len(texts) <= most + 1 and not unnamed:
         return ", ".join(texts) or "none"
-    return f"{', '.join(texts[:most])} and {len(texts) - most:,} more"
+    others = len(texts[most:]) + unnamed
+    return f"{', '.join(texts[:most])} and {others:,} more"
 
 
 def plural(number: int, noun: str) -> str:

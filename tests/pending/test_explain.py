@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -211,6 +211,68 @@ def test_taints_are_named_and_tolerated_ones_are_not() -> None:
     assert keys(
         explain_one(node("a", taints=taints), pod(tolerations=[{"operator": "Exists"}]))
     ) == ["fits"]
+
+
+def make_many_taints(number: int) -> list[Object]:
+    taints = [{"key": f"t{index}", "effect": "NoSchedule"} for index in range(number)]
+    return [node("a", taints=taints), pod()]
+
+
+def make_many_selectors(number: int) -> list[Object]:
+    return [node("a"), pod(nodeSelector={f"label{index}": "x" for index in range(number)})]
+
+
+def make_many_gates(number: int) -> list[Object]:
+    return [node("a"), pod(schedulingGates=[{"name": f"gate{index}"} for index in range(number)])]
+
+
+def make_many_waiting(number: int) -> list[Object]:
+    body = pod(on="a")
+    statuses = []
+    for index in range(number):
+        statuses.append({"name": f"c{index}", "state": {"waiting": {"reason": f"Reason{index}"}}})
+    body["status"] = {"phase": "Pending", "containerStatuses": statuses}
+    return [node("a"), body]
+
+
+def make_many_resources(number: int) -> list[Object]:
+    offered = {f"nvidia.com/mig-{index}g.10gb": "1" for index in range(1, number + 1)}
+    return [node("a", gpus=0, resources=offered), pod(resource="nvidia.com/mig-9g.10gb")]
+
+
+def make_many_expressions(number: int) -> list[Object]:
+    selectors = []
+    for index in range(number):
+        selectors.append({"cel": {"expression": f"device.driver == 'other-{index}'"}})
+    return dra(claim("c", selectors=selectors), pod(gpus=0, claims=uses("c")))
+
+
+@pytest.mark.parametrize("number", [6, 7, 8])
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_many_taints,
+        make_many_selectors,
+        make_many_gates,
+        make_many_waiting,
+        make_many_resources,
+        make_many_expressions,
+    ],
+)
+def test_names_that_are_left_out_are_counted(
+    make: Callable[[int], list[Object]], number: int
+) -> None:
+    reason = explain_one(*make(number)).reasons[0]
+    text = describe(reason)
+    if number == 6:
+        assert text.count(", ") == 5
+        assert " more" not in text
+    else:
+        assert text.count(", ") == 4
+        assert f" and {number - 5} more" in text
+    assert reason.unnamed == number - 6
+    # They are in the JSON, so a tenant must not make them long.
+    assert len(reason.names) <= 7
 
 
 def test_pods_that_end_free_their_gpus_soon() -> None:

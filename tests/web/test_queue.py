@@ -174,6 +174,16 @@ def test_idle_holders_have_owner_and_cost() -> None:
     assert option.cost_per_hour == 8.0
 
 
+def test_names_that_an_answer_leaves_out_are_counted() -> None:
+    taints = [{"key": f"t{number}", "effect": "NoSchedule"} for number in range(8)]
+    with serving(False, node("a", taints=taints), pod()) as place:
+        [group] = place.ask_until(1).groups
+    [reason] = group.reasons
+    assert len(reason.names) == 6
+    assert reason.unnamed == 2
+    assert "t3:NoSchedule, t4:NoSchedule and 3 more" in reason.says
+
+
 def test_one_pod_is_selected() -> None:
     objects = [*full_node(), pod("one"), pod("two"), pod("no-gpu", gpus=0, cpu="500")]
     with serving(False, *objects) as place:

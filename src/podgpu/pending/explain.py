@@ -34,7 +34,7 @@ from podgpu.pending.node_checks import (
 )
 from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.quotas import KUEUE_KIND, HeldWorkload, Shortage, find_shortage
-from podgpu.pending.reasons import STAGES, Reason
+from podgpu.pending.reasons import STAGES, Reason, cut_names
 from podgpu.pending.selectors import list_unmet, list_untolerated
 from podgpu.pending.unblocking import Unblock, UnblockingSearch
 
@@ -43,7 +43,6 @@ _UNSEEN_SECONDS = 30.0  # so long, a scheduler may not have looked at a new pod 
 _MAX_KINDS = 500  # different pods that are explained
 _MAX_CHECKS = 200_000  # of such a pod and a node; 100,000 take about two seconds
 _LEAST_KINDS = 20
-_NAMED = 5
 _MAX_EXPRESSION = 200
 _PART_OF_GPU = re.compile("mem|core|percent|ratio", re.IGNORECASE)
 
@@ -173,7 +172,9 @@ class Explainer:
     def _find_obstacle(self, pod: PendingPod) -> Reason | None:
         """Returns what keeps the pod waiting whatever nodes have."""
         if pod.node:
-            return Reason(key="starting", names=(pod.node, *pod.waiting[:_NAMED]))
+            waiting = cut_names(pod.waiting)
+            names = (pod.node, *waiting.shown)
+            return Reason(key="starting", names=names, unnamed=waiting.unnamed)
         if pod.gates:
             return self._explain_gates(pod)
 
@@ -195,7 +196,8 @@ class Explainer:
     def _explain_gates(self, pod: PendingPod) -> Reason:
         workload = self.cluster.find_workload(pod)
         if workload is None:
-            return Reason(key="gated", names=pod.gates[:_NAMED])
+            gates = cut_names(pod.gates)
+            return Reason(key="gated", names=gates.shown, unnamed=gates.unnamed)
         return self._explain_workload(workload)
 
     def _explain_workload(self, workload: HeldWorkload) -> Reason:
@@ -332,18 +334,20 @@ class Explainer:
         """
         offered: set[str] = set()
         for candidate in self.cluster.candidates:
-            resources = candidate.node.allocatable
-            offered.update(filter(is_gpu_resource, resources))
+            offered.update(filter(is_gpu_resource, candidate.node.allocatable))
             offered.update(count_devices(self.cluster, candidate.node))
 
-        selectors = _list_expressions(wish.specs)
-        named = tuple(sorted(offered))[: _NAMED + 1]
+        resources = cut_names(sorted(offered))
+        selectors = cut_names(_list_expressions(wish.specs))
         offered_nowhere = [name for name in missing if name not in offered]
         for name in offered_nowhere or missing:
-            if name in self.cluster.classes and selectors:
-                yield Reason(key="no_device", resource=name, names=selectors)
+            if name in self.cluster.classes and selectors.shown:
+                key = "no_device"
+                names = selectors
             else:
-                yield Reason(key="not_offered", resource=name, names=named)
+                key = "not_offered"
+                names = resources
+            yield Reason(key=key, resource=name, names=names.shown, unnamed=names.unnamed)
 
 
 def _counts_gpus(resource: str) -> bool:
@@ -351,13 +355,13 @@ def _counts_gpus(resource: str) -> bool:
     return _PART_OF_GPU.search(resource) is None
 
 
-def _list_expressions(specs: Iterable[ClaimSpec]) -> tuple[str, ...]:
+def _list_expressions(specs: Iterable[ClaimSpec]) -> list[str]:
     """Returns the selectors of claims. A tenant writes them, so they are cut."""
     expressions = []
     for spec in specs:
         for alternatives in spec.requests:
             expressions += [text[:_MAX_EXPRESSION] for text in alternatives[0].selectors]
-    return tuple(expressions[:_NAMED])
+    return expressions
 
 
 # From checks to reasons
@@ -424,6 +428,7 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
     if key == "in_use" and len(checks) > 1 and needed > 1 and sum(frees) >= needed:
         key = "fragmented"
 
+    names = cut_names(_list_names(failure.key, wish, checks))
     largest = max(totals) if key.endswith("too_large") else max(frees)
     return Reason(
         key=key,
@@ -434,7 +439,8 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
         total=sum(totals),
         unhealthy=unhealthy or None,
         nodes=len(checks),
-        names=tuple(_list_names(failure.key, wish, checks)),
+        names=names.shown,
+        unnamed=names.unnamed,
         alone=any(len(check.failures) == 1 for check in checks),
     )
 
@@ -476,8 +482,7 @@ def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
     elif key in ("cordoned", "not_ready"):
         names = [node.name for node in nodes]
 
-    distinct = dict.fromkeys(names)
-    return list(distinct)[:_NAMED]
+    return names
 
 
 def _list_circumstances(needs: PodNeeds, checks: Iterable[Check]) -> Iterator[Reason]:

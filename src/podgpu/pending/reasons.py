@@ -6,11 +6,12 @@ reason of a pod: the first one of `STAGES` that excludes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from podgpu.errors import few_of, plural
+from podgpu.errors import MOST_NAMED, few_of, plural
 
 STAGES = (
     "selector",
@@ -34,6 +35,7 @@ UNCHECKED = {
     "scheduler": "rules of its own scheduler",
 }
 """Constraint of a pod -> its name in texts."""
+_MOST_NAMES = MOST_NAMED + 1  # as many as `few_of` shows
 _GIB = 1024**3
 
 
@@ -50,6 +52,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     unhealthy: float | None = None
     nodes: int | None = None
     names: tuple[str, ...] = ()  # what they name depends on the key: see its text below
+    unnamed: int = 0  # number of further names
     # The pod would fit now on one of these nodes if only this reason did not exist.
     alone: bool = False
 
@@ -73,6 +76,22 @@ def amount(value: float | None, resource: str) -> str:
         return f"{number((value or 0.0) / _GIB)} GiB of GPU memory"
 
     return f"{number(value)} {resource}"
+
+
+class CutNames(NamedTuple):
+    shown: tuple[str, ...]
+    unnamed: int  # number of the others
+
+
+def cut_names(names: Iterable[str]) -> CutNames:
+    """Cuts names that users choose, such as taints, so that a reason has a bounded size."""
+    distinct = tuple(dict.fromkeys(names))
+    shown = distinct[:_MOST_NAMES]
+    return CutNames(shown, len(distinct) - len(shown))
+
+
+def _names(reason: Reason) -> str:
+    return few_of(reason.names, unnamed=reason.unnamed)
 
 
 def _nodes(reason: Reason) -> str:
@@ -134,19 +153,19 @@ def _say_other_in_use(reason: Reason) -> str:
 def _say_not_offered(reason: Reason) -> str:
     text = f"No node offers {reason.resource}."
     if reason.names:
-        text += f" Nodes offer {few_of(reason.names)}."
+        text += f" Nodes offer {_names(reason)}."
     return text
 
 
 def _say_no_device(reason: Reason) -> str:
-    return f"No device of {reason.resource} matches its claim: {few_of(reason.names)}."
+    return f"No device of {reason.resource} matches its claim: {_names(reason)}."
 
 
 def _say_starting(reason: Reason) -> str:
     # `_find_obstacle` puts the node before what the pod waits for.
     node, *waiting = reason.names
     text = f"It has its place on {node} and is starting"
-    return f"{text}: {few_of(waiting)}." if waiting else f"{text}."
+    return f"{text}: {few_of(waiting, unnamed=reason.unnamed)}." if waiting else f"{text}."
 
 
 def _say_unchecked(reason: Reason) -> str:
@@ -160,47 +179,44 @@ def _say_unchecked(reason: Reason) -> str:
 def _say_quota(reason: Reason) -> str:
     needed = amount(reason.needed, reason.resource)
     return (
-        f"{few_of(reason.names)} allows {amount(reason.total, reason.resource)}, of which"
+        f"{_names(reason)} allows {amount(reason.total, reason.resource)}, of which"
         f" {number(reason.free)} are left. It needs {needed}."
     )
 
 
 def _say_preempting(reason: Reason) -> str:
     return (
-        f"It will run on {few_of(reason.names)}: pods with a lower priority are ended there to"
-        " make room."
+        f"It will run on {_names(reason)}: pods with a lower priority are ended there to make room."
     )
 
 
 _TEXTS: Mapping[str, Callable[[Reason], str]] = {
     "fits": lambda reason: f"It would fit now on {_nodes(reason)}.",
     "unchecked": _say_unchecked,
-    "unseen": lambda reason: f"No scheduler named {few_of(reason.names)} has looked at it.",
+    "unseen": lambda reason: f"No scheduler named {_names(reason)} has looked at it.",
     "starting": _say_starting,
-    "gated": lambda reason: f"It is held back by the scheduling gate {few_of(reason.names)}.",
+    "gated": lambda reason: f"It is held back by the scheduling gate {_names(reason)}.",
     "quota": _say_quota,
-    "queued": lambda reason: (
-        f"{few_of(reason.names)} has quota left, and Kueue has not admitted it yet."
-    ),
+    "queued": lambda reason: f"{_names(reason)} has quota left, and Kueue has not admitted it yet.",
     "queue_missing": lambda reason: (
-        f"Its queue {few_of(reason.names)}, or the ClusterQueue of this queue, does not exist."
+        f"Its queue {_names(reason)}, or the ClusterQueue of this queue, does not exist."
     ),
-    "claim_missing": lambda reason: f"Its ResourceClaim {few_of(reason.names)} does not exist.",
+    "claim_missing": lambda reason: f"Its ResourceClaim {_names(reason)} does not exist.",
     "claim_not_created": lambda reason: (
-        f"No ResourceClaim has been created from its ResourceClaimTemplate {few_of(reason.names)}."
+        f"No ResourceClaim has been created from its ResourceClaimTemplate {_names(reason)}."
     ),
     "class_missing": lambda reason: (
-        f"Its claim names the DeviceClass {few_of(reason.names)}, which does not exist."
+        f"Its claim names the DeviceClass {_names(reason)}, which does not exist."
     ),
     "preempting": _say_preempting,
     "not_offered": _say_not_offered,
     "no_device": _say_no_device,
     "selector": lambda reason: (
         f"Its node selector or affinity excludes {_free_there(reason)}: it requires"
-        f" {few_of(reason.names)}."
+        f" {_names(reason)}."
     ),
     "claim_node": lambda reason: (
-        f"Its ResourceClaim {few_of(reason.names)} has a device elsewhere, which excludes"
+        f"Its ResourceClaim {_names(reason)} has a device elsewhere, which excludes"
         f" {_free_there(reason)}."
     ),
     "too_large": _say_too_large,
@@ -208,7 +224,7 @@ _TEXTS: Mapping[str, Callable[[Reason], str]] = {
     "not_ready": lambda reason: f"Nodes that are not ready: {_free_there(reason)}.",
     "cordoned": lambda reason: f"Cordoned nodes: {_free_there(reason)}.",
     "taint": lambda reason: (
-        f"It does not tolerate the taint {few_of(reason.names)}: {_free_there(reason)}."
+        f"It does not tolerate the taint {_names(reason)}: {_free_there(reason)}."
     ),
     "in_use": _say_in_use,
     "fragmented": _say_fragmented,
