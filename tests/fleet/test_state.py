@@ -87,7 +87,7 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
 
 
 def test_nodes_of_a_cluster_that_became_too_large_are_not_gone() -> None:
-    reading = ClusterReading(fleet=FleetCounts(20_000, 0, None, ()))
+    reading = ClusterReading(totals_only=FleetCounts(20_000, 0, None, ()))
     state = build_cluster_state(
         reading, state_of(node("n1", gpu(0))), ViewSettings(), 60.0, WALL + 60
     )

@@ -123,7 +123,7 @@ def test_the_recording_rules_recommend_the_same(
         shares = [FleetShare("", "ml", MODEL, 14.0, 0.0)]
         counts = FleetCounts(16, 0, None, shares, {("", MODEL): 16.0})
         large = Cluster(_read_nothing, dataclasses.replace(SETTINGS, stale_after=1e6))
-        large.published = PublishedState(dataclasses.replace(state, nodes=(), fleet=counts))
+        large.published = PublishedState(dataclasses.replace(state, nodes=(), totals_only=counts))
         past = PrometheusPast(PrometheusServer(server), large, lambda: (PRICES, ()))
         found = asyncio.run(past.savings(QUERY))
 

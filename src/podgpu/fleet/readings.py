@@ -97,7 +97,7 @@ class ClusterReading:
     kept_pods: frozenset[PodName] = frozenset()  # savings leave them out, by an annotation
     idle_for: Mapping[str, float] = field(default_factory=dict)  # `Device.key` -> idle seconds
     engines: Mapping[ContainerName, EngineState] = field(default_factory=dict)
-    fleet: FleetCounts | None = None
+    totals_only: FleetCounts | None = None
 
 
 class Collector(Protocol):

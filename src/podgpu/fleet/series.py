@@ -425,8 +425,8 @@ def _price_families(state: ClusterState) -> list[Family]:
                 price = node.prices.of(model)
                 prices[gpu.model, profile, cluster].add(price.gpu_hour)
 
-    if state.fleet is not None and not state.prices.label_names:
-        for cluster, model in state.fleet.models:
+    if state.totals_only is not None and not state.prices.label_names:
+        for cluster, model in state.totals_only.models:
             price = state.prices.of(model)
             prices[model, "", cluster].add(price.gpu_hour)
 

@@ -104,8 +104,8 @@ class ClusterState:
     savings: SavingsFigures = NO_SAVINGS
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # Totals, if there are too many GPUs to read. Then `nodes` has only a selection.
-    fleet: FleetCounts | None = None
+    # Set if there are too many GPUs to read each of them. Then `nodes` has only a selection.
+    totals_only: FleetCounts | None = None
     found: int | None = None  # number of nodes that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time; constant until the clock is set
     step_seconds: int | None = None  # set only for a past time: values are means over this time
@@ -161,7 +161,7 @@ def build_cluster_state(
     """
     before: dict[str, NodeEntry] = {}
     # With totals only, nodes are not listed, so missing ones are not gone.
-    if previous is not None and reading.fleet is None:
+    if previous is not None and reading.totals_only is None:
         before = {node.name: node for node in previous.nodes}
 
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
@@ -206,7 +206,7 @@ def build_cluster_state(
         savings=savings,
         outcomes=tuple(sorted_outcomes),
         errors=reading.errors,
-        fleet=reading.fleet,
+        totals_only=reading.totals_only,
         clock_offset=offset,
         jobs=jobs,
         slow=slow,

@@ -295,7 +295,7 @@ def make_view(state: ClusterState) -> View:
         idle_after_seconds=state.settings.idle_after if is_cluster else None,
         currency=prices.currency,
         prices=prices.source,
-        paged=state.fleet is not None,
+        paged=state.totals_only is not None,
         found=state.found,
         at=state.taken_at if state.is_past else None,
         step_seconds=state.step_seconds,
@@ -317,8 +317,8 @@ def _find_hints(state: ClusterState) -> list[SetupHint]:
 
 
 def total_of(state: ClusterState) -> Totals:
-    if state.fleet is not None:
-        return _total_of_fleet(state, state.fleet)
+    if state.totals_only is not None:
+        return _total_of_counts(state, state.totals_only)
 
     gpus = broken = refused = 0
     unknown = 0.0
@@ -342,30 +342,30 @@ def total_of(state: ClusterState) -> Totals:
     return _make_totals(sums, gpus, broken, refused, power, round(unknown, 4))
 
 
-def _total_of_fleet(state: ClusterState, fleet: FleetCounts) -> Totals:
+def _total_of_counts(state: ClusterState, counts: FleetCounts) -> Totals:
     currency = state.prices.currency
     unknown = 0.0
-    if not fleet.has_rule:
+    if not counts.has_rule:
         # Neither holders nor costs are known.
         currency = ""
-        unknown = fleet.gpus
+        unknown = counts.gpus
 
     sums = sum_held(_held_parts(state), currency)
-    unallocated = _sum_unallocated(fleet, state.prices)
+    unallocated = _sum_unallocated(counts, state.prices)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
-    refused = fleet.kubernetes_unhealthy
-    return _make_totals(sums, fleet.gpus, fleet.broken, refused, fleet.power_watts, unknown)
+    refused = counts.kubernetes_unhealthy
+    return _make_totals(sums, counts.gpus, counts.broken, refused, counts.power_watts, unknown)
 
 
-def _sum_unallocated(fleet: FleetCounts, prices: Prices) -> WasteRate:
+def _sum_unallocated(counts: FleetCounts, prices: Prices) -> WasteRate:
     """Adds up the GPUs of each model that nobody has allocated."""
     allocated: dict[tuple[str, str], float] = defaultdict(float)
-    for share in fleet.held:
+    for share in counts.held:
         model, fraction = parent_and_fraction(share.model)
         allocated[share.cluster, model] += share.allocated * (fraction or 0.0)
 
     unallocated = WasteRate()
-    for (cluster, model), gpus in fleet.models.items():
+    for (cluster, model), gpus in counts.models.items():
         free = max(0.0, gpus - allocated[cluster, model])
         price = _find_price(prices, model)
         rate = make_rate(Waste(unallocated=free), 1.0, price)
@@ -404,14 +404,14 @@ def _make_totals(
 def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
     """Yields the shares of all holders.
 
-    With fleet totals, yields a used and an idle share per namespace and model.
+    If the state has only totals, yields a used and an idle share per namespace and model.
     """
-    if state.fleet is None:
+    if state.totals_only is None:
         for node in state.nodes:
             yield from node.held
         return
 
-    for share in state.fleet.held:
+    for share in state.totals_only.held:
         underused = share.underused
         used = HeldPart(
             DeviceState(model=share.model),

@@ -374,7 +374,7 @@ class _RangeReader:
         A rule must cover all GPU metrics. Rules do not contain nodes. With prices by node label, a
         rule is used only if there are too many GPUs to read.
         """
-        is_by_node = self.prices.label_names and self.state.fleet is None
+        is_by_node = self.prices.label_names and self.state.totals_only is None
         if self.query.by not in ("owner", "namespace") or is_by_node:
             return ""
 

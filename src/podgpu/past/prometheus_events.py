@@ -59,7 +59,7 @@ async def read_prometheus_events(
     server: PrometheusServer, query: EventQuery, state: ClusterState
 ) -> EventsAnswer:
     """Raises SourceError. Times are exact to a step, which is 15 s in a range of two hours."""
-    most_steps = _STEPS if state.fleet is None else _STEPS_OF_MANY
+    most_steps = _STEPS if state.totals_only is None else _STEPS_OF_MANY
     step = ceil_time(query.seconds / most_steps, FINE)
     has_clusters = any(node.reading.cluster for node in state.nodes)
     async with aclosing(PrometheusClient(server)) as client:

@@ -87,10 +87,10 @@ async def read_savings(
         end = floor_time(await client.query_time(), COARSE)
         fleet = FleetLoad(end - query.seconds, end)
         reader = _LoadReader(client, server, fleet, state)
-        if state.fleet is None:
+        if state.totals_only is None:
             await reader.read()
         else:
-            await _read_many(reader, state.fleet, prices, read_gpus)
+            await _read_many(reader, state.totals_only, prices, read_gpus)
 
     answer = make_savings(query, fleet, prices.currency)
     answer.prices = prices.source

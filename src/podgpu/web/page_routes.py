@@ -137,7 +137,7 @@ class _NowRoutes:
         if query is None or query.at is None:
             published = await asyncio.to_thread(self.read_latest)
             # A state with all nodes contains them already; the page selects them.
-            if query is None or self.past is None or published.state.fleet is None:
+            if query is None or self.past is None or published.state.totals_only is None:
                 return published
         elif self.past is None:
             raise UsageError("this server has no history")
@@ -164,7 +164,7 @@ class _NowRoutes:
 
     async def pods(self, request: web.Request) -> web.Response:
         published = await self._find_selected(request)
-        if published.state.fleet is not None:
+        if published.state.totals_only is not None:
             return json_error(404, "too many GPUs for a list of pods: choose one pod")
         visible = await self._read_visible(request, published)
         return await _json_response(request, await asyncio.to_thread(make_pods, visible))
@@ -198,7 +198,7 @@ class _NowRoutes:
 
     async def jobs(self, request: web.Request) -> web.Response:
         published = await asyncio.to_thread(self.read_latest)
-        if published.state.fleet is not None:
+        if published.state.totals_only is not None:
             return json_error(404, "too many GPUs for a list of jobs: choose one job")
 
         answer = await asyncio.to_thread(make_jobs, published.state)
@@ -342,7 +342,7 @@ class _HistoryRoutes:
 
     async def sparklines(self, request: web.Request) -> web.StreamResponse:
         published = await asyncio.to_thread(self.read_latest)
-        if published.state.fleet is not None:
+        if published.state.totals_only is not None:
             return json_error(404, "too many GPUs for sparklines")
         return await _json_response(request, await self.past.sparklines())
 

@@ -189,7 +189,7 @@ class Webhook(Watch):
         self.pause = _SECONDS
         state = self._read_state()
         # A view of too many GPUs to read all has no list of broken GPUs.
-        if state.taken_at is None or state.fleet is not None:
+        if state.taken_at is None or state.totals_only is not None:
             return
 
         self._load()

@@ -144,7 +144,7 @@ class PrometheusSelection:
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
         if query.at is not None:
             state = await self._collect(state, (), query.at)
-            if state.fleet is None:
+            if state.totals_only is None:
                 if not state.nodes:
                     raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
                 return PublishedState(state)
@@ -159,7 +159,9 @@ class PrometheusSelection:
             return PublishedState(replace(state, found=len(found)))
 
         selected = await self._collect(state, targets, query.at)
-        return PublishedState(replace(selected, fleet=state.fleet, found=len(found), used={}))
+        return PublishedState(
+            replace(selected, totals_only=state.totals_only, found=len(found), used={})
+        )
 
     async def _collect(
         self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
@@ -222,7 +224,7 @@ class PrometheusSelection:
             label_names=lambda: self._prices()[0].label_names,
             clock=self._cluster.clock,
             targets=matcher,
-            has_clusters=state.fleet is not None and state.fleet.has_clusters,
+            has_clusters=state.totals_only is not None and state.totals_only.has_clusters,
             at=at,
         )
         try:

@@ -306,10 +306,10 @@ class PrometheusCollector:
         now = await self._client.query_time() if self.at is None else self.at
         monotonic = self.clock.monotonic()
         if self.settings.max_gpus < math.inf:
-            fleet = await self._count_fleet(now)
-            if fleet.gpus > self.settings.max_gpus:
-                notes = (*self._list_warnings(), Note("totals only", _describe_fleet(fleet)))
-                return replace(self._reading, nodes=(), fleet=fleet, notes=notes)
+            counts = await self._count_all(now)
+            if counts.gpus > self.settings.max_gpus:
+                notes = (*self._list_warnings(), Note("totals only", _describe_counts(counts)))
+                return replace(self._reading, nodes=(), totals_only=counts, notes=notes)
 
         ask = partial(self._ask, now)
         targets, errors = await self._read_targets(ask)
@@ -339,7 +339,7 @@ class PrometheusCollector:
             nodes=tuple(nodes),
             owners=others,
             idle_for=await self._read_idle_times(ask),
-            fleet=None,
+            totals_only=None,
             notes=tuple(self._describe_problems(targets, errors)),
         )
 
@@ -420,7 +420,7 @@ class PrometheusCollector:
             notes.append(Note(f"Prometheus {number}", text))
         return notes
 
-    async def _count_fleet(self, now: float) -> FleetCounts:
+    async def _count_all(self, now: float) -> FleetCounts:
         """Returns totals. Without the recording rule, only counts GPUs."""
         means = await self._read_usage_rule(now)
         has_rule = "gpu_seconds" in means
@@ -486,9 +486,9 @@ _FleetMeans = dict[str, dict[tuple[str, str, str], float]]
 """Kind of usage -> cluster, namespace and billed model -> mean of 5 minutes."""
 
 
-def _describe_fleet(fleet: FleetCounts) -> str:
-    source = f"totals are means of 5 minutes from {USAGE_RULE}" if fleet.has_rule else _NO_RULE
-    return f"Prometheus has {fleet.gpus:,} GPUs: the page shows a part of them; {source}"
+def _describe_counts(counts: FleetCounts) -> str:
+    source = f"totals are means of 5 minutes from {USAGE_RULE}" if counts.has_rule else _NO_RULE
+    return f"Prometheus has {counts.gpus:,} GPUs: the page shows a part of them; {source}"
 
 
 def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:

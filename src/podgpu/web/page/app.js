@@ -3,7 +3,7 @@
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
-import { SmallCosts } from "./costs.js";
+import { SmallCosts } from "./cost_chart.js";
 import { isFiltered, isList, jobOf, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, VIEWS, without, writeHash, wrongText } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";

@@ -2,7 +2,7 @@
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
-import { CostChart } from "./costs.js";
+import { CostChart } from "./cost_chart.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { jobText } from "./devices.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
