@@ -20,7 +20,14 @@ from podgpu.past.savings import (
     SharedPodLoad,
 )
 from podgpu.past.slowdown import MAX_BUSY, predict_waits
-from tests.past.planted import GIB, MODEL, make_cluster, make_fleet, make_pod, make_steps
+from tests.past.planted import (
+    GIB,
+    MODEL,
+    make_cluster,
+    make_fleet,
+    make_pod,
+    make_steps,
+)
 
 DAY = 86_400
 MONTH = 730
@@ -257,12 +264,30 @@ def test_a_pod_that_had_more_gpus_before_is_left_out() -> None:
 def test_nothing_is_recommended_from_less_than_a_day() -> None:
     pods = [make_pod("idle", 0.0, days=0.9)]
     short = make_fleet(*pods, days=0.9)
-    short.recorded_from = 0.0
+    short.known_from = 0.0
     found = answer(short)
     assert not found.advice
-    assert "1970-01-01T00:00:00Z: nothing is recommended from 21h36m of history" in found.notes[0]
+    assert found.notes[0].startswith("there is no record before 1970-01-01T00:00:00Z: nothing is")
+    assert "from 21h36m of known use" in found.notes[0]
     asked = ask(*pods, days=0.9)
     assert "the range is shorter than a day" in asked.notes[0]
+
+
+def test_no_known_use_is_not_called_no_record() -> None:
+    """Before, GPUs without a holder or with unmeasured use were recorded."""
+    fleet = make_fleet(make_pod("idle", 0.0))
+    fleet.known_from = 86_400.0
+    fleet.recorded_from = 3600.0
+    [note] = answer(fleet).notes
+    assert "no record" not in note
+    assert note.startswith("no use of a GPU is known before 1970-01-02T00:00:00Z")
+    assert note.endswith("although there are records since 1970-01-01T01:00:00Z")
+
+    fleet = make_fleet(days=0)
+    fleet.known_from = fleet.end
+    fleet.recorded_from = fleet.end - 7200
+    [note] = answer(fleet).notes
+    assert note.startswith("no use of a GPU is known, although there are records since ")
 
 
 def test_without_prices_savings_are_in_gpus_only() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from podgpu.cli.main import run
 from podgpu.fleet.saved_gpus import NO_SAVINGS
@@ -16,7 +17,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.past.savings_watch import SavingsWatch
 from podgpu.past.slowdown import predict_waits
 from podgpu.past.sqlite_past import SqlitePast
-from tests.past.savings_world import record, record_with, serving
+from tests.past.savings_world import read_nodes, record, record_with, serving
 from tests.web.server import Client
 
 HOURS = 26.0
@@ -181,6 +182,30 @@ def test_too_little_history_is_said() -> None:
     recorder.stop()
     assert found["advice"] == []
     assert "nothing is recommended from" in found["notes"][0]
+
+
+def test_records_of_free_gpus_are_not_called_no_record() -> None:
+    """For two hours, no pod held a GPU: Cost has records, but no use is known."""
+
+    def read(counters: Any, number: int, at: float) -> tuple[Any, ...]:
+        nodes = read_nodes(counters, number, at)
+        if number >= 24:
+            return nodes
+        free = []
+        for one in nodes:
+            devices = tuple(replace(gpu, holders=()) for gpu in one.state.devices)
+            free.append(replace(one, state=replace(one.state, devices=devices)))
+        return tuple(free)
+
+    cluster, recorder = record(5, read)
+    with serving(cluster, recorder) as client:
+        note = get(client)["notes"][0]
+        bill = json.loads(client.ask("/api/v1/range?range=7d").body)
+    recorder.stop()
+    assert note.startswith("no use of a GPU is known before ")
+    assert "although there are records since " in note
+    since = note.partition("records since ")[2].partition(":0")[0]
+    assert since in bill["notes"][0], "the hour in which the records of the Cost view begin"
 
 
 def test_a_range_shorter_than_a_day_is_refused_in_words(client: Client) -> None:

@@ -66,7 +66,7 @@ REASONS = {
     "training": "job that uses several GPUs",
     "model": "GPUs of several models, or of another model before",
     "devices": "another number of GPUs before",
-    "unknown": "use known for less than 95 % of this time",
+    "unknown": "use known for less than 95 % of this time (a pod that began later, for example)",
     "part": "a MIG instance or a part of a GPU already",
     "memory": "memory not known",
     "many": "not examined, because there are too many pods",
@@ -114,8 +114,8 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
     measured: list[SharedPod] = []
     if seconds < SHORTEST:
         notes.insert(0, _explain_short(fleet, seconds))
-    elif fleet.recorded_from is not None:
-        notes.insert(0, f"there is no record before {utc_text(fleet.recorded_from)}")
+    elif fleet.known_from is not None:
+        notes.insert(0, _explain_start(fleet, fleet.known_from))
     if seconds >= SHORTEST:
         rules = _Rules(query, seconds, left, _find_wait_factors(fleet.shared))
         lines = rules.run(pods)
@@ -181,12 +181,22 @@ def _is_visible(shared: SharedLoad, visible: frozenset[str]) -> bool:
 
 
 def _explain_short(fleet: FleetLoad, seconds: float) -> str:
-    if fleet.recorded_from is None:
+    if fleet.known_from is None:
         return "the range is shorter than a day: nothing is recommended from so little"
     return (
-        f"there is no record before {utc_text(fleet.recorded_from)}: nothing is recommended from"
-        f" {duration_text(max(0, round(seconds)))} of history; it needs a day"
+        f"{_explain_start(fleet, fleet.known_from)}: nothing is recommended from"
+        f" {duration_text(max(0, round(seconds)))} of known use; it needs a day"
     )
+
+
+def _explain_start(fleet: FleetLoad, known_from: float) -> str:
+    """Says whether there is no record before, or records in which the use of no GPU is known."""
+    if fleet.recorded_from is None:
+        return f"there is no record before {utc_text(known_from)}"
+    since = f"although there are records since {utc_text(fleet.recorded_from)}"
+    if known_from >= fleet.end:
+        return f"no use of a GPU is known, {since}"
+    return f"no use of a GPU is known before {utc_text(known_from)}, {since}"
 
 
 # Rules

@@ -25,8 +25,8 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPodLoad,
 )
-from podgpu.past.schema import COARSE, HOLDER, HOUR, OPEN, ceil_time, floor_time
-from podgpu.past.sqlite_charges import read_charges
+from podgpu.past.schema import COARSE, DAY, HOLDER, HOUR, OPEN, ceil_time, floor_time
+from podgpu.past.sqlite_charges import read_charges, read_usage_start
 
 _UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _BY_SWITCHES = frozenset({"switches", "exact"})  # methods that measure waiting times
@@ -122,8 +122,22 @@ def _find_range(db: Connection, query: SavingsQuery, now: float) -> FleetLoad:
     since = _find_start(db)
     if since is None or since > fleet.start:
         fleet.start = end if since is None else min(end, ceil_time(since, COARSE))
-        fleet.recorded_from = float(fleet.start)
+        fleet.known_from = float(fleet.start)
+        fleet.recorded_from = _find_earlier_record(db, fleet.start)
     return fleet
+
+
+def _find_earlier_record(db: Connection, known_from: float) -> float | None:
+    """Returns the start of the oldest record. None if it is not certainly before `known_from`."""
+    recorded = read_usage_start(db)
+    # The first step of 5 minutes is known only if it is complete.
+    if recorded is None or recorded + 2 * COARSE >= known_from:
+        return None
+    # Of old records, only the day is stored.
+    is_day = recorded == floor_time(recorded, DAY)
+    if is_day and known_from < recorded + DAY:
+        return None
+    return float(recorded)
 
 
 def _add_steps(fleet: FleetLoad, history: _History) -> None:

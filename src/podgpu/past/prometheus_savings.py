@@ -277,10 +277,10 @@ class _LoadReader:
         self._set_start(first)
 
     def _set_start(self, first: float) -> None:
-        """`first`: start of the oldest record."""
+        """`first`: start of the first known use."""
         if first > self.fleet.start:
             self.fleet.start = first
-            self.fleet.recorded_from = first
+            self.fleet.known_from = first
 
     async def _find_kept(self) -> None:
         series = select(("kube_pod_annotations",), _ANNOTATION, self.server.match)

@@ -137,6 +137,9 @@ class FleetLoad:
     # (cluster, model) -> numbers of GPUs that pods of the range held on one node
     sizes: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     shared: list[SharedLoad] = field(default_factory=list)
+    # Start of the range, if it is cut: before, no use of a GPU is known.
+    known_from: float | None = None
+    # Start of the oldest record of any kind, if that is earlier.
     recorded_from: float | None = None
     unread: UnreadPods = ALL_READ
     notes: list[str] = field(default_factory=list)
