@@ -69,7 +69,8 @@ def test_one_line_per_reason(tab: Tab, page: str) -> None:
     night = next(line for line in lines(tab) if "night" in line)
     assert night.startswith("CPU, memory batch/night-0 and 29 pods more 30 GPUs")
     assert "It needs 60 CPUs; the largest of 2 nodes with such GPUs has 40 CPUs." in night
-    assert tab.texts("#tab-queue[aria-current=page]") == ["Queue"]
+    assert tab.texts("#tab-queue[aria-current=page]") == ["Queue 32"]
+    assert tab.evaluate("document.title").split(" \u00b7 ")[0].endswith("Queue")
     free = tab.texts(".queue section table tbody tr")
     assert free[-1].split()[-5:] == ["1", "4", "1", "1", "8"]
 
@@ -90,6 +91,29 @@ def test_a_line_shows_who_could_make_room(tab: Tab, page: str) -> None:
         "[...document.querySelectorAll('.queue details[open] .marks a')].map(a => a.hash)"
     )
     assert link == "#pod=web/chat-0"
+
+
+def test_the_scheduler_speaks_without_a_click(tab: Tab, page: str) -> None:
+    visited(tab, page, HASH)
+    tab.wait_for("document.querySelectorAll('.queue summary').length === 3")
+    (said,) = tab.texts(".queue details:not([open]) .queue-message")
+    assert said.startswith("The scheduler says: <img src=x onerror=alert(1)>")
+    height = "document.querySelector('.queue-message').getBoundingClientRect().height"
+    assert tab.evaluate(height) < 45, "a long message has two lines until its line is opened"
+
+
+def test_every_view_shows_how_many_pods_wait(tab: Tab, page: str) -> None:
+    visited(tab, page, "#view=nodes")
+    tab.wait_for("document.querySelector('#tab-queue').innerText.includes('32')")
+    assert tab.evaluate("document.querySelector('#tab-queue').title") == "32 pods wait for GPUs"
+    assert "32" not in tab.evaluate("document.title")
+
+
+def test_no_number_without_the_queue(tab: Tab, url: str, shown: Showing) -> None:
+    shown.records = None
+    opened(tab, url, "")
+    tab.wait_for("document.querySelectorAll('.tile').length > 0")
+    assert tab.texts("#tab-queue") == ["Queue"]
 
 
 def test_texts_of_tenants_are_not_markup(tab: Tab, page: str) -> None:

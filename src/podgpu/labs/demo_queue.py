@@ -41,6 +41,7 @@ class _Waiting(NamedTuple):
     minutes: float  # since the start of the demo
     model: str
     amounts: Amounts
+    lacks: str = _GPU  # on all nodes of the model
 
 
 def _request(gpus: int, cpu: int, memory_gib: int) -> Amounts:
@@ -55,7 +56,7 @@ def _list_waiting() -> Iterator[_Waiting]:
     nightly = WorkloadOwner("Job", "nightly")
     for number in range(3):
         name = f"nightly-{number}"
-        yield _Waiting("batch", name, nightly, 45 - number, "H100", _request(1, 48, 96))
+        yield _Waiting("batch", name, nightly, 45 - number, "H100", _request(1, 48, 96), "cpu")
     large = WorkloadOwner("PyTorchJob", "evaluate")
     yield _Waiting("research", "evaluate-0", large, 12, "H200", _request(8, 32, 256))
 
@@ -93,7 +94,15 @@ class DemoQueue:
             needs=PodNeeds(amounts=waiting.amounts, selectors=(selector,)),
             owner=waiting.owner,
             is_seen=True,
+            message=self._describe_nodes(wanted, waiting.lacks),
         )
+
+    def _describe_nodes(self, models: Sequence[str], lacks: str) -> str:
+        """Returns what the scheduler would say of a pod that needs one of these models."""
+        fitting = sum(_find_model(node) in models for node in self._nodes)
+        nodes = len(self._nodes)
+        others = f"{nodes - fitting} node(s) didn't match Pod's node affinity/selector"
+        return f"0/{nodes} nodes are available: {fitting} Insufficient {lacks}, {others}."
 
 
 def _find_model(node: DemoNode) -> str:

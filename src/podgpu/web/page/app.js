@@ -207,7 +207,7 @@ class Page {
   // Returns the title of a view; empty for the list of GPUs.
   titleOf(view) {
     const { gpu, pod, job, node } = this.criteria;
-    if (VIEWS.includes(view)) return byId(`tab-${view}`).textContent;
+    if (VIEWS.includes(view)) return byId(`tab-${view}`).firstChild.textContent.trim();
     const device = view === "gpu" && this.devices.find((each) => each.uuid === gpu.split("/")[0]);
     if (device) return `${device.name} of ${plain(device.node)}`;
     return view ? plain({ gpu, pod, job, node }[view]) : "";
@@ -242,6 +242,7 @@ class Page {
     byId("controls").hidden = view !== "" && !VIEWS.includes(view);
     byId("shown").hidden = true;
     this.showTabs(view);
+    this.showWaiting(picture, view);
     if (this.isCurrent) this.showView(view, picture, anew, at);
     else this.clear();
     if (!this.map.element.isConnected) this.card.hide();
@@ -256,6 +257,15 @@ class Page {
       setAttribute(byId(`tab-${name || "gpus"}`), "href", writeHash(name ? { view: name } : this.list, at));
       setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
     }
+  }
+
+  // Shows in the tab how many pods wait for GPUs, if the server reads them.
+  showWaiting({ scope, setup = [] }, view) {
+    const isRead = scope === "cluster" && !setup.some(({ missing }) => missing === "queue");
+    const pods = isRead || view === "queue" ? this.queue.count(view === "queue") : undefined;
+    byId("queue-count").hidden = !pods;
+    setText(byId("queue-count"), pods ? count(pods) : "");
+    setAttribute(byId("tab-queue"), "title", pods ? `${plural(pods, "pod")} ${pods === 1 ? "waits" : "wait"} for GPUs` : undefined);
   }
 
   // There is no view of this time yet, or no record of it.

@@ -7,6 +7,7 @@ import { count, duration, parts, perHour, plural } from "./format.js";
 import { Table } from "./table.js";
 
 const EVERY_SECONDS = 15;
+const COUNT_SECONDS = 60; // in other views, which show only the number of pods
 const AT_ONCE = 50;
 const TITLES = {
   in_use: "In use",
@@ -37,6 +38,7 @@ const TITLES = {
   many: "Not explained",
 };
 const MISSING = "This server does not read pods that wait for GPUs: its podgpu is older than this page, or it is an exporter.";
+const PATH = "api/v1/queue";
 const NO_PAST = "The queue has no history: it shows only now.";
 const NOBODY = "No pod waits for GPUs.";
 
@@ -59,12 +61,18 @@ export class Queue {
     });
   }
 
-  leave() {
-    this.question.forget();
+  leave() {} // the number in the tab stays
+
+  // Returns the number of pods that wait, for the tab. Undefined if it is not known.
+  count(isShown) {
+    if (pastTime() || this.isMissing) return undefined;
+    const { state, data } = this.question.want(PATH, isShown ? EVERY_SECONDS : COUNT_SECONDS);
+    this.isMissing = !isShown && state === "missing"; // the view asks again
+    return state === "ready" ? (data.pods ?? 0) : undefined;
   }
 
   show(criteria) {
-    const { state, data, message } = pastTime() ? past() : this.question.want("api/v1/queue", EVERY_SECONDS);
+    const { state, data, message } = pastTime() ? past() : this.question.want(PATH, EVERY_SECONDS);
     const groups = (data?.groups ?? []).filter((group) => isMatch(group, criteria));
     this.current = { data, groups, key: JSON.stringify([criteria.q, criteria.ns]) };
     const none = data?.groups?.length ? "No waiting pod matches the filter." : hiddenText(data) || NOBODY;
@@ -144,6 +152,7 @@ function lineOf(group, data, opened) {
     h("bdi", { class: "saving-names" }, names),
     h("span", { class: "saving-gain" }, gain),
     h("span", { class: "queue-cause" }, plain(cause.says)),
+    group.message ? h("span", { class: "queue-cause queue-message" }, `${speakerOf(group)}: ${plain(group.message)}`) : undefined,
   );
   const body = [h("p", { class: "queue-do" }, plain(cause.do ?? "")), otherReasons(others), unblocking(group, data), factsOf(group), podsOf(group, data)];
   const details = h("details", { "data-key": key, open: opened.has(key) }, head, ...body);
@@ -175,8 +184,12 @@ function idlePod(pod, data) {
 
 function factsOf(group) {
   const facts = [fact("Each needs", group.needs.map((need) => plain(need.says)).join(", "))];
-  if (group.message) facts.push(fact(group.examples[0].kind ? "Kueue says" : "The scheduler says", plain(group.message)));
+  if (group.message) facts.push(fact(speakerOf(group), plain(group.message)));
   return h("dl", { class: "saving-texts" }, ...facts);
+}
+
+function speakerOf(group) {
+  return group.examples[0].kind ? "Kueue says" : "The scheduler says";
 }
 
 function podsOf(group, data) {
