@@ -188,6 +188,49 @@ def test_the_verdict_names_short_and_current_causes(
     assert text == verdict
 
 
+def test_the_page_says_what_slowed_a_pod_down_and_what_is_not_known(
+    tab: Tab, url: str, shown: Showing
+) -> None:
+    none = {"cause": "failing", "state": "none", "title": "a lost GPU", "says": "None was lost"}
+    missing = {
+        "cause": "throttling",
+        "state": "not_measured",
+        "title": "throttling",
+        "says": "It is not known",
+        "do": "run podgpu's exporter",
+    }
+    found = {
+        "cause": "low_use",
+        "state": "found",
+        "title": "too little work",
+        "says": "<img src=x onerror=alert(1)>",
+        "do": "look at data loading",
+    }
+    summary = {
+        "from": time.time() - 7200,
+        "duration_seconds": 7200,
+        "gpus": 1,
+        "gpu_hours": 2.0,
+        "mean_use": 0.7,
+        "errors": 0,
+        "why_slow": "Nothing slowed it down, of all that podgpu measures.",
+        "checks": [none],
+    }
+    shown.records = lambda path, query: summary if path.startswith("summary") else None
+    opened(tab, url, "#pod=notebooks/jupyter-ada")
+    tab.wait_for("document.querySelector('.slow')?.checkVisibility()", "the causes")
+    assert tab.texts(".slow-answer.is-good") == [summary["why_slow"]]
+    assert tab.texts(".slow-check.is-none") == ["\u2713 a lost GPU: no None was lost."]
+
+    summary["checks"] = [found, none, missing]
+    opened(tab, url, "#pod=notebooks/jupyter-ada")
+    tab.wait_for("document.querySelectorAll('.slow-check').length === 3", "the causes")
+    assert tab.count(".slow-answer") == 0, "the first line says it"
+    assert "To do: look at data loading." in tab.text(".slow-check.is-found")
+    assert "To measure it: run podgpu's exporter." in tab.text(".slow-check.is-not_measured")
+    assert tab.count(".slow img") == 0
+
+
 def test_a_pod_that_ended_opens_on_its_whole_run(tab: Tab, url: str, shown: Showing) -> None:
     records, now = shown.records, time.time()
     assert records is not None

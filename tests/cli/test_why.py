@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from podgpu.cli.main import run
+from tests.past.savings_world import record
+from tests.past.savings_world import serving as serving_past
 from tests.pending.situations import node, pod
 from tests.pending.test_quotas import LOCAL_QUEUE, SAYS, cluster_queue, workload
+from tests.web.server import Client
 from tests.web.test_queue import Place, full_node, serving
 
 SCHEDULER_SAYS = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu.\x1b[31m"
@@ -99,9 +103,68 @@ def test_json_is_that_of_the_server(place: Place, capsys: pytest.CaptureFixture[
     assert json.loads(text)["groups"][0]["reasons"][0]["key"] == "in_use"
 
 
-def test_a_pod_that_is_not_pending(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_is_not_pending_on_a_server_without_a_past(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["why", "busy", "-n", "ml", "--url", url_of(place)]) == 1
     assert "ml/busy is not pending" in capsys.readouterr().err
+    assert run(["why", "absent", "--url", url_of(place)]) == 1
+    assert "absent is not pending and holds no GPU now" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[Client]:
+    """A cluster view with a past and without a queue."""
+    cluster, recorder = record(2)
+    with serving_past(cluster, recorder) as client:
+        yield client
+    recorder.stop()
+
+
+def why(client: Client, *arguments: str) -> int:
+    return run(["why", *arguments, "--url", f"http://127.0.0.1:{client.address.port}"])
+
+
+def test_why_a_pod_that_runs_is_slow(recorded: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert why(recorded, "pair-a") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ml/pair-a has held a part of 1 GPU of node-b for 2h00m"
+    assert lines[1].startswith("It waited for other containers 4.8 % of the time (5m45s)")
+    first = lines[3].split(maxsplit=1)
+    assert first[0] == "YES"
+    assert first[1].startswith("waiting for other containers: ")
+    assert lines[4].strip().startswith("To do: give it a GPU of its own")
+
+
+def test_nothing_slowed_it_down_or_it_is_not_known(
+    recorded: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why(recorded, "hot", "-n", "ml") == 0
+    text = capsys.readouterr().out
+    assert "Nothing that was measured slowed it down. Not measured: " in text
+    assert "\nno waiting for other containers: No other pod shares its GPUs." in re.sub(
+        " +", " ", text
+    )
+    assert "To measure it: the exporter must export DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" in text
+    assert why(recorded, "ml/idle") == 0
+    assert "Its GPUs were never busy" in capsys.readouterr().out
+
+
+def test_the_json_of_a_pod_that_runs_is_its_summary(
+    recorded: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why(recorded, "hot", "-o", "json") == 0
+    printed_json = json.loads(capsys.readouterr().out)
+    assert printed_json == json.loads(recorded.ask("/api/v1/summary/ml/hot").body)
+    assert why(recorded, "quiet", "-n", "nowhere") == 1
+    assert "there is no record that pod nowhere/quiet held a GPU" in capsys.readouterr().err
+
+
+def test_the_queue_itself_still_says_which_option_adds_it(
+    recorded: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why(recorded) == 1
+    assert "--queue" in capsys.readouterr().err
 
 
 def test_contradicting_namespaces(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
-from podgpu.model import DeviceState, Holder, NodeState
+from podgpu.model import (
+    DeviceState,
+    DeviceTotals,
+    Holder,
+    HolderUsage,
+    NodeState,
+    WaitPart,
+    WorkloadOwner,
+)
 from podgpu.past.job import JobSummary, read_summary
 from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
 
@@ -18,8 +28,11 @@ POD = UsageAccount("ml", "job-0")
 Values = dict[str, int | float | str]
 
 
-def make_state(gpus: int, model: str, fields: Values | None = None) -> ClusterState:
+def make_state(
+    gpus: int, model: str, fields: Values | None = None, is_owned: bool = True, **device: Any
+) -> ClusterState:
     holders = () if fields is None else (Holder("ml", "job-0", "main"),)
+    device.setdefault("holders", holders)
     use = (fields or {}).get("utilization")
     devices = tuple(
         DeviceState(
@@ -29,14 +42,16 @@ def make_state(gpus: int, model: str, fields: Values | None = None) -> ClusterSt
             memory_total_bytes=80 * GIB,
             fields=fields,
             utilization_ratio=None if use is None else float(use),
-            holders=holders,
+            **device,
         )
         for i in range(gpus)
     )
     reading = NodeReading(
         "http://node-1", NodeState(producer="podgpu", node="node-1", devices=devices), 0.0
     )
-    return build_cluster_state(ClusterReading((reading,)), None, ViewSettings(), 0.0, START)
+    owners = {("ml", "job-0"): WorkloadOwner("Deployment", "job")}
+    cluster = ClusterReading((reading,), owners=owners if is_owned else {})
+    return build_cluster_state(cluster, None, ViewSettings(), 0.0, START)
 
 
 def summarize(
@@ -98,6 +113,7 @@ def summarize_conditions(
     waited: float = 0.0,
     gpus: int = 1,
     fields: Values | None = None,
+    **device: Any,
 ) -> JobSummary:
     """Two containers of a pod hold GPUs until now. `conditions`: name -> start and end in seconds."""
     store = HistoryStore()
@@ -118,7 +134,7 @@ def summarize_conditions(
             samples.append(GpuSample(uuid, "", "node-1", index, figures, charges, first))
         store.append(START + at, samples)
     with store.reader() as db:
-        state = make_state(gpus, "NVIDIA H100 80GB HBM3", fields)
+        state = make_state(gpus, "NVIDIA H100 80GB HBM3", fields, **device)
         summary = read_summary(db, "ml", "job-0", START + seconds, state)
     store.close()
     assert summary is not None
@@ -187,6 +203,89 @@ def test_low_activity_and_traffic_are_known_only_now(
     assert (throttling.cause, throttling.now) == ("throttling", False)
     assert [(cause.cause, cause.value) for cause in current] == causes
     assert all(cause.now and cause.ratio is None for cause in current)
+
+
+def states_of(summary: JobSummary) -> dict[str, str]:
+    return {check.cause: check.state for check in summary.checks}
+
+
+ACTIVE: Values = BUSY | {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.5, "DCGM_FI_PROF_DRAM_ACTIVE": 0.3}
+
+
+def test_nothing_slowed_it_down_only_if_all_causes_were_measured() -> None:
+    counted = {"thermal": 0, "hw_power_brake": 0}
+    measured = summarize_conditions({}, fields=ACTIVE, throttled_ns=counted)
+    assert states_of(measured) == {
+        "waiting": "none",
+        "throttling": "none",
+        "failing": "none",
+        "low_use": "none",
+        "slow_gpu": "not_applicable",
+        "low_activity": "none",
+    }
+    assert measured.why_slow.startswith("Nothing slowed it down, of all that podgpu measures.")
+
+    unmeasured = summarize_conditions({}, fields=BUSY, is_owned=False)
+    assert states_of(unmeasured)["throttling"] == "not_measured", "the driver counts none"
+    assert states_of(unmeasured)["low_activity"] == "not_measured"
+    assert unmeasured.why_slow == (
+        "Nothing that was measured slowed it down. Not measured: throttling by heat or power brake,"
+        " a slower GPU of its job, low activity of tensor cores and memory."
+    )
+    assert all(check.do for check in unmeasured.checks if check.state == "not_measured")
+
+
+def test_what_slowed_it_down_comes_first_and_says_what_to_do() -> None:
+    hot = {"thermal": (600, 1200), "xid": (600, 3000)}
+    summary = summarize_conditions(hot, fields=QUIET)
+    found = [check.cause for check in summary.checks if check.state == "found"]
+    assert found == ["failing", "throttling", "low_activity"]
+    assert [check.cause for check in summary.checks][:3] == found
+    assert summary.checks[0].says == "A GPU was lost or failing 67 % of the time (40m)"
+    assert summary.why_slow.startswith("A GPU was lost or failing 67 % of the time (40m); ")
+    assert "pcie" in states_of(summary), "traffic may explain low activity"
+    assert states_of(summary)["pcie"] == "not_measured"
+
+
+@pytest.mark.parametrize(
+    ("method", "wait_ns", "limit", "state"),
+    [
+        ("exact", 0, "", "none"),
+        ("switches", None, "hidden_users", "not_measured"),
+        ("samples", None, "no_capability", "not_measured"),
+        ("mps", None, "", "not_measured"),
+    ],
+)
+def test_waiting_on_a_shared_gpu_must_be_measured(
+    method: str, wait_ns: int | None, limit: str, state: str
+) -> None:
+    usage = HolderUsage(utilization_ratio=0.4, wait_ns=wait_ns)
+    holders = (Holder("ml", "job-0", "main", usage=usage), Holder("ml", "job-1", "main"))
+    totals = DeviceTotals(method=method, method_limit=limit)
+    summary = summarize_conditions({}, fields=BUSY, holders=holders, usage=totals)
+    [waiting] = [check for check in summary.checks if check.cause == "waiting"]
+    assert waiting.state == state
+    assert bool(waiting.do) == (state == "not_measured")
+
+
+def test_for_whom_it_waits_now_is_said_within_its_namespace() -> None:
+    waits = (
+        WaitPart("ml", "job-1", "main", ratio=0.2),
+        WaitPart("secret", "vault", "main", ratio=0.3),
+    )
+    usage = HolderUsage(utilization_ratio=0.4, wait_ns=0, waits_for=waits)
+    holders = (Holder("ml", "job-0", "main", usage=usage), Holder("ml", "job-1", "main"))
+    totals = DeviceTotals(method="exact")
+    summary = summarize_conditions({}, fields=BUSY, holders=holders, usage=totals)
+    check = summary.checks[0]
+    assert (check.cause, check.state) == ("waiting", "found")
+    assert check.says.endswith("; now 30 % for a pod of another namespace, 20 % for ml/job-1/main")
+
+
+def test_an_idle_pod_was_not_slowed_down_but_had_no_work() -> None:
+    summary = summarize(0.05, 10)
+    assert states_of(summary)["low_use"] == "found"
+    assert states_of(summary)["slow_gpu"] == "not_applicable", "it has ended"
 
 
 def test_the_peak_of_a_running_pod_never_falls() -> None:

@@ -34,7 +34,7 @@ OTHER_COMMANDS = {
     "pods": "Print which pod holds how many GPUs now, and how it uses them.",
     "waste": "Print who held GPUs in a period without using them.",
     "cost": "Print GPU-hours, energy and cost of a period.",
-    "why": "Print why pods that request GPUs are pending, and who could make room.",
+    "why": "Print why a pod is pending and who could make room, or why it is slow.",
     "report": "Print cost and waste of a day, week or month as a report to share.",
     "savings": "Print which GPUs could be given back, and what the pods would notice.",
     "forget": "Stop showing a lost GPU, or clear the XID errors of a repaired one.",

@@ -1,4 +1,4 @@
-"""`podgpu why`: prints why pods that request GPUs are pending."""
+"""`podgpu why`: prints why pods that request GPUs are pending, or why a pod that runs is slow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from podgpu.cli.options import make_command
 from podgpu.cli.tables import write_table
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
+from podgpu.cli.why_slow import SlowAnswer, read_slow, write_slow
 from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.queue import FreeView, QueueAnswer, QueuedPod, QueueGroup, UnblockView
 from podgpu.pending.reasons import number
 from podgpu.top.table import format_duration
-from podgpu.view_address import decode_answer
+from podgpu.view_address import ViewClient, decode_answer
 
 _PATH = "api/v1/queue"
 _TIMEOUT = 60.0
@@ -28,14 +29,16 @@ _NAMED = 3
 @make_command(
     "why",
     ("podgpu why", "all pods that wait for GPUs, grouped by reason"),
-    ("podgpu why train-7 -n research", "one pod: all reasons, and who could make room"),
+    ("podgpu why train-7 -n research", "one pod: why it is pending or, if it runs, slow"),
 )
 @click.argument("pod", metavar="[POD]", default="")
 @click.pass_context
 def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
-    """Print why a pod that requests GPUs is pending, and which idle pods could make room.
+    """Print why a pod that requests GPUs is pending, and which idle pods could make room. If it
+    runs or has ended, print what slowed it down, what did not, and what was not measured.
 
-    Without POD, prints all pods that wait. Reads the API of `podgpu cluster --queue`.
+    Without POD, prints all pods that wait. Reads the API of `podgpu cluster`, with --queue for
+    pods that wait.
     """
     namespace = options["namespace"]
     before, slash, name = pod.partition("/")
@@ -45,20 +48,34 @@ def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
         namespace = before
         pod = name
     client = find_view(ctx).open(_TIMEOUT)
-    query = {"ns": namespace, "pod": pod}
-    body = client.get_blocking(_PATH, {key: value for key, value in query.items() if value})
-    answer = decode_answer(body, _PATH, QueueAnswer, client.shown)
+    try:
+        body, answer = _read_queue(client, namespace, pod)
+    except SourceError as error:
+        if not pod or error.reason != "http_404":
+            raise
+        # Without --queue, pods that run are known nevertheless.
+        return _print_slow(read_slow(client, namespace, pod), options["output"])
     if pod and not answer.groups:
-        place = f"{namespace}/{pod}" if namespace else pod
-        raise SourceError(
-            "not_pending",
-            f"{place} is not pending: it runs, has ended, does not exist, or you may not see it",
-        )
+        return _print_slow(read_slow(client, namespace, pod), options["output"])
     if options["output"] == "json":
         print_out(body + b"\n")
     else:
         lines = _write_pods(answer) if pod else _write_queue(answer)
         print_out("\n".join(lines) + "\n")
+    return 0
+
+
+def _read_queue(client: ViewClient, namespace: str, pod: str) -> tuple[bytes, QueueAnswer]:
+    query = {"ns": namespace, "pod": pod}
+    body = client.get_blocking(_PATH, {key: value for key, value in query.items() if value})
+    return body, decode_answer(body, _PATH, QueueAnswer, client.shown)
+
+
+def _print_slow(slow: SlowAnswer, output: str) -> int:
+    if output == "json":
+        print_out(slow.body + b"\n")
+    else:
+        print_out("\n".join(write_slow(slow.summary)) + "\n")
     return 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+BY_SWITCHES = frozenset({"switches", "exact"})
+"""Methods that measure how long containers wait for each other."""
+
 NO_CAPABILITY = "no_capability"
 HIDDEN_USERS = "hidden_users"
 NOT_MEASURED = "not_measured"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from podgpu.charge import UsageAccount
 from podgpu.fleet.job_view import SlowestView, find_slowest
-from podgpu.fleet.parts import device_utilization
+from podgpu.fleet.parts import HeldPart, device_utilization
 from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known, mean_known, round_known, select_known
 from podgpu.metrics.conditions import NODE_GONE, conditions
@@ -23,6 +24,7 @@ from podgpu.past.advice import advise_pod
 from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
 from podgpu.past.loads import read_pod_load
 from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE, floor_time
+from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
 from podgpu.past.sqlite import (
     HolderSpan,
     Mark,
@@ -62,6 +64,7 @@ class JobSummary(RangeFigures, kw_only=True):
     """
 
     api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    simulated: bool = False
     namespace: str
     pod: str
     owner: WorkloadOwner | None = None
@@ -86,6 +89,9 @@ class JobSummary(RangeFigures, kw_only=True):
     errors: int = 0
     causes: Sequence[Cause] = ()  # what slowed it down, the longest share first
     slowest: SlowestView | None = None  # now, the slowest GPU of its job, if one is slower
+    # All causes that podgpu knows: what slowed it down first, then what did not or is not known.
+    checks: Sequence[SlowCheck] = ()
+    why_slow: str = ""  # the checks in a sentence
     currency: str = ""
     hint: str = ""
 
@@ -119,6 +125,7 @@ def read_summary(
     waited = sum(charge.amounts.waited_seconds for charge in own)
 
     summary = JobSummary(
+        simulated=state.simulated,
         namespace=namespace,
         pod=pod,
         owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
@@ -136,7 +143,8 @@ def read_summary(
         fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
     add_tokens(summary, own, summary.currency, duration, fit)
 
-    _add_pod_history(summary, db, end, state)
+    recorded = _add_pod_history(summary, db, end, state)
+    _add_checks(summary, [charge.account for charge in own], recorded, state)
     if is_running:
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
@@ -144,17 +152,26 @@ def read_summary(
     return summary
 
 
-def _add_pod_history(summary: JobSummary, db: Connection, end: float, state: ClusterState) -> None:
+class _Recorded(NamedTuple):
+    activity: Activity = Activity()
+    uuids: frozenset[str] = frozenset()  # of the GPUs that it holds or held
+
+
+def _add_pod_history(
+    summary: JobSummary, db: Connection, end: float, state: ClusterState
+) -> _Recorded:
     start = max(summary.from_, end - _LONGEST)
     gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
     history = make_pod_history(summary.namespace, summary.pod, gpus)
     if history is None:
-        return
+        return _Recorded()
 
     _add_history(summary, history, end, state)
     summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
-    if not summary.shared:
-        _add_activity(summary, history, state)
+    uuids = frozenset(device.uuid for device in history.devices)
+    if summary.shared:
+        return _Recorded(uuids=uuids)
+    return _Recorded(_add_activity(summary, history, state), uuids)
 
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
@@ -256,7 +273,7 @@ def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
     return False
 
 
-def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> None:
+def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> Activity:
     """Adds values of whole devices. Call it only for a pod that does not share its devices."""
     watts = []
     uuids = set()
@@ -281,7 +298,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
 
     for device in devices.values():
         if not all(_is_of(holder, summary) for holder in device.holders):
-            return  # the pod has begun to share a device
+            return Activity()  # the pod has begun to share a device
 
     summary.current_use = _mean(map(device_utilization, devices.values()))
     summary.tensor_active_ratio = _mean_field(devices.values(), TENSOR_ACTIVE)
@@ -294,6 +311,51 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
         nvlink=_mean_traffic(devices.values(), NVLINK_BYTES),
     )
     summary.causes = [*summary.causes, *judge_activity(activity)]
+    return activity
+
+
+def _add_checks(
+    summary: JobSummary,
+    accounts: Sequence[UsageAccount],
+    recorded: _Recorded,
+    state: ClusterState,
+) -> None:
+    devices = []
+    nodes = []
+    for node in state.nodes:
+        own = [part for part in node.held if _is_of(part.holder, summary)]
+        devices += [(node, part) for part in own]
+        if own or any(gpu.uuid in recorded.uuids for gpu in node.gpus):
+            nodes.append(node)
+    is_sharing = any(_has_others(part, summary) for _, part in devices)
+    facts = SlowFacts(
+        causes=summary.causes,
+        is_running=summary.to is None,
+        is_shared=summary.shared or is_sharing,
+        use=_measure_use(summary),
+        wait_seconds=summary.wait_seconds,
+        throttled_seconds=summary.throttled_seconds,
+        activity=recorded.activity,
+        slowest=summary.slowest,
+        accounts=accounts,
+        devices=devices,
+        nodes=nodes,
+        gpus=summary.gpus,
+    )
+    summary.checks = check_causes(facts, state)
+    summary.why_slow = explain_slow(summary.checks)
+
+
+def _has_others(part: HeldPart, summary: JobSummary) -> bool:
+    return not all(_is_of(holder, summary) for holder in part.device.holders)
+
+
+def _measure_use(summary: JobSummary) -> float | None:
+    """Returns the mean use: on a shared GPU, of the pod's share, as in `/api/v1/range`."""
+    measured = summary.allocated_hours - (summary.unknown_hours or 0.0)
+    if summary.shared and measured > 0:
+        return summary.used_hours / measured
+    return summary.mean_use
 
 
 def _is_of(holder: Workload, summary: JobSummary) -> bool:

@@ -13,6 +13,7 @@ from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.state import ClusterState
 from podgpu.known import round_known, sum_all
+from podgpu.metrics.usage_methods import BY_SWITCHES
 from podgpu.model import MIB, group_by
 from podgpu.past.bill import account_of
 from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
@@ -29,7 +30,6 @@ from podgpu.past.schema import COARSE, DAY, HOLDER, HOUR, OPEN, ceil_time, floor
 from podgpu.past.sqlite_charges import read_charges, read_usage_start
 
 _UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
-_BY_SWITCHES = frozenset({"switches", "exact"})  # methods that measure waiting times
 _ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"
 _LOADS = "SELECT time, account, busy, memory FROM load WHERE time >= ? AND time < ?"
 _LOADS_OF_ONE = f"""
@@ -377,7 +377,7 @@ def _check_gpus(
 
 
 def _has_measured_waits(part: HeldPart) -> bool:
-    return part.instance is None and part.gpu.known_usage.method in _BY_SWITCHES
+    return part.instance is None and part.gpu.known_usage.method in BY_SWITCHES
 
 
 def _read_wait_ratio(db: Connection, account_id: int, start: int, end: int) -> float:

@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 import msgspec
 
 CauseName = Literal["waiting", "throttling", "failing", "low_activity", "pcie", "nvlink"]
-_LEAST_RATIO = 0.03
+LEAST_RATIO = 0.03
 _LEAST_SECONDS = 1200.0  # per GPU; a longer cause is named even in a long run
 # A GPU computes little if these are smaller fractions of its busy time. A job that is limited by
 # memory needs few tensor cores.
 _LOW_TENSOR = 0.1
 _LOW_DRAM = 0.4
-_LEAST_USE = 0.2  # of a GPU whose activity is judged
+LEAST_USE = 0.2  # of a GPU whose activity is judged
 # Bytes per second of one GPU, in both directions: about half of PCIe 4.0 x16, and of NVLink 3.
 _HIGH_PCIE = 30e9
 _HIGH_NVLINK = 300e9
@@ -44,11 +44,11 @@ class Interval(NamedTuple):
 class Activity(NamedTuple):
     """Current means of a pod's GPUs. Unknown values are None."""
 
-    use: float | None
-    tensor: float | None
-    dram: float | None
-    pcie: float | None  # bytes per second
-    nvlink: float | None
+    use: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    pcie: float | None = None  # bytes per second
+    nvlink: float | None = None
 
 
 def unite(intervals: Iterable[Interval]) -> list[Interval]:
@@ -83,14 +83,14 @@ def rank_causes(causes: Iterable[Cause], gpus: int) -> list[Cause]:
     lasting = []
     for cause in causes:
         seconds = cause.seconds or 0.0
-        if (cause.ratio or 0.0) >= _LEAST_RATIO or seconds >= _LEAST_SECONDS * max(1, gpus):
+        if (cause.ratio or 0.0) >= LEAST_RATIO or seconds >= _LEAST_SECONDS * max(1, gpus):
             lasting.append(cause)
     return sorted(lasting, key=lambda cause: cause.ratio or 0.0, reverse=True)
 
 
 def judge_activity(now: Activity) -> Sequence[Cause]:
     """Returns low activity of a busy GPU, and the traffic that may explain it."""
-    if now.use is None or now.tensor is None or now.use < _LEAST_USE:
+    if now.use is None or now.tensor is None or now.use < LEAST_USE:
         return []
     if now.tensor >= _LOW_TENSOR * now.use:
         return []

@@ -517,6 +517,9 @@ def _add_job(text: _Paragraphs, holder: Workload, fetched: FetchedDetails) -> No
     for job in fetched.jobs:
         if (job.namespace, job.pod) == (holder.namespace, holder.pod):
             text.add_facts(_list_job_facts(job), _INDENT)
+            if job.why_slow:
+                is_found = any(check.state == "found" for check in job.checks)
+                text.add(f"{_INDENT}why slow: {job.why_slow}", "warn" if is_found else "dim")
             if job.hint:
                 text.add(f"{_INDENT}{job.hint}", "warn")
 

@@ -3,7 +3,7 @@
 
 import { Question } from "./ask.js";
 import { gpuHash } from "./criteria.js";
-import { fact, h, place, plain, setText } from "./dom.js";
+import { fact, h, place, plain, setClass, setText } from "./dom.js";
 import { amount, count, duration, memory, money, moment, percent, watts } from "./format.js";
 import { tokenFacts } from "./tokens.js";
 import { wasteOf } from "./totals.js";
@@ -27,6 +27,7 @@ const CURRENT = {
 };
 const SCALE = "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
 const WHY_LOW = "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
+const SIGNS = { found: ["\u25b2", "yes"], none: ["\u2713", "no"], not_measured: ["?", "not measured"], not_applicable: ["\u2013", "does not apply"] };
 const SHARED = "Tensor activity is not known on a shared GPU.";
 
 export class Summary {
@@ -38,7 +39,10 @@ export class Summary {
     this.slow = h("p", { class: "verdict verdict-warning" });
     this.facts = h("dl", { class: "facts" });
     this.hint = h("p", { class: "hint-box" });
-    this.head = h("div", { class: "judged" }, this.slow, this.verdict, this.why, this.hint); // the page of the pod begins with it
+    this.answer = h("p", { class: "slow-answer" });
+    this.checks = h("ul", { class: "slow-checks" });
+    this.checked = h("section", { class: "slow" }, h("h2", {}, "Why is it slow?"), this.answer, this.checks);
+    this.head = h("div", { class: "judged" }, this.slow, this.verdict, this.why, this.hint, this.checked); // the page of the pod begins with it
     this.element = h("section", { class: "summary" }, h("h2", {}, this.title), this.facts);
   }
 
@@ -63,9 +67,35 @@ export class Summary {
     setText(this.why, why);
     this.slow.hidden = !data.slowest;
     if (data.slowest) place(this.slow, [slowElement(data.slowest)]);
+    this.showChecks(data);
     this.hint.hidden = !data.hint;
     setText(this.hint, plain(data.hint ?? ""));
   }
+
+  // The server says what slowed the pod down, what did not, and what could not be measured.
+  showChecks({ checks = [], why_slow: answer = "" }) {
+    this.checked.hidden = !checks.length;
+    const written = JSON.stringify(checks);
+    if (written === this.written) return;
+    this.written = written;
+    const isFound = checks.some(({ state }) => state === "found");
+    this.answer.hidden = isFound; // the first lines of the list say it
+    setText(this.answer, plain(answer));
+    setClass(this.answer, `slow-answer${checks.some(({ state }) => state === "not_measured") ? "" : " is-good"}`);
+    place(this.checks, checks.map(checkElement));
+  }
+}
+
+function checkElement({ state, title, says, do: advice }) {
+  const [sign, word] = SIGNS[state] ?? ["", plain(state)];
+  const todo = state === "not_measured" ? "To measure it: " : "To do: ";
+  return h(
+    "li",
+    { class: `slow-check is-${state}` },
+    h("span", { class: "slow-sign", "aria-hidden": "true" }, sign),
+    h("span", { class: "slow-name" }, plain(title), `: ${word}`),
+    h("span", { class: "slow-says" }, `${plain(says)}.`, advice ? h("span", { class: "slow-do" }, ` ${todo}${plain(advice)}.`) : undefined),
+  );
 }
 
 function slowElement({ node, index, uuid, says }) {
