@@ -53,7 +53,7 @@ _MOST_WAITS = 3  # that are named
 _ENDED = "known only while the pod runs"
 
 
-class Waits(NamedTuple):
+class WaitedFor(NamedTuple):
     ratio: float  # of the time
     holder: str
 
@@ -164,9 +164,9 @@ def _check_waiting(facts: SlowFacts) -> SlowCheck:
     return _make("waiting", "none", says)
 
 
-def _find_waits(facts: SlowFacts, least: float) -> list[Waits]:
+def _find_waits(facts: SlowFacts, least: float) -> list[WaitedFor]:
     """Returns for whom it waits now for at least this part of the time, the longest first."""
-    waits: list[Waits] = []
+    waits: list[WaitedFor] = []
     for _, part in facts.devices:
         own = part.holder
         for other in own.known_usage.waits_for:
@@ -176,7 +176,7 @@ def _find_waits(facts: SlowFacts, least: float) -> list[Waits]:
             # Not every user may see the pods of other namespaces.
             if other.namespace not in ("", own.namespace):
                 name = "a pod of another namespace"
-            waits.append(Waits(other.ratio, name))
+            waits.append(WaitedFor(other.ratio, name))
     return sorted(waits, reverse=True)
 
 
