@@ -237,7 +237,7 @@ class Recording:
             "seconds": round(self._elapsed, 3),
             "slice_ms": detected,
             "assumed_slice_ms": assumed,
-            "unsampled": self._listener.unsampled,
+            "unsampled": self._listener.no_samples_reason,
         }
         return make_trace(self._engines.values(), self._listener.began, self._tracks, about)
 

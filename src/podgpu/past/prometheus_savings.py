@@ -47,7 +47,8 @@ from podgpu.past.schema import COARSE, DAY, HOUR, floor_time
 
 _TIMEOUT = 60.0
 _STEP_RULE = "podgpu:savings:step5m"
-_UNUSED_RULE = "podgpu:savings:unused1h"
+_UNUSED_RULE = "podgpu:savings:unused1h"  # series of each container and device, once per hour
+_RULE_AGE = "2h"  # finds the last sample of an hourly rule, also just before the next one
 _MEMORY_RULE = "podgpu:savings:memory1h"
 _MAX_PODS_OF_MANY = 600  # their nodes are read, too, so that an answer takes less than 10 s
 MAX_PODS = 1500  # 2,016 numbers each; the cheaper pods of a larger cluster are left out and counted
@@ -212,9 +213,10 @@ class _LoadReader:
         return f"group {of_gpu} ({held}) and on ({', '.join(labels)}) {least}"
 
     async def count_pods(self) -> int:
+        """Returns the number of pods that the rules have recorded lately."""
         labels = by(self.server.cluster_label, *_RULE_LABELS)
         series = select((_UNUSED_RULE,), self.server.match)
-        pods = f"group {labels} (last_over_time({series}[2h]))"
+        pods = f"group {labels} (last_over_time({series}[{_RULE_AGE}]))"
         samples = await self.client.query(f"count({pods})", self.fleet.end)
         if not samples:
             return 0

@@ -194,6 +194,7 @@ class Deletion:
                 self._delete_newest_accounts(node, number - share)
 
     def _delete_newest_accounts(self, node: str, number: int) -> None:
+        """Deletes the newest, because a node with too many accounts probably makes up names."""
         self._db.execute("CREATE TEMP TABLE excess (id INTEGER PRIMARY KEY)")
         sql = "INSERT INTO excess SELECT id FROM account WHERE node = ? ORDER BY id DESC LIMIT ?"
         self._db.execute(sql, (node, number))

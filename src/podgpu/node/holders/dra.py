@@ -418,11 +418,7 @@ class ReadClaim(NamedTuple):
 
 @dataclass(eq=False)
 class ClaimReader:
-    """Reads claims from the API server.
-
-    Reads a claim again only if all its users are new, because the allocation of a held claim is
-    fixed.
-    """
+    """Reads claims from the API server, and caches them while they are held."""
 
     _config: ApiConfig
     _clock: Callable[[], float] = time.monotonic
@@ -441,7 +437,9 @@ class ClaimReader:
         new = {}
         for name, users in sorted(held.items()):
             known = self._cached.get(name)
-            if known is not None and not users.isdisjoint(known.users):
+            # A held claim keeps its allocation. If none of its users was there before, it may be
+            # another claim with the same name.
+            if known is not None and users & known.users:
                 cached[name] = ReadClaim(users, known.results)
             else:
                 new[name] = users
@@ -449,7 +447,7 @@ class ClaimReader:
 
         if new and self._clock() >= self._retry_at:
             try:
-                asyncio.run(self._fetch(new))
+                asyncio.run(self._fetch_into_cache(new))
                 self._logged = ""
             except SourceError as error:
                 self._retry_at = self._clock() + _RETRY_SECONDS
@@ -462,7 +460,8 @@ class ClaimReader:
                     )
         return {name: claim.results for name, claim in self._cached.items()}
 
-    async def _fetch(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> None:
+    async def _fetch_into_cache(self, held: Mapping[ClaimName, Set[ClaimedDevice]]) -> None:
+        """Raises SourceError after a timeout. The cache then has what was read before it."""
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
                 # The version is not cached, because an upgrade can remove versions.

@@ -176,13 +176,19 @@ def read_variables(container: Any) -> dict[str, str]:
 
 
 def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
+    """Returns the GPUs that the container's variables name.
+
+    If they name none, those of its mounts; if these name none, those of its device nodes.
+    """
     variables = read_variables(container)
     visible = variables.get(VISIBLE_DEVICES, "").strip()
     if visible == "none":
         return ()
 
     words = variables.get(_CAPABILITIES, "").split(",")
-    is_monitor = {word.strip() for word in words} - {""} == {"utility"}
+    capabilities = {word.strip() for word in words if word.strip()}
+    # `utility` gives nvidia-smi and NVML. Without `compute`, no program can run on a GPU.
+    is_monitor = capabilities == {"utility"}
 
     gpus = _resolve(visible.split(","), is_monitor, cards)
     if gpus is None:
@@ -226,7 +232,10 @@ def _list_mounted(container: Any) -> Iterator[str]:
 
 
 def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str, ...] | None:
-    """Converts GPU names as the container toolkit does. Returns None if no word is a GPU name.
+    """Converts GPU names as the container toolkit does.
+
+    Returns None if no word is a GPU name: the next source may have one. Returns an empty tuple if
+    the words say that the container holds no GPU.
 
     With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder.
     """

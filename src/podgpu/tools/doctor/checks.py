@@ -482,7 +482,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
     try:
         with closing(telemetry.open_switch_log(gpu)) as listener:
             limit = listener.limit
-            unsampled = listener.unsampled
+            no_samples_reason = listener.no_samples_reason
     except LogNotMeasured as e:
         text = f"busy time is estimated from driver samples: {e}"
         return note("sharing", text, IMPROVEMENTS[NOT_MEASURED])
@@ -491,7 +491,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
         finding = note if method == "auto" else wrong
         return finding("sharing", f"{text}: {e}", _CHECK_DRIVER)
 
-    if not unsampled:
+    if not no_samples_reason:
         return ok("sharing", "busy time is exact: it comes from context switches and busy samples")
 
     text = "busy time comes from context switches and has a lower and an upper bound"
@@ -505,7 +505,7 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
         return finding("sharing", text, IMPROVEMENTS[NO_CAPABILITY])
 
     if method == "exact":
-        return note("sharing", f"{text}, not exact: {unsampled}")
+        return note("sharing", f"{text}, not exact: {no_samples_reason}")
 
     return ok("sharing", f"{text} (exact would add busy samples)")
 

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_PATH = "/dev/kmsg"
 _WAIT_SECONDS = 0.1
 """Interval of reading the log without /dev/kmsg. A process that failed exits soon afterwards."""
+_MAX_WAIT_SECONDS = 0.5  # for a record, before `stopped` is checked
 _MAX_RECORD = 8192  # the kernel's limit of a record
 _MAX_RECORDS = 10_000  # in one turn, because a broken GPU may log without end
 _TAIL_BYTES = 64 * 1024  # of the system call
@@ -118,8 +119,8 @@ class KernelLog:
             for line in self.poll():
                 handle(line)
             if self._fd is not None:
-                select.select([self._fd], [], [], 0.5)
-            # A regular file is always ready.
+                select.select([self._fd], [], [], _MAX_WAIT_SECONDS)
+            # `select` returns at once for a regular file, which would make this a busy loop.
             stopped.wait(_WAIT_SECONDS)
         self.close()
 

@@ -100,7 +100,7 @@ class SwitchListener:
         log: SwitchLog,
         costs: SwitchCosts = SwitchCosts(),  # noqa: B008 - immutable
         *,
-        unsampled: str = "",
+        no_samples_reason: str = "",
         limit: str = "",
         needs_samples: bool = True,
         wall: Callable[[], float] = time.time,
@@ -109,11 +109,11 @@ class SwitchListener:
     ) -> None:
         """Opens the timeline at the current time of the GPU.
 
-        `unsampled`: reason why no busy samples are taken. `limit`: see
+        `no_samples_reason`: reason why no busy samples are taken. `limit`: see
         `DeviceTotals.method_limit`. `needs_samples`: if False, the log is also used if samples
         fail. `in_background`: if False, the caller must call `step`.
         """
-        self.unsampled = unsampled
+        self.no_samples_reason = no_samples_reason
         self.limit = limit
         self._needs_samples = needs_samples
 
@@ -192,16 +192,13 @@ class SwitchListener:
         return int(moment * 1e9) + self._offset
 
     def step(self) -> float:
-        """Takes a sample, drains the log if due, and returns the seconds until the next step.
-
-        The interval between samples is random, because periodic loads would distort regular
-        samples.
-        """
+        """Takes a sample, drains the log if due, and returns the seconds until the next step."""
         with self._lock:
+            # The listener has ended, so `_run` does not wait.
             if self._error is not None:
                 return 0.0
             try:
-                if not self.unsampled and not self.pauses_sampling:
+                if not self.no_samples_reason and not self.pauses_sampling:
                     self._take_sample()
                 if self._seconds_until_drain() <= 0:
                     self._drain()
@@ -209,8 +206,9 @@ class SwitchListener:
             except SwitchLogError as e:
                 self._end(e)
 
-            if self.unsampled:
+            if self.no_samples_reason:
                 return self._seconds_until_drain()
+            # Random, because periodic loads would distort regular samples.
             return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
 
     def close(self) -> None:
@@ -229,7 +227,7 @@ class SwitchListener:
         except SwitchLogError as e:
             if self._needs_samples:
                 raise
-            self.unsampled = str(e)
+            self.no_samples_reason = str(e)
             self.limit = LOG_FAILED
             self._samples = []
             return
@@ -366,11 +364,11 @@ class SwitchLogFactory:
             _require_measured(architecture, version)
 
         _, costs = MEASURED_ARCHITECTURES.get(architecture, ("", SwitchCosts()))
-        limit, unsampled = self._explain_unsampled(architecture)
+        limit, no_samples_reason = self._explain_unsampled(architecture)
         return self.make_listener(
             self.open_log(gpu.device, version),
             costs,
-            unsampled=unsampled,
+            no_samples_reason=no_samples_reason,
             limit=limit,
             needs_samples=not self.is_auto,
             wall=wall,
@@ -525,8 +523,8 @@ class BusyTimeSplitter:
             self._fall_back(e)
             return
 
-        unsampled = self._listener.unsampled
-        note = f"; busy samples are not available: {unsampled}" if unsampled else ""
+        no_samples_reason = self._listener.no_samples_reason
+        note = f"; busy samples are not available: {no_samples_reason}" if no_samples_reason else ""
         _log.info(
             "%s is shared by several containers: reading its context switches%s", self._name, note
         )
@@ -562,7 +560,7 @@ class BusyTimeSplitter:
         return replace(
             usage,
             process_busy_ns=select_keys(figures, known),
-            method="switches" if listener.unsampled else "exact",
+            method="switches" if listener.no_samples_reason else "exact",
             method_limit=self._limit,
             resident_ns=residency.resident,
             switching_ns=residency.switching,
@@ -578,7 +576,7 @@ class BusyTimeSplitter:
         samples: Sequence[BusySample],
     ) -> dict[int, int]:
         """Divides the time in which processes worked among them, by pid."""
-        if listener.unsampled:
+        if listener.no_samples_reason:
             return estimate_without_samples(residency, worked)
         self._model.learn(residency, samples)
         self._pause_if_saturated(listener, residency, worked)
