@@ -109,6 +109,28 @@ def test_a_class_name_is_used_once() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+PRICE = re.compile(r"price|gpu_hour|hourly")
+PRICED_IN = {"charge.py", "fleet/prices.py"}  # the formula of the bill, and the price file
+
+
+def multiplications_by_a_price(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+            continue
+        if PRICE.search(ast.unparse(node)):
+            found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_only_charge_multiplies_by_a_price() -> None:
+    found = []
+    for path in FILES:
+        if str(path.relative_to(SOURCE)) not in PRICED_IN:
+            found += multiplications_by_a_price(path)
+    assert found == []
+
+
 OURS = ("podgpu", "bench", "endurance", "deploy", "docs")
 
 

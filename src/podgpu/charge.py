@@ -261,8 +261,31 @@ class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
     def times(self, factor: float) -> Waste:
         return Waste(*(None if part is None else part * factor for part in astuple(self)))
 
+    def priced(self, price: float | None) -> Waste | None:
+        """Returns the cost of an hour of these devices. `price`: of an hour of a device."""
+        if price is None:
+            return None
+        return self.times(price)
+
     def rounded(self, digits: int) -> Waste:
         return Waste(*(round_known(part, digits) for part in astuple(self)))
+
+
+def price_hours(hours: float, price: float | None) -> float | None:
+    """Returns what hours of a device cost, or a number of devices in an hour.
+
+    `price`: of an hour of the device. None if it has no price.
+    """
+    if price is None:
+        return None
+    return hours * price
+
+
+def scale_bill(cost: float, billed_seconds: float, seconds: float) -> float:
+    """Returns what `seconds` cost at the rate of a bill. 0 if the bill is of no time."""
+    if not billed_seconds:
+        return 0.0
+    return cost / billed_seconds * seconds
 
 
 def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
@@ -277,16 +300,14 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
     measured = unused if time.busy is None else allocated
     underused = min(allocated - unused, time.underused or 0.0)
     most_busy = time.held - idle if time.busy_max is None else time.busy_max
-
-    hourly = (price or 0.0) / _HOUR
     tokens = time.tokens or _NO_TOKENS
     allocated_gpu_seconds = allocated * size
 
     return Amounts(
         allocated_seconds=allocated_gpu_seconds,
         idle_seconds=unused * size,
-        cost=hourly * allocated,
-        idle_cost=hourly * unused,
+        cost=_price_seconds(allocated, price),
+        idle_cost=_price_seconds(unused, price),
         measured_seconds=measured * size,
         busy_seconds=busy * size,
         busy_min_seconds=(time.busy_min or 0.0) * size,
@@ -294,7 +315,7 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
         energy_joules=time.joules or 0.0,
         waited_seconds=(time.waited or 0.0) * size,
         underused_seconds=underused * size,
-        underused_cost=hourly * underused,
+        underused_cost=_price_seconds(underused, price),
         counted_seconds=0.0 if time.underused is None else allocated_gpu_seconds,
         prompt_tokens=tokens.prompt,
         generated_tokens=tokens.generated,
@@ -308,5 +329,9 @@ def charge_rest(seconds: float, size: float, held_seconds: float, price: float |
     `held_seconds`: allocated GPU seconds of all holders of the device.
     """
     rest = max(0.0, size * seconds - held_seconds)
-    cost = (price or 0.0) * rest / size / _HOUR if size else 0.0
+    cost = _price_seconds(rest / size, price) if size else 0.0
     return Amounts(rest, cost=cost)
+
+
+def _price_seconds(seconds: float, price: float | None) -> float:
+    return price_hours(seconds / _HOUR, price) or 0.0

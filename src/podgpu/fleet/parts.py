@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import asdict
 
-from podgpu.charge import HeldTime, Tokens, Waste
+from podgpu.charge import HeldTime, Tokens, Waste, price_hours
 from podgpu.fleet.prices import Prices
 from podgpu.known import select_known
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
@@ -64,7 +64,7 @@ def add_waste(one: WasteRate | None, other: WasteRate | None) -> WasteRate | Non
 
 def make_rate(waste: Waste, size: float, price: float | None) -> WasteRate:
     """`waste`: fractions of a device. `size`: its fraction of a GPU. `price`: of its hour."""
-    return WasteRate(waste.times(size), None if price is None else waste.times(price))
+    return WasteRate(waste.times(size), waste.priced(price))
 
 
 class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,9 +121,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cost_per_hour(self) -> float | None:
-        if self.price is None:
-            return None
-        return self.price * self.share
+        return price_hours(self.share, self.price)
 
     @property
     def waste(self) -> WasteRate:
@@ -206,7 +204,7 @@ def device_price(
     hour = prices.of(device_model(gpu, instance)).gpu_hour
     if hour is None or instance is not None:
         return hour
-    return hour * size
+    return price_hours(size, hour)
 
 
 def is_lost(gpu: DeviceState) -> bool:

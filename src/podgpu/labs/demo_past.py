@@ -19,6 +19,7 @@ from podgpu.charge import (
     UsageAccount,
     charge,
     charge_rest,
+    price_hours,
 )
 from podgpu.fleet.hold import describe_idle
 from podgpu.fleet.prices import Prices
@@ -225,7 +226,7 @@ class _PastDevice(NamedTuple):
 
         prices = self.step.prices
         hour = prices.of(self.gpu.model.name).gpu_hour
-        price = (hour or 0.0) * self.size
+        price = price_hours(self.size, hour)
         currency = "" if hour is None else prices.currency
         charges = []
         if not is_gone:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from podgpu.charge import UsageAccount
+from podgpu.charge import UsageAccount, price_hours
 from podgpu.errors import few_of, plural, utc_text
 from podgpu.fleet.jobs import JOB_KINDS
 from podgpu.fleet.settings import duration_text
@@ -308,7 +308,7 @@ class _Rules:
         assumes = f"Its work can run on {target}, and it keeps its habits."
         if load.devices == 1:
             assumes += " Others use the rest of the GPU."
-        price = None if load.price is None else load.price * saved
+        price = price_hours(saved, load.price)
         verb = "has" if after <= 1 else "have"
         most_busy = after / (1 + COMPUTE_HEADROOM)
         return Advice(
@@ -604,10 +604,10 @@ def _make_pack(
     cost = ""
     costs = []
     for one in with_free:
-        costs.append(None if one.price is None else one.price * one.free)
-    per_hour = sum_all(costs)
-    if currency and per_hour is not None:
-        cost = f" They cost {per_hour * MONTH_HOURS:,.0f} {currency} per month."
+        costs.append(price_hours(one.free, one.price))
+    per_month = price_hours(MONTH_HOURS, sum_all(costs))
+    if currency and per_month is not None:
+        cost = f" They cost {per_month:,.0f} {currency} per month."
     names = few_of(f"{one.free} on {one.node}" for one in with_free)
     verb = "is" if free == 1 else "are"
     return Advice(
@@ -690,7 +690,7 @@ def _select_predictable(steps: Sequence[Sequence[int]]) -> list[list[int]] | Non
 
 def _monthly(gpus: float, price: float | None) -> Monthly:
     """`price`: of an hour of these GPUs."""
-    cost = None if price is None else price * MONTH_HOURS
+    cost = price_hours(MONTH_HOURS, price)
     return Monthly(gpus=gpus, gpu_hours=gpus * MONTH_HOURS, cost=cost)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from podgpu.charge import Charge
+from podgpu.charge import Charge, scale_bill
 from podgpu.errors import UsageError, texts_of, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
@@ -422,7 +422,7 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
         return None
 
     per_day = fmean(known)
-    cost = spent + per_day * (end - now) / DAY
+    cost = spent + scale_bill(per_day, DAY, end - now)
 
     return Forecast(
         from_=start,

@@ -26,6 +26,7 @@ from podgpu.charge import (
     UsageAccount,
     charge,
     charge_rest,
+    scale_bill,
     sum_charges,
 )
 from podgpu.errors import SourceError, UsageError, texts_of, utc_text
@@ -483,7 +484,7 @@ class _RangeReader:
             amounts = sum_charges(group)
             cost = None
             if any(one.currency for one in group):
-                cost = round(amounts.cost * HOUR / COARSE, 2)
+                cost = round(scale_bill(amounts.cost, COARSE, HOUR), 2)
             rows[name] = {
                 "gpus": round(amounts.allocated_seconds / COARSE, 2),
                 "idle_gpus": round(amounts.idle_seconds / COARSE, 2),

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from podgpu.charge import HeldTime, UsageAccount, charge
+from podgpu.charge import HeldTime, UsageAccount, charge, price_hours
 from podgpu.errors import SourceError
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.prices import Prices
@@ -133,7 +133,7 @@ def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: i
         size = 1.0 if fraction is None else fraction
         gpus += share.allocated * size
         gpu_hour = prices.of(share.model).gpu_hour if prices.currency else None
-        costs.append(None if gpu_hour is None else gpu_hour * share.allocated)
+        costs.append(price_hours(share.allocated, gpu_hour))
 
     for pod in fleet.pods:
         gpus -= pod.gpus

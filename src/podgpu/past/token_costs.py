@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from podgpu.charge import Amounts, Charge, sum_charges
+from podgpu.charge import Amounts, Charge, scale_bill, sum_charges
 from podgpu.model import group_by
 from podgpu.past.token_fit import NoFit, TokenFit
 
@@ -102,7 +102,7 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
         priced = sum_charges(in_currency)
         is_priced = is_priced and priced.allocated_seconds == own.allocated_seconds
         parts.append(_divide_cost(own, priced.cost))
-        at_use += _find_rate(own, priced.cost) * own.busy_seconds
+        at_use += scale_bill(priced.cost, own.allocated_seconds, own.busy_seconds)
     if not amounts.token_seconds:
         return None
     columns = zip(*parts, strict=True)
@@ -113,22 +113,18 @@ def _key_of(charge: Charge) -> tuple[str, ...]:
     return charge.cluster, *charge.account.key
 
 
-def _find_rate(amounts: Amounts, cost: float) -> float:
-    """Returns the price of a second of the GPUs."""
-    if not amounts.allocated_seconds:
-        return 0.0
-    return cost / amounts.allocated_seconds
-
-
 def _divide_cost(amounts: Amounts, cost: float) -> CostParts:
     """Divides the bill of one pod. Time beyond its share is not on its bill."""
-    rate = _find_rate(amounts, cost)
-    measured = min(amounts.measured_seconds, amounts.allocated_seconds)
+    allocated = amounts.allocated_seconds
+    measured = min(amounts.measured_seconds, allocated)
     used = min(amounts.busy_seconds, measured)
     waited = min(amounts.waited_seconds, measured - used)
-    unknown = rate * (amounts.allocated_seconds - measured)
-    idle = max(0.0, cost - rate * (used + waited) - unknown)
-    return CostParts(rate * used, rate * waited, idle, unknown)
+
+    used_cost = scale_bill(cost, allocated, used)
+    waiting_cost = scale_bill(cost, allocated, waited)
+    unknown_cost = scale_bill(cost, allocated, allocated - measured)
+    idle_cost = max(0.0, cost - used_cost - waiting_cost - unknown_cost)
+    return CostParts(used_cost, waiting_cost, idle_cost, unknown_cost)
 
 
 def make_token_figures(
@@ -177,9 +173,10 @@ def _make_split(fit: TokenFit, sums: EngineSums) -> TokenSplit:
     prompt_cost = None
     generated_cost = None
     if sums.is_priced and sums.amounts.busy_seconds:
-        price = sums.cost_at_use / sums.amounts.busy_seconds
-        prompt_cost = round(price * fit.prompt * _MILLION, _DIGITS)
-        generated_cost = round(price * fit.generated * _MILLION, _DIGITS)
+        busy = sums.amounts.busy_seconds
+        cost = sums.cost_at_use
+        prompt_cost = round(scale_bill(cost, busy, fit.prompt * _MILLION), _DIGITS)
+        generated_cost = round(scale_bill(cost, busy, fit.generated * _MILLION), _DIGITS)
     return TokenSplit(
         prompt_gpu_seconds=round(fit.prompt * _MILLION, _DIGITS),
         generated_gpu_seconds=round(fit.generated * _MILLION, _DIGITS),
