@@ -13,6 +13,7 @@ import yaml
 from podgpu.fleet.read.prometheus import BROKEN
 from podgpu.metrics.conditions import xid_specs
 from podgpu.metrics.engines import engines
+from podgpu.past.mixes import CERTAINLY_IDLE
 from tests.test_promtool import needs_promtool, promtool
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,11 @@ def test_xid_alerts_and_device_health_agree() -> None:
     assert [int(number) for number in numbers.split("|")] == [
         xid for xid, spec in xid_specs().items() if spec.needs_action
     ]
+
+
+def test_savings_of_all_sizes_of_clusters_call_the_same_steps_idle() -> None:
+    (step,) = [rule for rule in rules() if rule.get("record") == "podgpu:savings:step5m"]
+    assert f" {CERTAINLY_IDLE} * sum" in step["expr"]
 
 
 def test_the_tokens_of_each_engine_are_recorded() -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from podgpu.charge import UNALLOCATED, Charge, UsageAccount
 from podgpu.known import add_known
 from podgpu.model import MIB
-from podgpu.past.mixes import STEP_BYTES, UNKNOWN, step_value
+from podgpu.past.mixes import CERTAINLY_IDLE, STEP_BYTES, UNKNOWN, step_value
 from podgpu.past.schema import COARSE, HOUR, floor_time
 
 _STEPS = HOUR // COARSE
@@ -24,7 +24,6 @@ UNKNOWN_HOUR = UNKNOWN.to_bytes(STEP_BYTES, "little") * _STEPS
 _MEASURED = frozenset({"samples", "switches", "exact"})  # methods of podgpu's exporters
 _LEAST_MEASURED = 0.95  # of the allocated time of a step
 _LEAST_COVERED = 0.8  # of a step: a pod that began or ended in it, or a restart, is unknown
-_CERTAINLY_IDLE = 0.999
 _MAX_STEPS = 100_000  # not yet written; the steps of a file that cannot be written are dropped
 _SAVE = """
 INSERT INTO load VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET
@@ -91,7 +90,7 @@ class _Sums:
         is_covered = self.covered >= _LEAST_COVERED * COARSE
         if not is_covered or self.measured < _LEAST_MEASURED * self.allocated:
             return UNKNOWN
-        is_idle = self.idle >= _CERTAINLY_IDLE * self.allocated
+        is_idle = self.idle >= CERTAINLY_IDLE * self.allocated
         return step_value(self.busy / self.covered, is_idle)
 
 

@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, SWITCH_COST, weigh
 
+CERTAINLY_IDLE = 0.999
+"""In a step in which a pod was idle for this part of its time, it certainly ran nothing. Also in
+podgpu-savings.yaml.
+"""
 LEAST_KNOWN = 0.95  # of the range, of one pod and of all pods of a mix together
 FULL = 2000
 """Value of a step in which one GPU was busy all the time."""

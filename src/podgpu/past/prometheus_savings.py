@@ -33,7 +33,7 @@ from podgpu.metrics.promql import by, one_of, select
 from podgpu.model import DeviceState, PodName
 from podgpu.past.advice import make_savings
 from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
-from podgpu.past.mixes import FULL, UNKNOWN, step_value, write_steps
+from podgpu.past.mixes import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
 from podgpu.past.savings import (
     MAX_DAYS,
     FleetLoad,
@@ -57,7 +57,6 @@ _GPUS_PER_QUERY = (
 )
 _MAX_QUERIES = 4  # at the same time
 _LEAST_HELD = 0.8  # of a step
-_CERTAINLY_IDLE = 0.999
 _IDLE = -0.5  # a value below it says that the GPU was certainly idle
 _KEYS = (*UUID_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 _RULE_LABELS = ("namespace", "pod", "hpc_job")  # of a pod in the rules
@@ -421,7 +420,7 @@ class _LoadReader:
         idle = self._increase(_IDLE_TIME, uuids)
 
         # Counted times of a share are multiplied by it, idle times are not.
-        is_idle = f"({idle} >= bool {on_keys} {_CERTAINLY_IDLE} * {allocated})"
+        is_idle = f"({idle} >= bool {on_keys} {CERTAINLY_IDLE} * {allocated})"
         value = f"(({most_busy} or {busy}) - {on_keys} {is_idle})"
         return f"{value} and {on_keys} ({allocated} > 0)"
 
