@@ -1,7 +1,7 @@
 """Copies constants of podgpu into the chart and other files: `python -m deploy.tables`.
 
 The constants are the version, the project's URL, the image, the names of the allocation sources,
-and the XIDs that mean a broken GPU. Sources are used in the schema of the values and in an alert.
+the XIDs that mean a broken GPU, and the definition of idle. Sources are used in the schema of the values and in an alert.
 Also writes the chart's README.
 """
 
@@ -10,16 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 
 from deploy.render import CHART, ROOT
 from podgpu import PROJECT_URL, REGISTRY, __version__
 from podgpu.cli.sources import SOURCES, SOURCES_WITH_ARGUMENT
 from podgpu.metrics.conditions import xid_specs
+from podgpu.metrics.promql import idle_rule
 
 SCHEMA = CHART / "values.schema.json"
 ALERTS = CHART / "files" / "rules" / "podgpu-alerts.yaml"
 _ALLOCATION = re.compile(r'(?<="allocation": \{\n {14}"type": "string",\n {14}"pattern": ")[^"]+')
 _SOURCES = re.compile(r'(?<=podgpu_exporter_source_up\{source=~")[^"]+(?=\|api-server"\})')
+_IDLE_RULE = re.compile(r"(?<=- record: podgpu:idle:ratio10m\n {8}expr: \|\n)(?: {10}.*\n)+")
 _XIDS = re.compile(r'(?<=podgpu_xid_last_seen_timestamp_seconds\{xid=~")[\d|]+(?="\})')
 _PROJECT_URL = re.compile(r"https://[\w.-]+/[\w.-]+/podgpu(?![\w.-])")
 _CHART_VERSION = re.compile(r"(?<=^version: )\S+|(?<=^appVersion: )\S+", re.MULTILINE)
@@ -82,6 +85,7 @@ def fresh() -> Iterator[tuple[Path, str]]:
     xids = "|".join(str(xid) for xid, spec in xid_specs().items() if spec.needs_action)
     yield SCHEMA, _replace(SCHEMA.read_text(encoding="utf-8"), _ALLOCATION, pattern(), 1)
     alerts = _replace(_write_names(ALERTS), _SOURCES, "|".join(SOURCES), 1)
+    alerts = _replace(alerts, _IDLE_RULE, indent(idle_rule(), " " * 10), 1)
     yield ALERTS, _replace(alerts, _XIDS, xids, 2)
 
 

@@ -23,12 +23,18 @@ _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
 mode.
 """
 _UTIL = f"max by (UUID) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})"
-_BUSY = f"sum by (UUID) (rate(podgpu_device_busy_seconds_total{{{_CHOSEN}}}[$__rate_interval]))"
+_IDLE_TIME = (
+    "min by (UUID) (max by (UUID, GPU_I_ID, namespace, pod, container, hpc_job) "
+    f"(rate(podgpu_container_gpu_idle_seconds_total{{{_CHOSEN}}}[$__rate_interval])))"
+)
+"""The idle time of each GPU in every second, as the exporters count it. The least idle holder
+counts. Two jobs that scrape a GPU have equal values.
+"""
 _HELD = "on (UUID) podgpu_allocation_info"
 _ALLOCATED = f"count({_ALL} and {_HELD}) or vector(0)"
-_USED = f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} > 0)) or vector(0)"
-_IDLE = f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} == 0)) or vector(0)"
-_NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_BUSY}) or vector(0)"
+_USED = f"sum(1 - clamp_max({_IDLE_TIME}, 1) and {_ALL} and {_HELD}) or vector(0)"
+_IDLE = f"sum(clamp_max({_IDLE_TIME}, 1) and {_ALL} and {_HELD}) or vector(0)"
+_NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_IDLE_TIME}) or vector(0)"
 _FREE = f"count({_ALL} unless {_HELD}) or vector(0)"
 _UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!="",{BROKEN}}} == 1'
 _GONE = 'podgpu_device_health{node=~"$node",condition="node_gone"} == 1'
@@ -56,11 +62,17 @@ def _overview() -> Row:
         (
             stat("GPUs", f"count({_ALL})", "Number of GPUs that respond."),
             stat("Allocated", _ALLOCATED, "GPUs that are allocated in whole or in part."),
-            stat("Used", _USED, "Allocated GPUs that were busy recently."),
+            stat(
+                "Used",
+                _USED,
+                "Allocated GPUs that were in use. Half a GPU was in use half of the time.",
+                decimals=1,
+            ),
             stat(
                 "Idle",
                 _IDLE,
-                "Allocated GPUs on which nothing runs.",
+                "Allocated GPUs on which nothing ran. Half a GPU was idle half of the time.",
+                decimals=1,
                 steps=((None, "green"), (1, "orange")),
             ),
             stat("Free", _FREE, "GPUs that are not allocated."),

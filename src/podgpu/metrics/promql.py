@@ -194,10 +194,65 @@ def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]],
     return f"{query} or {newer} / {rename.factor!r}"
 
 
+# Idle devices of exporters that do not count idle time. As in `fleet.hold.measure_use`, a device is
+# idle if its utilisation is 0: GPU_UTIL of a GPU, and engine activity of a MIG instance.
+
+_IDLE_WINDOW = "10m"
+_HOLDER_LABELS = (
+    "cluster",
+    "node",
+    "Hostname",
+    "hostname",
+    "gpu",
+    "UUID",
+    "GPU_I_ID",
+    "namespace",
+    "pod",
+    "container",
+)
+
+
+def _select_highest(field: str, window: str, *matchers: str) -> list[str]:
+    """Returns a query for each name of the field: the highest value in the window.
+
+    It is 0 if the device was idle.
+    """
+    series = []
+    for name in names_of(field):
+        series.append(f"max_over_time({select((name,), *matchers)}[{window}])")
+    return series
+
+
+def idle_rule() -> str:
+    """Returns the expression of the recording rule for the idle fraction of each holder's time.
+
+    podgpu's exporter counts idle time. For others, the result is 1 or 0.
+    """
+    labels = by(*_HOLDER_LABELS)
+    idle = f'increase(podgpu_container_gpu_wasted_seconds_total{{kind="idle"}}[{_IDLE_WINDOW}])'
+    held = f"increase(podgpu_container_gpu_allocated_seconds_total[{_IDLE_WINDOW}])"
+    utilization = _select_highest(UTIL, _IDLE_WINDOW, 'pod!=""')
+    utilization += _select_highest(ENGINE, _IDLE_WINDOW, 'pod!=""', 'GPU_I_ID!=""')
+    highest = "\n  or ".join(utilization)
+    return f"""\
+sum {labels} (
+  {idle}
+)
+/
+sum {labels} (
+  {held}
+)
+or
+max {labels} (
+  {highest}
+) == bool 0
+"""
+
+
 def idle_query(match: str, window: float) -> str:
     """Returns a query for devices whose utilisation was 0 during the whole window.
 
-    Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL.
+    Uses engine activity also for GPUs without GPU_UTIL.
     """
     length_ms = round(window * 1000)
     gpu = ("UUID", "uuid")
@@ -212,11 +267,8 @@ def idle_query(match: str, window: float) -> str:
 def _query_idle(field: str, keys: Sequence[str], matchers: Sequence[str], length_ms: int) -> str:
     """Returns a query for the devices whose value of this field was 0 all the time."""
     grouped = by(*keys)
-    largest = []
-    for names in filter(None, generations(field)):
-        series = select(names, *matchers)
-        largest.append(f"max_over_time({series}[{length_ms}ms])")
-    highest = f"max {grouped} ({' or '.join(largest)})"
+    series = _select_highest(field, f"{length_ms}ms", *matchers)
+    highest = f"max {grouped} ({' or '.join(series)})"
 
     # The device may have been busy in a gap without samples, so samples must exist at every check.
     present = f"group {grouped} ({select(names_of(field), *matchers)})"
