@@ -154,42 +154,58 @@ def run(
     `release` on SIGUSR1.
     """
 
-    async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-
-        def reload_all() -> None:
-            for service in services:
-                service.reload()
-
-        _handle_signal(signal.SIGINT, done.set)
-        _handle_signal(signal.SIGTERM, done.set)
-        _handle_signal(signal.SIGHUP, reload_all)
-        if release is not None:
-            _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
-
-        async with AsyncExitStack() as stack:
-            for service in services:
-                stack.callback(service.stop)
-
-            bound = []
-            for listener in listeners:
-                bound.append(await stack.enter_async_context(listening(listener, limits)))
-
-            for listener, address in zip(listeners, bound, strict=True):
-                if listener.announcement:
-                    _log.info(listener.announcement, address.url)
-
-            on_listening(bound)
-            for service in services:
-                service.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
-
-            await done.wait()
-
-    asyncio.run(serve())
+    asyncio.run(_serve(services, listeners, on_listening, release, limits))
     for service in services:
         if service.fatal is not None:
             raise service.fatal
+
+
+async def _serve(
+    services: Sequence[Service],
+    listeners: Sequence[Listener],
+    on_listening: Callable[[Sequence[Address]], None],
+    release: Callable[[], object] | None,
+    limits: ConnectionLimits,
+) -> None:
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def reload_all() -> None:
+        for service in services:
+            service.reload()
+
+    _handle_signal(signal.SIGINT, done.set)
+    _handle_signal(signal.SIGTERM, done.set)
+    _handle_signal(signal.SIGHUP, reload_all)
+    if release is not None:
+        _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
+
+    async with AsyncExitStack() as stack:
+        for service in services:
+            stack.callback(service.stop)
+
+        bound = await _listen(stack, listeners, limits)
+        on_listening(bound)
+        stop = partial(loop.call_soon_threadsafe, done.set)
+        for service in services:
+            service.start(on_fatal=stop)
+
+        await done.wait()
+
+
+async def _listen(
+    stack: AsyncExitStack, listeners: Sequence[Listener], limits: ConnectionLimits
+) -> list[Address]:
+    """Announces the addresses when all of them are bound."""
+    bound = []
+    for listener in listeners:
+        address = await stack.enter_async_context(listening(listener, limits))
+        bound.append(address)
+
+    for listener, address in zip(listeners, bound, strict=True):
+        if listener.announcement:
+            _log.info(listener.announcement, address.url)
+    return bound
 
 
 def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
