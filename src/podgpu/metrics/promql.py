@@ -84,6 +84,15 @@ def by(*labels: str) -> str:
     return f"by ({', '.join(dict.fromkeys(labels))})"
 
 
+def sum_increase(series: str, window: str, keys: Sequence[str]) -> str:
+    """Returns a query for the increase of a counter, by the labels `keys`.
+
+    `max` merges the series of an HA pair, `sum` those of exporters.
+    """
+    of_exporter = by(*keys, "job", "instance")
+    return f"sum {by(*keys)} (max {of_exporter} (increase({series}[{window}])))"
+
+
 _SINCE = "device_condition_since_timestamp_seconds"
 _HOLDERS = ("allocation_info", "allocation_share_ratio", "container_gpu_processes")
 _CONTAINER_USE = ("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")

@@ -51,7 +51,7 @@ from podgpu.metrics.adapter import (
 from podgpu.metrics.fields import ENGINE, TEMPERATURE, UTIL, names_of
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.parse import ParsedSample
-from podgpu.metrics.promql import by, one_of, select
+from podgpu.metrics.promql import by, one_of, select, sum_increase
 from podgpu.model import (
     PodName,
     Workload,
@@ -452,15 +452,9 @@ class _RangeReader:
         return f"{step} * sum {by(*keys)} ({counts})"
 
     def _increase(self, name: str, matcher: str, window: str) -> str:
-        """Returns a query for a counter's increase.
-
-        `max` merges the series of an HA pair, `sum` those of exporters.
-        """
         series = select((name,), matcher, self.server.match)
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
-        of_exporter = by(*keys, "job", "instance")
-        increase = f"max {of_exporter} (increase({series}[{window}]))"
-        return f"sum {by(*keys)} ({increase})"
+        return sum_increase(series, window, keys)
 
     async def _read_now(self, usage: Sequence[Charge], end: float) -> dict[RowName, dict[str, Any]]:
         """Returns the current values of rows.

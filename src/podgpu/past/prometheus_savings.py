@@ -29,7 +29,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import sum_all
 from podgpu.metrics.adapter import UUID_LABELS, WORKLOAD_LABELS, first_label, read_workload
 from podgpu.metrics.mig import parent_and_fraction
-from podgpu.metrics.promql import by, one_of, select
+from podgpu.metrics.promql import by, one_of, select, sum_increase
 from podgpu.model import DeviceState, PodName
 from podgpu.past.advice import make_savings
 from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
@@ -428,11 +428,8 @@ class _LoadReader:
         return self._sum_increase(self._select((name,), uuids), f"{COARSE}s")
 
     def _sum_increase(self, selected: str, window: str) -> str:
-        """Returns the query for the increase of each holder, over all exporters."""
         keys = (self.server.cluster_label, *_KEYS)
-        of_exporter = by(*keys, "job", "instance")
-        increase = f"increase({selected}[{window}])"
-        return f"sum {by(*keys)} (max {of_exporter} ({increase}))"
+        return sum_increase(selected, window, keys)
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         return select(names, one_of("UUID", uuids), self.server.match)
