@@ -49,9 +49,11 @@ def parse_duration(text: str) -> float | None:
         return 0.0
     if not text or _DURATION_PART.sub("", text):
         return None
+
     seconds = 0.0
     for number, unit in _DURATION_PART.findall(text):
         seconds += float(number) * _UNIT_SECONDS[unit]
+
     return seconds
 
 
@@ -66,6 +68,7 @@ def parse_moment(text: str, now: float, needs_zone: bool = False) -> float:
         return now - sum(float(number) * _AGE_SECONDS[unit] for number, unit in parts)
     if _UNIX_SECONDS.fullmatch(text):
         return float(text)
+
     shown = f"{text[:80]!a}"
     try:
         moment = datetime.fromisoformat(text)
@@ -73,8 +76,10 @@ def parse_moment(text: str, now: float, needs_zone: bool = False) -> float:
     except (ValueError, OverflowError):
         examples = "2026-11-19T14:30:00Z, or an age such as 90m or 2d"
         raise UsageError(f"{shown} is not a time such as {examples}") from None
+
     if needs_zone and moment.tzinfo is None:
         raise UsageError(f"{shown} has no time zone: add Z for UTC")
+
     return seconds
 
 

@@ -86,6 +86,7 @@ def _select_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
                 own.append((tag, boolean))
             elif kind in ("null", "merge"):
                 own.append((tag, pattern))
+
         selected[first] = own
 
     return selected

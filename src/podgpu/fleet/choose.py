@@ -302,6 +302,7 @@ def _find_claims(chosen: Mapping[str, NodeReading]) -> dict[str, list[str]]:
     for uuid, names in nodes.items():
         if len(names) > 1:
             claims[uuid] = names
+
     return claims
 
 
@@ -411,8 +412,10 @@ def add_lost_gpus(
     for gpu in earlier.devices:
         if gpu.uuid and gpu.uuid not in reported:
             devices.append(_make_lost(gpu, wall))
+
     if len(devices) == len(state.devices):
         return state
+
     devices.sort(key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid))
     return replace(state, devices=tuple(devices))
 
@@ -450,9 +453,11 @@ def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | No
     for gpu in node.state.devices:
         if gpu.uuid in uuids and (node.gone or is_lost(gpu)):
             missing.add(gpu.uuid)
+
     state = _remove_gpus(node.state, missing)
     if node.gone and missing and not state.devices:
         return None
+
     return replace(node, state=state)
 
 
@@ -494,6 +499,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
         yield _describe_gone(name, state)
     else:
         yield from _describe_lost(name, state, broken)
+
     yield from _describe_conditions(name, broken)
     if not gone:
         yield from _describe_sources(name, state, broken)

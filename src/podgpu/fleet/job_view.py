@@ -134,6 +134,7 @@ def _job_fields(state: ClusterState, key: JobKey) -> dict[str, Any]:
     parts: list[HeldPart] = []
     for gpu in gpus:
         parts += gpu.parts
+
     pods = {part.holder.pod for part in parts}
     nodes = {gpu.node.name for gpu in gpus}
     held = sum(part.gpu_fraction for part in parts)
@@ -203,6 +204,7 @@ def _make_device(gpu: JobGpu, is_slowest: bool) -> JobDevice:
 def _place(gpu: JobGpu) -> dict[str, Any]:
     first = gpu.parts[0]
     instance = "" if first.instance is None else str(first.instance.id)
+
     return {
         "node": gpu.node.name,
         "uuid": gpu_id(first.gpu),

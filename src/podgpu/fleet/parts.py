@@ -255,6 +255,7 @@ def _divide(wanted: Sequence[float | None]) -> list[float]:
             fractions.append(equal_share)
         else:
             fractions.append(fraction * scale)
+
     return fractions
 
 

@@ -155,6 +155,7 @@ def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
         _add_gpus(row, holder)
         if each.node not in row.nodes:
             row.nodes.append(each.node)
+
         row.memory_used_bytes = add_known(row.memory_used_bytes, each.memory)
         row.cost_per_hour = add_known(row.cost_per_hour, holder.cost_per_hour)
         row.owner = row.owner or holder.owner

@@ -81,9 +81,11 @@ def node_families(state: ClusterState) -> list[Family]:
     samples: dict[str, list[Sample]] = defaultdict(list)
     for node, labels in _map_rows(state):
         samples[metric_name(node)].append(Sample(labels, 1.0))
+
     families = []
     for name, own in samples.items():
         families.append(Family(name, spec.type, spec.help, tuple(own)))
+
     return families
 
 

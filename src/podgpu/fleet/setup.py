@@ -35,6 +35,7 @@ def hint_history(note: str) -> SetupHint:
     if note:
         says, _, do = note.partition(": ")
         return SetupHint("history", f"The history does not last: {says}.", do)
+
     return SetupHint(
         "history",
         "The history is in memory, and is lost at a restart.",

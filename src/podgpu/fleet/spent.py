@@ -119,11 +119,13 @@ class Spending:
         """Returns the seconds. None if they are not counted, or if the holder is not really new."""
         if before is None or now is None or not self._is_comparable:
             return None
+
         # After a restart, only new holders are compared. Their time before is 0.
         start = 0 if now < before else before
         seconds = (now - start) / NS
         if seconds <= self._most_seconds:
             return seconds
+
         return None
 
     def find_counted_at(self, device_key: str, holder: Holder) -> float:
@@ -179,6 +181,7 @@ class Spending:
                 # In a gap, the rest is known only if the time of all holders is counted.
                 if self._is_gap and not _are_counted(holders, instance or gpu):
                     continue
+
                 rest[key] = self.measure_rest(gpu, instance)
 
         return rest

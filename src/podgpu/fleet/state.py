@@ -409,6 +409,7 @@ def complete_node(
         note = describe_rejected(spending.rejected)
         if note:
             notes = (*notes, note)
+
         node = replace(
             node,
             seconds=spending.seconds or 0.0,
@@ -490,6 +491,7 @@ def mean_by_scope(
     for node in nodes:
         if node.stale:
             continue
+
         for gpu, instance, value in measured_devices(node, settings):
             for scope in _find_scopes(node, gpu, instance, node.reading.owners or owners):
                 total = sums.setdefault(scope, [0, 0.0])

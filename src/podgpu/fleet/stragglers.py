@@ -140,8 +140,10 @@ class StragglerDetector(Generic[K]):
             if minute != job.minute:
                 _close_minute(job, since=now - WINDOW * self._minute)
                 job.minute = minute
+
             for device, sample in samples.items():
                 job.rounds.setdefault(device, []).append(sample)
+
             if job.slow is not None and job.slow.device in samples:
                 found[key] = job.slow
 

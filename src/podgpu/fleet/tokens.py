@@ -87,4 +87,5 @@ def _add_engine(
         spent = spent._replace(tokens=left.pop())
     elif spent is not None and name[:2] in pods:
         spent = spent._replace(tokens=Tokens())
+
     return replace(part, engine=engines.get(name), spent=spent)

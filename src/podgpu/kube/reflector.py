@@ -277,6 +277,7 @@ class Informer(Generic[T]):
             value = None
             if event.type != "DELETED":
                 value = self._reduce(item)
+
             with self._lock:
                 if value is None:
                     self._objects.pop(_key(item), None)

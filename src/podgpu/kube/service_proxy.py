@@ -94,6 +94,7 @@ def parse_service(text: str) -> ServiceName:
             f"--service {one_line(text)[:100]}: write NAMESPACE/NAME, NAMESPACE/NAME:PORT or "
             "NAMESPACE/https:NAME:PORT"
         )
+
     port = match["port"] or _USUAL_PORT
     return ServiceName(match["namespace"], match["name"], port, match["scheme"] or "http")
 
@@ -188,10 +189,12 @@ class KubeAddress:
             everywhere = await self._list_services(client, "")
             if everywhere is not None:
                 return _choose(everywhere)
+
             if self._config.namespace:
                 own = await self._list_services(client, self._config.namespace)
                 if own:
                     return _choose(own)
+
             return await self._try_usual_names(client)
 
     async def _list_services(self, client: ApiClient, namespace: str) -> list[KubeObject] | None:

@@ -161,6 +161,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     form = query.get("format", "json")
     if form not in ("json", "csv"):
         raise UsageError(f"format={form[:60]!r}: use json or csv")
+
     is_csv = form == "csv"
 
     seconds = parse_range(query.get("range", "24h"))
@@ -207,6 +208,7 @@ def make_range(
             account = own[0].account
             row.labels = _read_labels(account)
             row.model = account.model
+
         rows.append(row)
 
     answer = RangeAnswer(
@@ -279,6 +281,7 @@ def group_now(
         known["", charge.account.key] = charge
         if charge.account != UNALLOCATED:
             groups[name_row(charge, query)] = []
+
     for charge in usage:
         known[charge.cluster, charge.account.key] = charge
 
@@ -475,6 +478,7 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     idle_since = None
     if since and len(since) == len(held):
         idle_since = round(max(since))
+
     reasons = [part.unknown_because for part in held]
 
     return {
@@ -529,11 +533,13 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
     job = row.job
     if job and not row.user:
         job = f"job {job}"
+
     owner = ""
     model = ""
     if not row.pod:
         owner = describe_owner(row.owner)
         model = row.model
+
     place = _join_names(row.cluster, row.namespace, owner, row.pod, job)
     return _join_names(place, row.uid or row.container_id, row.label, model) or nameless
 
@@ -560,10 +566,12 @@ def group_accounts(
     kind = "label" if query.label else query.by
     if kind not in _NAMED_BY:
         return SINGLE
+
     condition, names = _NAMED_BY[kind]
     single = ", ".join(map(str, engines))
     if single:
         condition = f"{condition} AND account.id NOT IN ({single})"
+
     return Grouping(condition, frozenset(names).union(also))
 
 
@@ -578,9 +586,11 @@ def read_range_answer(
     current: dict[RowName, dict[str, Any]] = {}
     if query.end is None:
         current = _group_held(db, state, charges, query)
+
     token_steps: Sequence[tuple[int, Charge]] = ()
     if any(charge.amounts.token_seconds for charge in charges):
         token_steps = read_token_steps(db, start, end)
+
     since = read_usage_start(db)
     answer = make_range(
         query,
@@ -597,6 +607,7 @@ def read_range_answer(
     if since is None or start + COARSE < since:
         answer.recorded_from = now if since is None else float(since)
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
+
     return answer
 
 
@@ -609,6 +620,7 @@ def _group_held(
         for part in node.held:
             if part.holder.key:
                 keys.add(account_of(part).key)
+
     accounts = read_accounts(db, sorted(keys))
     held = [Charge(account) for account in accounts]
     return group_now(state, [*usage, *held], query)

@@ -213,6 +213,7 @@ def select_budgets(budgets: Iterable[BudgetUse], query: RangeQuery) -> list[Budg
         else:
             is_shown = query.visible is None or budget.namespace in query.visible
             same = query.by == "namespace"
+
         if is_shown and same:
             selected.append(budget)
 
@@ -261,6 +262,7 @@ def make_costs(
     )
     charges = _list_charges(own)
     bill = make_range(query.range, (windows.start, windows.now), charges, prices, {})
+
     return CostsAnswer(
         from_=windows.start,
         to=windows.now,
@@ -397,6 +399,7 @@ def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:
 
     if not costs:
         return None
+
     return Comparison(
         steps=len(costs),
         cost=round(fsum(costs), _DIGITS),
@@ -450,6 +453,7 @@ def read_costs_answer(
     requested_start = query.windows(now).start
     if query.step == HOUR and kept is not None:
         query = query._replace(kept_since=kept)
+
     windows = query.windows(now)
 
     first = max(query.first_step(now), query.kept_since)
@@ -471,6 +475,7 @@ def read_costs_answer(
         answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
     if requested_start < windows.start:
         answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
+
     return answer
 
 
@@ -487,4 +492,5 @@ def _read_steps(
         is_full = step == HOUR or time in full_days
         is_complete = is_over and is_full
         steps.append(CostStep(time, own, is_complete))
+
     return steps

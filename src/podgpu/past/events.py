@@ -107,10 +107,12 @@ def parse_events_query(query: Mapping[str, str]) -> EventQuery:
     given = [name for name in _WHERE if name in query]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
+
     seconds = parse_range(query.get("range", "24h"))
     end = parse_time(query, "to")
     if not given:
         return EventQuery(seconds, end=end)
+
     return EventQuery(seconds, given[0], query[given[0]], end)
 
 
@@ -118,6 +120,7 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
     end = now
     if query.end is not None:
         end = min(query.end, now)
+
     start = end - query.seconds
 
     where = _WHERE.get(query.selector, "")
@@ -163,6 +166,7 @@ def make_events(spans: Sequence[Span], start: float, end: float, began: float) -
     for event in chain(_condition_events(spans), _pod_events(spans, began)):
         if start <= event.at <= end:
             events.append(event)
+
     events.sort(key=lambda event: (-event.at, event.text))
 
     return EventsAnswer(

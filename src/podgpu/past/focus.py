@@ -108,6 +108,7 @@ def _make_billing(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     """Returns the columns of FOCUS that are the same for all billing systems."""
     month = datetime.fromtimestamp(day.from_, UTC).replace(day=1, hour=0, minute=0, second=0)
     next_month = (month + _LONGEST_MONTH).replace(day=1)
+
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -153,6 +154,7 @@ def _make_own_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     waste = row.waste or RangeWaste(Waste())
     tokens = row.tokens or TokenFigures()
     per_million = tokens.cost_per_million
+
     return {
         "Tags": _write_object(tags),
         "SubAccountId": row.cluster,

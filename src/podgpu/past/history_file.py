@@ -95,6 +95,7 @@ class HistoryFile(ABC):
         except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
+
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             # SQLite reports some full disks as I/O errors.
             is_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

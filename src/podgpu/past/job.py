@@ -141,6 +141,7 @@ def read_summary(
     if any(charge.amounts.token_seconds for charge in own):
         first = floor_time(started, COARSE)
         fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
+
     add_tokens(summary, own, summary.currency, duration, fit)
 
     recorded = _add_pod_history(summary, db, end, state)
@@ -149,6 +150,7 @@ def read_summary(
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
             summary.hint = advise_pod(load, fleet.end - fleet.start)
+
     return summary
 
 
@@ -201,6 +203,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.mean_use = _mean(use)
         summary.peak_use = max(use)
         summary.p95_use = max(p95)
+
     summary.peak_memory_bytes = max(memory, default=None)
 
     _add_causes(summary, history, end)
@@ -270,6 +273,7 @@ def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
             end = min(span.to or math.inf, other.to or math.inf)
             if end - max(span.from_, other.from_) > _BRIEF:
                 return True
+
     return False
 
 

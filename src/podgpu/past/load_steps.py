@@ -69,6 +69,7 @@ class _Sums:
         self.allocated += amounts.allocated_seconds
         if not _is_measured(charge.account):
             return
+
         self.measured += amounts.measured_seconds
         self.idle += amounts.idle_seconds
         # Alone on a device, it has all busy time, and no method has bounds.

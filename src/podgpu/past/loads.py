@@ -182,6 +182,7 @@ def _read_history(
     rows = db.execute(_LOADS, (first, last))
     if account_id is not None:
         rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))
+
     lines: dict[int, bytearray] = {}
     memory: dict[int, int] = {}
     unknown: set[int] = set()  # accounts of which the memory is not always known
@@ -189,6 +190,7 @@ def _read_history(
         line = lines.get(account)
         if line is None:
             line = lines[account] = bytearray(blank)
+
         offset = (time - first) // HOUR * HOUR_BYTES
         line[offset : offset + HOUR_BYTES] = busy
 
@@ -196,6 +198,7 @@ def _read_history(
             unknown.add(account)
         elif mib > memory.get(account, -1):
             memory[account] = mib
+
     _add_earlier_memory(db, memory, first)
 
     before = (start - first) // COARSE * STEP_BYTES
@@ -248,6 +251,7 @@ def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
 
     for (cluster, _), held in pods.items():
         held.load.job_gpus = jobs[_job_of(cluster, held.parts[0])]
+
     return pods
 
 
@@ -294,6 +298,7 @@ def _make_load(
     load.problem = _find_problem(load.account, state)
     if not load.problem and (len(models) > 1 or not load.model):
         load.problem = "model"
+
     return load
 
 
@@ -342,6 +347,7 @@ def _add_costs(db: Connection, fleet: FleetLoad, now: float) -> None:
         if charge.currency:
             key = charge.account.key
             costs[key] = costs.get(key, 0.0) + charge.amounts.cost
+
     for pod in fleet.pods:
         cost = costs.get(pod.account.key)
         pod.cost = round_known(cost, 2)

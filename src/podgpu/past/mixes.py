@@ -101,6 +101,7 @@ class Candidate:
             hour = start // _STEPS_PER_HOUR % _HOURS
             busy = values[start : start + _STEPS_PER_HOUR]
             self.profile[hour] += sum(busy)
+
         self.total = sum(self.profile)
 
 
@@ -183,6 +184,7 @@ def _join(
     for mix in _find_possible(mixes, candidate, memory, most_slowdown):
         if not _is_below_limit(mix, candidate):
             continue
+
         known = mix.known & candidate.known
         if known.bit_count() < LEAST_KNOWN * _LANE_BITS * steps:
             continue
@@ -286,6 +288,7 @@ def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
         together = sum(map(mul, weights, read.factors))
         wait = max(0.0, together - alone) * member.wait_factor
         shared.append(Shared(alone / steps, wait / steps))
+
     return shared
 
 
@@ -298,6 +301,7 @@ def find_worst(mix: Mix) -> list[float]:
         largest = max(map(mul, ratios, read.factors))
         predicted = max(1.0, largest)
         worst.append(1 + (predicted - 1) * member.wait_factor)
+
     return worst
 
 

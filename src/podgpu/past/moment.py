@@ -147,6 +147,7 @@ def _find_record(db: Connection, at: float) -> tuple[int, int]:
     [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
     if later is not None:
         problem += f"; the next record is of {utc_text(later)}"
+
     raise UsageError(problem)
 
 

@@ -66,6 +66,7 @@ async def read_prometheus_events(
         end = await client.query_time() // FINE * FINE
         if query.end is not None:
             end = min(end, query.end // FINE * FINE)
+
         start = end - query.seconds // step * step
 
         reader = _EventReader(client, server, start, end, step, has_clusters)
@@ -132,6 +133,7 @@ class _EventReader:
             known_from = self._start
             if gpu.node in presence:
                 known_from = presence[gpu.node][0].start + self._step
+
             for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
                 if period.start <= known_from:
                     period = period._replace(start=-math.inf)
@@ -161,6 +163,7 @@ class _EventReader:
         uuids = set()
         for one in await self._client.query_range(held, self._start, self._end, self._step):
             uuids.add(first_label(one.labels, UUID_LABELS))
+
         uuids.discard("")
         return sorted(uuids)
 
@@ -177,6 +180,7 @@ class _EventReader:
             namespace = sample.labels.get("namespace", "")
             name = sample.labels.get("pod", "")
             pods.add((namespace, name))
+
         return pods
 
     async def _find_gaps(self) -> list[_Period]:
@@ -199,6 +203,7 @@ class _EventReader:
             came_at = came.get(key, ())
             went_at = went.get(key, ())
             series.append(_Series(dict(key), came_at, went_at))
+
         return series
 
     async def _read_times(self, query: str) -> dict[frozenset[tuple[str, str]], list[float]]:

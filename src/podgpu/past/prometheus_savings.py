@@ -141,6 +141,7 @@ def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: i
     cost = sum_all(costs)
     if cost is not None:
         cost = max(0.0, cost)
+
     unread = max(0, pods - len(fleet.pods))
     return UnreadPods(unread, max(0.0, gpus), cost)
 
@@ -303,6 +304,7 @@ class _LoadReader:
         gpus: set[str] = set()
         for pod in chosen:
             gpus.update(part.gpu.uuid for part in pod.parts)
+
         uuids = sorted(gpus)
 
         limit = asyncio.Semaphore(_MAX_QUERIES)
@@ -312,6 +314,7 @@ class _LoadReader:
         for first in range(0, len(uuids), _GPUS_PER_QUERY):
             chunk = uuids[first : first + _GPUS_PER_QUERY]
             chunks.append(self._read_gpus(chunk, limit, lines, memory))
+
         await asyncio.gather(*chunks)
 
         for key, own in lines.items():
@@ -332,6 +335,7 @@ class _LoadReader:
         if self.is_recorded:
             keys = by(self.server.cluster_label, *_KEYS)
             query = f"max {keys} ({self._select((_STEP_RULE,), uuids)})"
+
         async with limit:
             series = await self.client.query_range(query, start, self.fleet.end, COARSE)
             memory |= await self._read_memory(uuids)
@@ -388,6 +392,7 @@ class _LoadReader:
             if gpus >= load.devices:
                 value = step_value(busy[number] / COARSE, is_idle=idle[number] == gpus)
                 values[number] = min(most, value)
+
         load.steps = write_steps(values)
 
         if load.price is not None:
@@ -519,6 +524,7 @@ class _LoadReader:
             key = self._key_of(sample.labels)
             if key is not None:
                 waited[key] = waited.get(key, 0.0) + sample.value
+
         return waited
 
     def _list_shared(self) -> Iterator[tuple[str, Sequence[HeldPart], list[PodKey]]]:

@@ -123,6 +123,7 @@ class Window(NamedTuple):
             if last < self.steps - 1:
                 end = self.start + (last + 1) * self.step
             spans.append((start, end))
+
         return spans
 
 
@@ -247,6 +248,7 @@ class PrometheusPast(Past):
             history = device.history_of_pod(name)
             if history is not None:
                 histories.append(history)
+
         histories.sort(key=lambda one: (one.node, one.index or 0, one.uuid, one.instance))
         return make_pod_history(namespace, pod, histories)
 
@@ -266,6 +268,7 @@ class PrometheusPast(Past):
             if instance:
                 key = f"{uuid}/{instance}"
             lines[key] = window.align("utilization_ratio", points)
+
         return sparklines_json(times, lines)
 
     async def _make_reader(
@@ -274,6 +277,7 @@ class PrometheusPast(Past):
         step = FINE
         if seconds > MAX_POINTS * FINE:
             step = COARSE * math.ceil(seconds / (COARSE * MAX_POINTS))
+
         count = seconds // step
         end = await client.query_time() // FINE * FINE
         window = Window(end - count * step, step, count)
@@ -319,6 +323,7 @@ class _HistoryReader:
             queries[name] = self.read("avg", query)
         for name, series in _HOLDER_SERIES.items():
             queries[f"holder {name}"] = self.read("avg", self._of_holders(series, uuids))
+
         results = await asyncio.gather(*queries.values())
         lines = dict(zip(queries, results, strict=True))
 
@@ -330,6 +335,7 @@ class _HistoryReader:
             read.add_figures(name, lines[name])
         for name in _HOLDER_SERIES:
             read.add_holder_figures(name, lines[f"holder {name}"])
+
         return read.devices
 
     # PromQL

@@ -69,6 +69,7 @@ def token_queries(
         seconds = f"{step} * count_over_time(({present})[{length}ms:{step}s])"
         counted.append(_mark(seconds, "seconds"))
         queries[f"{_PREFIX}{engine.name}"] = " or ".join(counted)
+
     return queries
 
 
@@ -120,6 +121,7 @@ def read_tokens(
             name = labels.get("namespace", ""), labels.get("pod", "")
             pod = pods.setdefault((labels.get(cluster_label, ""), name), PodTokens())
             _add(pod, engine, sample)
+
     return pods
 
 

@@ -190,6 +190,7 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
         figures = figures._replace(power_watts=power, temperature_celsius=gpu.temperature_celsius)
     if figures == Figures():
         return None
+
     return figures
 
 

@@ -102,6 +102,7 @@ class HistoryRecorder:
             self._latest = None
             if latest is None:
                 return False
+
             moment = self._books.read()
             if moment.settles is not None:
                 self._store.settle_unwritten(moment.settles)
@@ -136,8 +137,10 @@ class HistoryRecorder:
         except HistoryError as error:
             self._report(f"{error}; values are not stored until this is solved")
             return False
+
         if self._path is not None and self._reopen_at == float("inf"):
             self._report("")
+
         return True
 
     def read_time(self) -> float:
@@ -192,6 +195,7 @@ class HistoryRecorder:
                 f" {STABLE_SECONDS / 60:.0f} minutes"
             )
             notes.append(Note(f"history clock {direction}", text))
+
         return tuple(notes)
 
     def _reopen(self) -> None:

@@ -200,6 +200,7 @@ class Deletion:
         self._db.execute(sql, (node, number))
         for table in ("usage", "sample", "span", "load"):
             self._db.execute(f"DELETE FROM {table} WHERE account IN (SELECT id FROM excess)")
+
         self._db.execute("DELETE FROM account WHERE id IN (SELECT id FROM excess)")
         self._db.execute("DROP TABLE excess")
         self.names_deleted = True

@@ -224,6 +224,7 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
         free = shutil.disk_usage(path.parent).free
         if free < _BYTES_TO_CONVERT * size:
             raise OSError(errno.ENOSPC, f"{free >> 20:,} MiB of the disk are free")
+
         shutil.copyfile(path, partial)
         shutil.copystat(path, partial)  # the two files are compared by their times
         partial.chmod(0o600)

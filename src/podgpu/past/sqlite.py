@@ -372,6 +372,7 @@ def _add_series(histories: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
             known = select_known(step)
             values.append(_add_values(name, known) if known else None)
         added[name] = values
+
     return added
 
 
@@ -429,6 +430,7 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
     series: dict[str, list[float | None]] = {}
     for name in Figures._fields:
         series[name] = [None] * steps
+
     for point, *means in db.execute(_FIGURES, parameters):
         for name, mean in zip(Figures._fields, means, strict=True):
             series[name][point] = mean

@@ -146,6 +146,7 @@ def read_token_steps(
     for step, *row in db.execute(sql, parameters):
         account, amounts = split_account(row)
         steps.append((step, Charge(account, amounts=Amounts(*amounts))))
+
     return steps
 
 
@@ -227,6 +228,7 @@ def _list_windows(
     first_day = last_hour
     if longest == DAY:
         first_day = min(ceil_time(first_hour, DAY), last_hour)
+
     last_day = max(floor_time(last_hour, DAY), first_day)
 
     windows = [
@@ -274,12 +276,14 @@ def _split_window(
     for step in sorted({first_step, last_step}):
         if not first <= step < last:
             continue
+
         yield window._replace(start=first, end=step)
 
         recorded_from = max(step, since)
         if step == since:
             # The first day may have begun late: its first round is deleted.
             recorded_from = max(step, start)
+
         recorded_to = min(step + length, until)
         counted = min(end, recorded_to) - max(start, recorded_from)
         whole = recorded_to - recorded_from

@@ -251,6 +251,7 @@ class HistoryStore(HistoryFile):
         for length in (HOUR, DAY):
             if len(self._unwritten) <= self._max_unwritten:
                 return
+
             shorter: dict[_UsageKey, Amounts] = {}
             with self._unwritten_lock:
                 for (kind, start, account, currency, node), amounts in self._unwritten.items():
@@ -268,6 +269,7 @@ class HistoryStore(HistoryFile):
         """
         if not is_settled:
             self._unsettled_since = min(self._unsettled_since, floor_time(now, FINE))
+
         with self._take_unwritten() as usage, self._transaction():
             self._write_round(floor_time(now, FINE), now, gpus)
             self._write_usage(usage)
@@ -321,6 +323,7 @@ class HistoryStore(HistoryFile):
         for resolution in (FINE, COARSE):
             sql = f"DELETE FROM {table} WHERE resolution = {resolution} AND time > ?"
             self._db.execute(sql, (now,))
+
         self._db.execute(
             f"UPDATE OR REPLACE {table} SET time = -time WHERE resolution = {FINE} AND time < 0"
         )
@@ -489,6 +492,7 @@ class HistoryStore(HistoryFile):
         for span, began in rows.spans.items():
             if span not in self._open_spans:
                 new.append((*span, began))
+
         self._db.executemany(_START_SPAN, new)
 
         ended = rows.time
@@ -496,6 +500,7 @@ class HistoryStore(HistoryFile):
             # podgpu did not run for some time, so holders and conditions are recorded as ended at
             # the last round before.
             ended = self.last_round + FINE
+
         over = self._open_spans - rows.spans.keys()
         self._db.executemany(_END_SPAN, [(ended, *span) for span in over])
 

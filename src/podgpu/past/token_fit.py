@@ -92,6 +92,7 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
             "the result is not significant: the GPU time of one kind of tokens is less than"
             f" {_LEAST_T:.0f} times its standard error"
         )
+
     return TokenFit(prompt, generated, residual, len(used))
 
 

@@ -94,6 +94,7 @@ def judge_activity(now: Activity) -> Sequence[Cause]:
         return []
     if now.tensor >= _LOW_TENSOR * now.use:
         return []
+
     is_limited_by_memory = now.dram is not None and now.dram >= _LOW_DRAM * now.use
     if is_limited_by_memory:
         return []
@@ -103,4 +104,5 @@ def judge_activity(now: Activity) -> Sequence[Cause]:
         causes.append(Cause("pcie", now=True, value=now.pcie))
     if now.nvlink is not None and now.nvlink >= _HIGH_NVLINK:
         causes.append(Cause("nvlink", now=True, value=now.nvlink))
+
     return causes

@@ -97,6 +97,7 @@ def matches(expression: str, device: CelDevice) -> bool:
 def _parse(expression: str) -> ast.expr:
     if len(expression) > _MAX_LENGTH:
         raise UnknownExpression("the expression is too long")
+
     text = _TOKEN.sub(lambda match: match[1] or _WORDS[match[0]], expression)
     # Brackets let an expression have several lines.
     try:

@@ -148,6 +148,7 @@ def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
     rows = []
     for (resource, model), of_nodes in sorted(offers.items()):
         rows.append(_make_free(resource, model, of_nodes))
+
     return rows
 
 

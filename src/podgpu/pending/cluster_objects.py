@@ -253,6 +253,7 @@ def _parse_pending(
     for condition in read_list(status, "conditions"):
         if condition.get("type") == "PodScheduled":
             scheduled = condition
+
     message = " ".join((scheduled.get("message") or "").split())
 
     created = datetime.fromisoformat(metadata["creationTimestamp"])
@@ -348,6 +349,7 @@ def _sum_requests(spec: KubeObject) -> dict[str, int]:
         if container.get("restartPolicy") == "Always":
             _add(sidecars, requests)
             requests = {}
+
         # It runs beside the sidecars that were started before it.
         _add(requests, sidecars)
         for name, milli in requests.items():

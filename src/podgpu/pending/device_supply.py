@@ -135,6 +135,7 @@ class Devices:
                 if found is None:
                     is_unknown = True
                     found = []
+
                 needed += len(found) if first.wants_all else first.number
                 for candidate in found:
                     matching.append((first, candidate))
@@ -186,6 +187,7 @@ class Devices:
                 return None
             if is_match and not list_untolerated(candidate.device.taints, request.tolerations):
                 found.append(candidate)
+
         return found
 
     def _is_match(self, request: DeviceRequest, candidate: _Candidate) -> bool | None:
@@ -226,6 +228,7 @@ class Devices:
                 allowed = _group_by_attributes(spec.matched_attributes, devices)
             if not any(self._allocate(spec, group, room) for group in allowed):
                 return False
+
         return True
 
     def _allocate(self, spec: ClaimSpec, devices: Sequence[_Candidate], room: _Room) -> bool:
@@ -236,6 +239,7 @@ class Devices:
         for alternatives in found:
             if not any(trial.take(request, choice) for request, choice in alternatives):
                 return False
+
         room.become(trial)
         return True
 
@@ -349,6 +353,7 @@ class _Room:
                 used = self._used_counters.get(key, Fraction(0))
                 if used + amount > self._counters.get(key, Fraction(0)):
                     return False
+
         return True
 
     def _use_counters(self, device: DeviceId, uses: Iterable[CounterUse]) -> None:

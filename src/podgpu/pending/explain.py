@@ -163,6 +163,7 @@ class Explainer:
             claim = self.cluster.claims.get((pod.namespace, named.claim))
             if claim is None:
                 continue
+
             for alternatives in claim.spec.requests:
                 request = alternatives[0]
                 is_gpu = self._is_gpu_class(request.device_class)

@@ -204,6 +204,7 @@ def _list_closed(needs: PodNeeds, node: NodeRecord) -> Iterator[Failure]:
     untolerated = list_untolerated(node.taints, needs.tolerations)
     if any(taint.is_not_ready for taint in untolerated):
         yield Failure("not_ready")
+
     is_cordoned = node.is_cordoned or any(taint.key == CORDON_TAINT for taint in node.taints)
     if is_cordoned and list_untolerated([_CORDON], needs.tolerations):
         yield Failure("cordoned")

@@ -158,6 +158,7 @@ def make_queue(
     counted_hidden = hidden
     if query.namespace or query.pod:
         counted_hidden = []
+
     counted = shown + counted_hidden
 
     return QueueAnswer(

@@ -136,6 +136,7 @@ def _make_workload(
     owned = parse_owner({"metadata": metadata})
     if owned is not None:
         _, owner = owned
+
     owner_uids = [each["uid"] for each in read_list(metadata, "ownerReferences")]
     created = datetime.fromisoformat(metadata["creationTimestamp"])
 

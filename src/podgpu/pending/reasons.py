@@ -110,9 +110,11 @@ def _say_in_use(reason: Reason) -> str:
     verb = "are"
     if reason.free == 1:
         verb = "is"
+
     where = "node"
     if reason.nodes != 1:
         where = _nodes(reason)
+
     return f"It needs {needed}; {free} {verb} free on the {where} that it may use."
 
 

@@ -45,11 +45,13 @@ class Requirement(NamedTuple):
     def _compares(self, value: str | None) -> bool:
         if value is None or self.operator not in ("Gt", "Lt"):
             return False
+
         try:
             number = int(value)
             limit = int(self.values[0])
         except (ValueError, IndexError):
             return False
+
         return number > limit if self.operator == "Gt" else number < limit
 
     @property
@@ -62,6 +64,7 @@ class Requirement(NamedTuple):
         words = [key, self.operator]
         if values:
             words.append(f"({values})")
+
         return " ".join(filter(None, words))
 
 

@@ -57,10 +57,12 @@ class UnblockingSearch:
         ended = sorted(idle, key=lambda each: (self.idle[each.key].idle_since, each.key))
         if not self._fits_without(wish, pod, candidate, ended):
             return []
+
         for each in reversed(list(ended)):
             fewer = [other for other in ended if other is not each]
             if self._fits_without(wish, pod, candidate, fewer):
                 ended = fewer
+
         return ended
 
     def _fits_without(
@@ -84,4 +86,5 @@ class UnblockingSearch:
                 for held in claim.devices:
                     rest = [each for each in taken[held.device] if each is not held]
                     taken[held.device] = rest
+
         return taken

@@ -99,6 +99,7 @@ class UserHeaders(NamedTuple):
             named = headers.get(self.groups, "").split(",")
             known = list(filter(None, map(str.strip, named)))
             groups += known[:_MAX_GROUPS]
+
         return User(name, tuple(groups))
 
 
@@ -231,6 +232,7 @@ class KubernetesAccess:
         extra = []
         for key, values in sorted((user.get("extra") or {}).items()):
             extra.append((key, tuple(values)))
+
         groups = tuple(user.get("groups") or ())
         return User(name, groups, user.get("uid") or "", tuple(extra))
 
@@ -289,6 +291,7 @@ class _KubernetesViewer:
         decisions: list[Awaitable[bool]] = []
         for namespace in named:
             decisions.append(self._access.may_list_pods(self._user, namespace))
+
         allowed = await asyncio.gather(*decisions)
         return frozenset(name for name, may in zip(named, allowed, strict=True) if may)
 

@@ -205,6 +205,7 @@ async def _listen(
     for listener, address in zip(listeners, bound, strict=True):
         if listener.announcement:
             _log.info(listener.announcement, address.url)
+
     return bound
 
 

@@ -131,6 +131,7 @@ def list_problems(agent: Agent) -> list[Note]:
             "run `podgpu doctor`"
         )
         notes.append(Note("no GPU in the driver", text))
+
     notes += agent.other_warnings()
     return notes
 
@@ -152,6 +153,7 @@ def build_state(
     """
     if published is None:
         published = agent.published
+
     settings = ViewSettings(interval=agent.settings.interval, idle_after=None)
     tags, problems = prices()
     if now is None:

@@ -40,6 +40,7 @@ def explain_refusal(request: web.Request, action: str) -> str:
         return "the host name in the URL must be localhost, 127.0.0.1 or [::1]"
     if request.headers.get(REQUEST_HEADER) != action:
         return f"send the header {REQUEST_HEADER}: {action} to confirm that this is intended"
+
     return ""
 
 
@@ -55,8 +56,10 @@ def _operator_route(
             why = explain_refusal(request, action)
         if why:
             return web.Response(status=403, text=f"{why}\n")
+
         async with lock:
             status, text = await asyncio.to_thread(handle, request)
+
         return web.Response(status=status, text=f"{text}\n")
 
     return web.post(path, check_and_handle)
@@ -103,6 +106,7 @@ def forget_on_node(agent: Agent, uuid: str) -> tuple[int, str]:
         return 409, f"{uuid} is present and has no XIDs: nothing to remove"
     if removed == "gpu":
         return 200, f"removed {uuid}"
+
     return 200, f"removed the XIDs of {uuid}"
 
 

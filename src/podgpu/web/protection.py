@@ -181,6 +181,7 @@ class HttpConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             allowed = _HEADERS[name]
             if allowed and value not in allowed:
                 raise ValueError(f"headers: {name} must be {' or '.join(allowed)}")
+
             if not value.isprintable():
                 raise ValueError(
                     f"headers: {name} has a character that is not allowed, such as a line break"
@@ -334,6 +335,7 @@ class TokenBucket:
         self._updated_at = now
         if self._tokens < 1:
             return False
+
         self._tokens -= 1
         return True
 

@@ -136,6 +136,7 @@ class TaintWriter:
             if gpu is not None:
                 value = wanted.taints[gpu]
                 rules[device.rule_name] = self._make_rule(device, gpu, value, owner)
+
         return rules
 
     @property

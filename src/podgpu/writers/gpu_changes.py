@@ -201,6 +201,7 @@ def _find_recovered(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> 
         specs = conditions()
         was = [specs[name].was for name in earlier.acute if name in specs]
         text += f"; before, {few_of(was, 3)}"
+
     pods = _list_users(gpu, all_devices_of(gpu))
     yield GpuChange(ChangeReason.RECOVERED, gpu.uuid, text, pods, is_warning=False)
 
@@ -237,6 +238,7 @@ def _track_xids(
             new = count.total
             if earlier:
                 new -= earlier.total
+
             if new > 0 and xid_spec(count.xid).cause != "application":
                 changes.append(_make_xid(gpu, device, count.xid, new))
             elif new > 0:
@@ -245,6 +247,7 @@ def _track_xids(
             waiting = pending.get(name)
             if waiting is None:
                 continue
+
             blamed = _count_blamed(count.culprits, waiting)
             are_all_blamed = sum(blamed.values()) >= waiting.times
             if are_all_blamed or now - waiting.since > _VERDICT_SECONDS:
@@ -312,10 +315,12 @@ def _make_caused(
         devices: Sequence[GpuOrInstance] = (device,)
         if device is gpu:
             devices = all_devices_of(gpu)
+
         users = _list_users(gpu, devices)
         text = f"{says}; the GPU is healthy, and an application caused it"
         if len(users) > 1:
             text += f": one of {few_of(user.text for user in users)}"
+
         yield GpuChange(ChangeReason.XID, gpu.uuid, text, users, not users, times=unknown)
 
 
@@ -330,6 +335,7 @@ def _make_blamed(gpu: DeviceState, says: str, culprit: XidCulprit, times: int) -
     text = f"{says}, caused by {process} of {owner}: check this program"
     if culprit.pod:
         return GpuChange(ChangeReason.XID, gpu.uuid, text, (culprit,), False, times=times)
+
     return GpuChange(ChangeReason.XID, gpu.uuid, text, times=times)
 
 

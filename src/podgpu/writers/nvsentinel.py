@@ -155,6 +155,7 @@ def _list_entities(gpu: DeviceState) -> list[tuple[str, str]]:
         entities.append(("PCI", gpu.pci_bus_id))
     if gpu.uuid:
         entities.append(("GPU_UUID", gpu.uuid))
+
     return entities
 
 

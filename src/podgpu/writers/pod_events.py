@@ -142,6 +142,7 @@ class EventWriter:
                 name = f"{key.target.event_namespace}/{key.event_name}"
                 send = partial(self._send, key, series)
                 writes.append(Write(EVENTS, name, send))
+
         return writes
 
     async def _send(self, key: SeriesKey, series: _EventSeries) -> None:

@@ -125,6 +125,7 @@ def make_message(event: NoticeEvent, items: Sequence[Item], now: float) -> Webho
     title, titles = _TITLES[event]
     if len(items) != 1:
         title = titles
+
     lines = [f"podgpu: {len(items)} {title}"]
     identity: list[str] = [event]
     for item in items:
@@ -134,6 +135,7 @@ def make_message(event: NoticeEvent, items: Sequence[Item], now: float) -> Webho
     text = "\n".join(lines)
     for character, escaped in _SLACK.items():
         text = text.replace(character, escaped)
+
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
 
     return WebhookMessage(

@@ -142,6 +142,7 @@ def _find_idle_pods(
         for part in node.held:
             if not part.holder.pod:
                 continue
+
             key = f"idle {part.cluster} {'/'.join(part.holder.pod_name)}"
             since = wasteful_since(part, now, idle_after)
             if part.use == "used":
@@ -228,9 +229,11 @@ def _describe_idle(key: str, parts: list[tuple[HeldPart, NodeEntry, float]], cur
     owner = ""
     if first.owner:
         owner = first.owner.text
+
     text = name
     if owner:
         text += f" ({owner})"
+
     text += f" has not used {_count_gpus(gpus)} on {node.name} since {utc_text(since)}"
     if cost is not None and currency:
         text += f", which cost {cost:,.2f} {currency} per hour"

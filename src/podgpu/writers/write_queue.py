@@ -97,6 +97,7 @@ class WriteQueue:
             return error
         except TimeoutError:
             return SourceError("timeout", f"no answer within {_DEADLINE:g} s")
+
         return None
 
     def _postpone(self, writer: str, due: float) -> None:

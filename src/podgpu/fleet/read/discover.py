@@ -134,10 +134,12 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
     every: list[tuple[str, str]] = []
     for record in slices:
         every += record.urls
+
     every.sort(key=lambda entry: ("[" in entry[1], entry[1]))
     urls: dict[str, str] = {}
     for uid, url in every:
         urls.setdefault(uid or url, url)
+
     return tuple(dict.fromkeys(urls.values()))
 
 
@@ -221,6 +223,7 @@ class KubernetesTargets:
         for record in slices:
             if record.problem:
                 problems.append(Note(f"Service {'/'.join(record.service)}", record.problem))
+
         problems = list(dict.fromkeys(problems))
         error = self._labelled.error
         if error is not None:
@@ -233,6 +236,7 @@ class KubernetesTargets:
             if informer is not None and not (informer.synced or informer.error):
                 text = "the API server has not yet returned the list of exporters"
                 return [Note("exporters unread", text)]
+
         text = f"no Service with the labels {self._selector} has an endpoint"
         return [Note("no exporters", text)]
 

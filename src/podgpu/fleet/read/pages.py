@@ -287,6 +287,7 @@ async def _find_targets(
         cluster = sample.labels.get(server.cluster_label, "")
         address = sample.labels.get("instance", "")
         targets.append((cluster, address))
+
     return targets
 
 

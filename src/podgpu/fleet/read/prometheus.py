@@ -295,6 +295,7 @@ class PrometheusCollector:
 
         for _, failure in self._failures:
             self._errors[self._client.name, failure.reason] += 1
+
         self._reading = replace(reading, outcomes=(outcome,), errors=dict(self._errors))
         return self._reading
 
@@ -408,6 +409,7 @@ class PrometheusCollector:
         if self._failures:
             failed = ", ".join(what for what, _ in self._failures)
             yield Note(f"queries {failed}", f"these Prometheus queries failed: {failed}")
+
         if not any(target.state.devices for target in targets):
             and_match = " and that --match is right" if self._match else ""
             text = f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}"
@@ -430,6 +432,7 @@ class PrometheusCollector:
             means["gpu_seconds"] = await self._count_gpus(select(gpus, self._match), now)
             broken = select(conditions, BROKEN, self._match)
             means["broken_seconds"] = await self._count_gpus(broken, now)
+
         refused = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
         means[KUBERNETES_UNHEALTHY] = await self._count_gpus(refused, now)
 
@@ -469,6 +472,7 @@ class PrometheusCollector:
             namespace = labels.get("namespace", "")
             model = _billed_model(labels)
             means[kind][cluster, namespace, model] = sample.value
+
         return means
 
     async def _count_gpus(self, series: str, now: float) -> dict[tuple[str, str, str], float]:
@@ -479,6 +483,7 @@ class PrometheusCollector:
         for sample in await self._client.query(query, now):
             cluster = sample.labels.get(label, "")
             counts[cluster, "", ""] = sample.value
+
         return counts
 
 
@@ -500,6 +505,7 @@ def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:
         idle = min(allocated, means["idle"].get(key, 0.0))
         underused = means["underused"].get(key)
         shares.append(FleetShare(name, namespace, model, allocated, idle, underused))
+
     return shares
 
 
@@ -570,6 +576,7 @@ async def read_node_labels(
         for name, key in keys.items():
             if key in labels:
                 own[name] = labels[key]
+
         variants[cluster, node].append(own)
 
     known = {}

@@ -66,8 +66,10 @@ def unique_targets(urls: Iterable[str], access: Access | None = None) -> tuple[s
         if url:
             name = HttpClient(url, access, default_path="/metrics").shown
             by_name.setdefault(name, url)
+
     if not by_name:
         raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
+
     return tuple(by_name.values())
 
 
@@ -125,8 +127,10 @@ class ScrapeTarget:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             message = f"{self.name}: cannot parse its /api/v1/node: {error}"
             raise SourceError("malformed", message) from error
+
         if not state.node:
             state = replace(state, node=self.api.host)
+
         return reduce_state(state, keep_fields)
 
 

@@ -95,6 +95,7 @@ class Questions:
             is_match = state == "" or state in _find_states(gpu)
             if is_match and _is_selected(of_node, gpu, node, model, namespace):
                 rows.append(_make_gpu_row(of_node, gpu))
+
         return wrap(_describe_list(view, rows))
 
     def gpu_get(
@@ -116,12 +117,14 @@ class Questions:
         for source in answer.pop("sources", []):
             if not source.get("ok"):
                 failed.append(source)
+
         answer["failed_sources"] = failed
 
         fields = []
         for row in answer.pop("fields", []):
             if field.upper() in row["name"]:
                 fields.append(row)
+
         answer["fields"] = make_rows(fields)
         return wrap(answer)
 
@@ -136,6 +139,7 @@ class Questions:
         rows = []
         for of_node in answer.nodes:
             rows += [_make_gpu_row(of_node, gpu) for gpu in of_node.gpus]
+
         return wrap({**data, **make_rows(rows)})
 
     def pod_summary(self, namespace: Namespace, pod: Pod) -> Answer:
@@ -165,8 +169,10 @@ class Questions:
             query["from"] = _parse_moment(start)
         else:
             query["range"] = range
+
         if end:
             query["to"] = _parse_moment(end)
+
         return wrap(_with_rows(self._read("api/v1/range", query)))
 
     def events_list(

@@ -229,6 +229,7 @@ def _check_readings(readings: GpuReadings) -> list[Finding]:
             reasons = ", ".join(sorted(set(reading.errors)))
             text = f"GPU {gpu.index}: some calls failed ({reasons})"
             findings.append(note("GPUs", text, _DMESG))
+
     return findings
 
 
@@ -362,6 +363,7 @@ def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
     findings = [ok("exporter", text)]
     for error in readings.failures.values():
         findings.append(wrong("exporter", str(error)))
+
     return findings
 
 
@@ -719,6 +721,7 @@ def _check_kubernetes_health(
                 "if no other problem is listed, check the log of the device plugin or DRA driver"
             )
             findings.append(note("health", text, advice))
+
     return findings
 
 
@@ -852,10 +855,12 @@ def _describe_mapping(allocation: Allocation, resources: Sequence[str]) -> Findi
     if allocation.assignments:
         text = f"{plural(len(allocation.assignments), 'assignment')}, all to devices of this node"
         return ok("mapping", text)
+
     if resources:
         text = f"no pod holds a known GPU resource; pods hold devices of {few_of(resources)}"
         advice = "if one of these contains GPUs, add it to --nvidia-resource-names"
         return note("mapping", text, advice)
+
     return ok("mapping", "no pod holds a GPU")
 
 

@@ -23,11 +23,13 @@ def find_exporter(proc: str) -> RunningExporter | None:
     own = _read_mount_namespace(proc, "self")
     if own is None:
         return None
+
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         if _read_mount_namespace(proc, str(pid)) == own:
             arguments = _find_arguments(_read_cmdline(proc, pid))
             if arguments is not None:
                 return RunningExporter(pid, tuple(arguments))
+
     return None
 
 

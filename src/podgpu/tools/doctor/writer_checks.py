@@ -25,11 +25,13 @@ def check_writers(
     """`directory`: the one that the exporters of the node lock."""
     if not wanted.arguments:
         return []
+
     findings = [_check_lock(directory)]
     if NVSENTINEL in wanted.arguments:
         findings.append(_check_socket(sentinel_socket))
     if wanted.needs_api:
         findings += _check_api(wanted, api, deadline)
+
     return findings
 
 

@@ -95,6 +95,7 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
 
     for device in shared:
         del sole[device]
+
     return sole
 
 
@@ -104,10 +105,12 @@ def _make_labels(
     device = read_device_key(sample.labels)
     if not device:
         return sample.labels
+
     labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
     assignment = holders.get(device)
     if assignment is not None:
         labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
+
     return labels
 
 
@@ -196,6 +199,7 @@ class Enricher:
             if self._is_stale():
                 self._remove_file()
             raise
+
         self._log_success(OUTPUT)
 
     def _remove_file(self) -> None:
@@ -241,6 +245,7 @@ class Enricher:
         for family in render_self(state):
             if family.name not in existing:
                 families.append(_add_file_label(family, self.file.path.name))
+
         return encode(families)
 
     def _count_error(self, source: str, reason: str, message: str) -> None:

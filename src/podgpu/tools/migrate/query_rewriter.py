@@ -404,6 +404,7 @@ class _Rewriter:
                 self._take_kind("']'", "duration", "number", "variable")
             elif self._take().text == ":":
                 is_subquery = True
+
         self._expect("]")
         return is_subquery
 
@@ -518,6 +519,7 @@ class _Rewriter:
             new = renamed_labels().get(label.text)
             if new is None:
                 continue
+
             self.edits.append(Edit(label.start, label.end, new))
             if any(self._may_be_foreign(label.text, operand) for operand in operands):
                 problem = f"has the label {label.text}, which may belong to another exporter"
