@@ -341,6 +341,8 @@ def test_only_budgets_of_what_is_shown_are_answered() -> None:
         ("{namespace: ml, per_month: 1, per_year: 2}", "per_year"),
         ("{per_month: 1}", "a budget needs either a namespace, or a label and its value"),
         ("{label: team, per_month: 1}", "a budget needs either a namespace, or a label"),
+        ("{namespace: ml, label: team, per_month: 1}", "a budget needs either a namespace"),
+        ("{namespace: ml, value: vision, per_month: 1}", "a budget needs either a namespace"),
         ("{namespace: ml, label: a, value: b, per_month: 1}", "a budget needs either"),
         ("{namespace: ml, per_month: 1}, {namespace: ml, per_month: 2}", "ml has several budgets"),
     ],
@@ -351,6 +353,15 @@ def test_invalid_budgets_are_refused(line: str, message: str, tmp_path: Path) ->
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         read_budgets(str(file))
     assert str(error.value).startswith("--budgets: ")
+
+
+def test_a_budget_without_a_forecast_warns_when_it_is_exceeded() -> None:
+    """The first minutes of a month have no forecast yet."""
+    early = BudgetUse(namespace="ml", currency="EUR", per_month=10.0, cost=10.0, ratio=1.0)
+    assert early.warning == ""
+    assert early.forecast_ratio is None
+    over = BudgetUse(namespace="ml", currency="EUR", per_month=10.0, cost=10.1, ratio=1.01)
+    assert over.warning == "namespace ml: 10.10 EUR exceed the budget of 10.00 EUR per month"
 
 
 # Prometheus

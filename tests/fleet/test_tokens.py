@@ -428,3 +428,19 @@ def test_tokens_wait_for_a_round_that_is_charged() -> None:
     _, charged = charge_tokens(bare, {name: engine(9.0, 3.0)}, state.charged_tokens)
     assert charged == {name: (7.0, 3.0)}
     assert charge_tokens(bare, {}, charged) == (bare, charged)
+
+
+def test_all_tokens_go_to_the_gpus_that_are_charged() -> None:
+    """A pod has two GPUs. One of them is new in this round, and is not charged yet."""
+    cluster = Cluster()
+    name = ("ml", "a", "main")
+    for seconds, count in ((0.0, 1), (15.0, 1), (30.0, 2)):
+        one = at(seconds, "a", 0.5)
+        gpus = [gpu(number, one, busy=0.5, usage=MEASURED) for number in range(count)]
+        cluster.round(*gpus, engines={name: engine(4 * seconds, 2 * seconds)})
+    [node] = cluster.state().nodes
+    old, new = sorted(node.held, key=lambda part: part.gpu.uuid)
+    assert old.spent is not None
+    assert old.spent.tokens == (60, 30)
+    assert new.spent is None
+    assert cluster.state().charged_tokens == {name: (120, 60)}

@@ -39,6 +39,17 @@ def test_noise_is_the_residual() -> None:
     assert fit.residual_ratio == pytest.approx(0.055, abs=0.02)
 
 
+def test_few_steps_do_not_make_the_noise_look_smaller() -> None:
+    """Two of the twelve degrees of freedom are used by the two estimates."""
+    residuals = []
+    for seed in range(200):
+        fit = fit_tokens(steps_of(12, noise=0.05, seed=seed))
+        if isinstance(fit, TokenFit):
+            residuals.append(fit.residual_ratio)
+    assert len(residuals) > 150
+    assert sum(residuals) / len(residuals) == pytest.approx(0.055, abs=0.004)
+
+
 def why_not(steps: list[TokenStep]) -> str:
     fit = fit_tokens(steps)
     assert isinstance(fit, NoFit)

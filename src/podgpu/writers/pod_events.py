@@ -172,7 +172,6 @@ class EventWriter:
         written = _read_count(event)
         series.count += written - series.was_present
         series.written = written
-        series.was_present = False
         last = _read_time(event) or 0.0
         series.first = min(series.first, _read_time(event, "firstTimestamp") or series.first)
         age = max(0.0, self._clock.wall() - last)
@@ -200,7 +199,6 @@ class EventWriter:
     def _mark_written(self, series: _EventSeries) -> None:
         series.written = series.count
         series.written_at = self._clock.monotonic()
-        series.was_present = False
 
     def _make_event(self, key: SeriesKey, series: _EventSeries) -> KubeObject:
         target = key.target
