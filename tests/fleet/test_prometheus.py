@@ -180,6 +180,7 @@ def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
     made.run()
     made.close()
     asyncio.run(prometheus_past(PrometheusServer(double.url)).pod("ml", "train", 3600, cluster="a"))
+    assert len(double.asked) > 10
     for query in (asked.query for asked in double.asked):
         selectors = re.findall(r"\{[^}]*\}", query)
         assert all('cluster="a"' in selector for selector in selectors), query
@@ -368,13 +369,13 @@ def test_pods_of_the_same_name_have_the_owners_of_their_clusters(
             name is None,
         )
     assert make_pod(state, view, "ml", "web-0", "c") is None
+    labels: dict[str, list[str]] = {}
     for family in cluster_families(state, {scope: mean.mean for scope, mean in state.used.items()}):
-        labels = [sample.labels.text for sample in family.samples]
-        assert len(set(labels)) == len(labels)
-        if family.name == "podgpu_namespace_allocated_gpus":
-            assert labels == [
-                f'{{namespace="ml",model="",cluster="{cluster}"}}' for cluster in "ab"
-            ]
+        labels[family.name] = [sample.labels.text for sample in family.samples]
+        assert len(set(labels[family.name])) == len(labels[family.name])
+    assert labels["podgpu_namespace_allocated_gpus"] == [
+        f'{{namespace="ml",model="",cluster="{cluster}"}}' for cluster in "ab"
+    ]
 
 
 def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:

@@ -223,6 +223,7 @@ def test_the_cluster_view(
             row.namespace for row in view.namespaces
         ]
         assert not any("reservation" in name for name in names)
+        assert waste.rows
         assert all(row.pod for row in waste.rows)
 
 

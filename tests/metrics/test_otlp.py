@@ -254,7 +254,9 @@ def test_the_cluster_of_the_user_stays_if_no_other_is_known(node: Node) -> None:
 
 @pytest.mark.parametrize("node", ["usage-time-sliced", "usage-mig", "faulty"], indirect=True)
 def test_no_attribute_is_empty(node: Node) -> None:
-    for point in points_of(node):
+    points = points_of(node)
+    assert points
+    for point in points:
         assert all([*point.attributes.values(), *point.resource.values()])
 
 

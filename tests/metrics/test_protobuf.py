@@ -135,11 +135,15 @@ def test_xids_are_counted_since_the_start_of_the_exporter(node: Node, client: Cl
         assert starts == [pytest.approx(started, abs=0.01)] * len(starts)
 
 
-@pytest.mark.parametrize("node", ["usage-time-sliced"], indirect=True)
+@pytest.mark.parametrize("node", ["faulty"], indirect=True)
 def test_only_podgpu_s_own_counters_have_a_start(client: Client) -> None:
-    for family in decode(client.ask("/metrics", Accept=PROMETHEUS)):
+    families = decode(client.ask("/metrics", Accept=PROMETHEUS))
+    counters = []
+    for family in families:
         if family.name.startswith("DCGM_"):
-            assert not any(metric.counter.created_timestamp.seconds for metric in family.metric)
+            counters += [metric.counter for metric in family.metric if metric.HasField("counter")]
+    assert counters
+    assert not any(counter.HasField("created_timestamp") for counter in counters)
 
 
 @pytest.mark.parametrize("node", ["usage-time-sliced"], indirect=True)
