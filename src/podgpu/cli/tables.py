@@ -17,10 +17,10 @@ def write_table(
     table = [list(header)]
     for row in rows:
         table.append([one_line(cell) for cell in row])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     for line in table:
         cells = []
-        for place, (cell, width) in enumerate(zip(line, widths, strict=True)):
-            is_text = place < text_columns
+        for column, (cell, width) in enumerate(zip(line, widths, strict=True)):
+            is_text = column < text_columns
             cells.append(cell.ljust(width) if is_text else cell.rjust(width))
         yield _GAP.join(cells).rstrip()

@@ -167,7 +167,7 @@ class Cluster:
         )
         self._previous = state
         for uuid in removed:
-            if self._look_up(state, uuid) == "present":
+            if self._find_presence(state, uuid) == "present":
                 self._removed_gpus.discard(uuid)
 
         self._rolling.add(now, self.settings, state.used)
@@ -204,14 +204,15 @@ class Cluster:
 
     def forget(self, uuid: str) -> GpuPresence:
         """Hides a lost GPU, or a GPU of a node that is gone, until the GPU is readable again."""
-        presence = self._look_up(self.published.state, uuid)
+        presence = self._find_presence(self.published.state, uuid)
         if presence == "missing":
             self._removed_gpus.add(uuid)
             self.reload()
         return presence
 
     @staticmethod
-    def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
+    def _find_presence(state: ClusterState, uuid: str) -> GpuPresence:
+        """A GPU that several nodes report is present if it is present on one of them."""
         presence: GpuPresence = "unknown"
         for node in state.nodes:
             for gpu in node.state.devices:

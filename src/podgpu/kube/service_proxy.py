@@ -229,7 +229,9 @@ class KubeAddress:
         is_missing = []
         for service in services:
             response = await client.fetch(f"{service.path}health")
-            if response.status not in (403, 404) or not _read_status(response.body):
+            # Only the API server answers with a Status object. Without it, podgpu has answered.
+            is_refused = response.status in (403, 404) and _read_status(response.body)
+            if not is_refused:
                 return service
             if response.status == 404:
                 is_missing.append(service)

@@ -123,12 +123,17 @@ def assigned_holders(device: GpuOrInstance) -> list[Holder]:
 
 def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dict[str, str]:
     """Returns the labels of a GPU or a MIG instance, in dcgm-exporter's order."""
-    index = "" if gpu.index is None else str(gpu.index)
+    index = ""
+    device_file = ""
+    if gpu.index is not None:
+        index = str(gpu.index)
+        device_file = f"{gpu.maker}{index}"
+
     names = {
         "gpu": index,
         "UUID": gpu.uuid,
         "pci_bus_id": gpu.pci_bus_id,
-        "device": index and f"{gpu.maker}{index}",
+        "device": device_file,
         "modelName": policy.model_name(gpu.model),
     }
 

@@ -419,7 +419,10 @@ def _is_training(load: PodLoad) -> bool:
 
 
 def _add_idle(pod: _Pod, values: Sequence[int]) -> None:
-    """Finds for how long before the end the pod was certainly idle, and what it did before."""
+    """Finds for how long before the end the pod was certainly idle, and what it did before.
+
+    `values`: use in each step. Sets nothing if too many of the last steps are unknown.
+    """
     pauses = [0]  # steps between two that worked; unknown ones may be idle
     worked = 0
     for value in values:
@@ -429,14 +432,16 @@ def _add_idle(pod: _Pod, values: Sequence[int]) -> None:
             worked += 1
             pauses.append(0)
 
-    last = pauses.pop()
-    idle = values[len(values) - last :].count(0)
-    if idle < LEAST_KNOWN * last:
+    steps_since_work = pauses.pop()
+    steps_before = len(values) - steps_since_work
+    idle_steps = values[steps_before:].count(0)
+    if idle_steps < LEAST_KNOWN * steps_since_work:
         return
-    pod.idle_seconds = idle * COARSE
+
+    pod.idle_seconds = idle_steps * COARSE
     if worked:
         pod.pause_seconds = max(pauses) * COARSE
-        pod.worked = worked / (len(values) - last)
+        pod.worked = worked / steps_before
 
 
 def _find_target(pod: _Pod, memory: float, gpu_bytes: float) -> tuple[float, str]:

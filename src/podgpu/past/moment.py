@@ -291,13 +291,14 @@ def _make_shared(
 
 
 def _make_holders(
-    device: _DeviceRecord, now: Sequence[Holder], idle_after: float | None
+    device: _DeviceRecord, current: Sequence[Holder], idle_after: float | None
 ) -> Iterator[Holder]:
     own = _select_own_values(device)
-    holders_now = {holder.key: holder for holder in now}
+    current_by_key = {holder.key: holder for holder in current}
     for record in device.holders:
         holder = record.holder
-        same = holders_now.get(holder.key, holder)
+        # Shares, and the users of jobs, are not stored: take them from the same holder now.
+        same_now = current_by_key.get(holder.key, holder)
         idle_since = device.idle_alarms.get(record.account)
         if idle_since is not None:
             # An alarm begins when the holder has been idle for `idle_after` seconds.
@@ -305,7 +306,7 @@ def _make_holders(
 
         values = own.get(record.account, _NO_VALUES)
         usage = HolderUsage(values.utilization, values.memory, idle_since=idle_since)
-        yield replace(holder, share_ratio=same.share_ratio, user=same.user, usage=usage)
+        yield replace(holder, share_ratio=same_now.share_ratio, user=same_now.user, usage=usage)
 
 
 def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:

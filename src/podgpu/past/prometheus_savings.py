@@ -320,7 +320,7 @@ class _LoadReader:
         for key, own in lines.items():
             self._add_steps(self.held[key], own)
         for pod in chosen:
-            pod.load.peak_bytes = _add_memory(pod, memory)
+            pod.load.peak_bytes = _sum_peaks(pod, memory)
 
     async def _read_gpus(
         self,
@@ -554,16 +554,18 @@ def _rank(pod: HeldPod) -> tuple[float, float, AccountKey]:
     return -(load.price or 0.0), -load.gpus, load.account.key
 
 
-def _add_memory(pod: HeldPod, peaks: Mapping[tuple[str, PodKey | None], float]) -> float | None:
+def _sum_peaks(pod: HeldPod, peaks: Mapping[tuple[str, PodKey | None], float]) -> float | None:
     """Returns the sum of the peaks of its GPUs, which is at least the peak of the sum."""
     key = pod.load.cluster, pod.load.account.key
     total = 0.0
     for uuid in {part.gpu.uuid for part in pod.parts}:
-        own = peaks.get((uuid, key))
-        whole = peaks.get((uuid, None))
-        known = whole if pod.load.is_whole and whole is not None else own
-        if known is None:
+        peak = peaks.get((uuid, key))
+        # All of a whole GPU is the pod's, so the value of the GPU counts. It is also known if
+        # usage is not read.
+        if pod.load.is_whole:
+            peak = peaks.get((uuid, None), peak)
+        if peak is None:
             return None
-        total += known
+        total += peak
 
     return total

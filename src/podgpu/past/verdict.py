@@ -81,9 +81,12 @@ def measure_cause(name: CauseName, seconds: float, held_seconds: float) -> Cause
 def rank_causes(causes: Iterable[Cause], gpus: int) -> list[Cause]:
     """Returns the causes that lasted long enough to matter, the longest share first."""
     lasting = []
+    # `seconds` of a cause is a sum over the GPUs.
+    least_seconds = _LEAST_SECONDS * max(1, gpus)
     for cause in causes:
+        ratio = cause.ratio or 0.0
         seconds = cause.seconds or 0.0
-        if (cause.ratio or 0.0) >= LEAST_RATIO or seconds >= _LEAST_SECONDS * max(1, gpus):
+        if ratio >= LEAST_RATIO or seconds >= least_seconds:
             lasting.append(cause)
     return sorted(lasting, key=lambda cause: cause.ratio or 0.0, reverse=True)
 

@@ -147,9 +147,11 @@ class DraClaims:
             newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
         self._pools = frozenset(newest)
 
+        # Forgets a device only if no claim holds it, and its pool has slices without it.
         offered = {}
         for name, device in self._offered.items():
-            if name in held or name[0] not in self._pools:
+            pool, _ = name
+            if name in held or pool not in self._pools:
                 offered[name] = device
 
         for each in slices:

@@ -117,9 +117,11 @@ class AllocationCache:
             self._answer = answer
             self._answered_at = now
             self._holders = listed | missing
+            # The usual case: the answer is complete.
             if not missing:
                 return answer
 
+        # The source did not answer, or has restarted and lists less than before.
         kept = {}
         assignments: list[Assignment] = []
         vcuda: list[VcudaRequest] = []
@@ -133,6 +135,7 @@ class AllocationCache:
         is_recent = now - self._answered_at <= GRACE_SECONDS
         if self._answer is None or not (kept or is_recent):
             return None
+        # Holders stay as long as their containers run. Everything else becomes unknown earlier.
         last = self._answer if is_recent else Allocation()
         allocation = sort_allocation(assignments, last.unmapped)
         return replace(allocation, vcuda=tuple(vcuda), offered=last.offered)

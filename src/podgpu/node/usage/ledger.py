@@ -273,6 +273,7 @@ class OwnedUsage:
 
         reported: list[tuple[Owner, int | None]] = []
         for process in self.processes:
+            # The driver lists no memory for a process that has ended, or for an MPS server.
             memory = 0 if process.only_busy else process.memory
             reported.append((process.owner, memory))
         parts, _ = self._sum_by_owner(reported)
