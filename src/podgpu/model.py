@@ -846,6 +846,8 @@ class DeviceUsage:
     sampled_busy_ns: Mapping[int, int] = field(default_factory=dict)
     # by pid: time in which its context was on the engine, busy or idle
     resident_ns: Mapping[int, int] | None = None
+    # by pid: Unix time at which its context was last on the engine; None without the log
+    last_resident: Mapping[int, float] | None = None
     switching_ns: int = 0  # busy time spent on context switches; it is not attributed
     # by pid: maximum time for saving its context
     saving_ns: Mapping[int, int] = field(default_factory=dict)

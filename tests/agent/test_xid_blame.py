@@ -13,13 +13,14 @@ import pytest
 
 from podgpu.fleet.view import make_view
 from podgpu.labs.simulate.gpu import SimulatedLoad
-from podgpu.model import Assignment, Workload, XidCulprit, encode_node
+from podgpu.model import Assignment, Workload, encode_node
 from podgpu.node.agent.agent import Settings
 from podgpu.node.gpu.nvml.kernel_log import KernelLog, KernelXid, open_kernel_log
 from podgpu.node.holders.identity import Identities
 from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
 from tests.agent.test_usage_methods import Node as BurstNode
+from tests.engine import BurstLoad
 from tests.nodes.clock import wait_until
 from tests.simulated import FaultyProc, container_cgroup
 
@@ -226,32 +227,91 @@ def test_a_container_that_was_idle_before_is_not_blamed(node: Node) -> None:
 
 
 class SwitchNode(BurstNode):
-    def fail(self, *pids: int) -> list[XidCulprit]:
-        """Raises an XID 43 after which these processes end. Returns the culprits."""
-        self.driver.raise_xid(0, 43)
-        wait_until(lambda: self.turn(0.2) and self.device.xids, "NVML reports the XID")
+    """Three containers share a GPU, and the log of context switches shows when each works."""
+
+    def fail(self, *pids: int, delay: float = 0.25) -> None:
+        """Ends these processes. NVML reports an XID 13 `delay` seconds later."""
+        total = self.total_xids
         for pid in pids:
             self.driver.remove(pid)
-        self.run(8)
-        return list(self.device.xids[0].culprits)
+        self.turn(delay)
+        self.driver.raise_xid(0, 13)
+        wait_until(lambda: self.turn(0.0) and self.total_xids > total, "NVML reports the XID")
 
     @property
-    def device(self) -> Any:
-        return self.agent.published.state.devices[0]
+    def total_xids(self) -> int:
+        return sum(xid.total for xid in self.agent.published.state.devices[0].xids)
+
+    def culprits(self) -> list[tuple[str, int]]:
+        """Returns pod and total of each culprit, once the last XID is decided."""
+        self.run(6)
+        (xid,) = self.agent.published.state.devices[0].xids
+        return [(culprit.pod, culprit.total) for culprit in xid.culprits]
 
 
 LOADS = [(5.0, 50.0, 0.0), (5.0, 50.0, 20.0), (5.0, 50.0, 35.0)]
 
 
-@pytest.mark.parametrize(
-    ("ended", "named"), [((101,), ["p1"]), ((101, 102), []), ((), [])], ids=["one", "two", "none"]
-)
-def test_the_log_of_switches_names_a_sole_candidate(
-    tmp_path: Path, ended: tuple[int, ...], named: list[str]
-) -> None:
+@pytest.fixture
+def switch_node(tmp_path: Path) -> SwitchNode:
     node = SwitchNode(tmp_path, "exact", LOADS)
     node.run(6)
-    assert [culprit.pod for culprit in node.fail(*ended)] == named
+    return node
+
+
+@pytest.mark.parametrize(
+    ("ended", "named"),
+    [((101,), [("p1", 1)]), ((101, 102), []), ((), [])],
+    ids=["one", "two", "none"],
+)
+def test_the_log_of_switches_names_a_sole_candidate(
+    switch_node: SwitchNode, ended: tuple[int, ...], named: list[tuple[str, int]]
+) -> None:
+    switch_node.fail(*ended)
+    assert switch_node.culprits() == named
+
+
+def test_faults_of_two_containers_soon_after_each_other_are_told_apart(
+    switch_node: SwitchNode,
+) -> None:
+    switch_node.fail(101)
+    switch_node.turn(1.1)
+    switch_node.fail(102)
+    assert switch_node.culprits() == [("p1", 1), ("p2", 1)]
+
+
+def test_faults_of_two_containers_within_a_second_are_not_told_apart(
+    switch_node: SwitchNode,
+) -> None:
+    switch_node.fail(101)
+    switch_node.turn(0.4)
+    switch_node.fail(102)
+    assert switch_node.culprits() == [("p1", 1)]
+
+
+def test_an_idle_container_is_not_a_candidate(switch_node: SwitchNode) -> None:
+    """Its process stays on the GPU without work, as that of a notebook does."""
+    switch_node.driver.remove(100)
+    switch_node.driver.place(SimulatedLoad(0, 100, duty=0.0))
+    switch_node.run(2)
+    switch_node.fail(102)
+    assert switch_node.culprits() == [("p2", 1)]
+
+
+def test_a_container_that_works_again_is_not_a_candidate(switch_node: SwitchNode) -> None:
+    switch_node.driver.remove(100)
+    switch_node.fail(102)
+    switch_node.turn(0.3)
+    switch_node.driver.place(BurstLoad(0, 100, 0.1, None, 0.05))
+    assert switch_node.culprits() == [("p2", 1)]
+
+
+def test_without_the_log_before_the_xid_nobody_is_named(tmp_path: Path) -> None:
+    """A second container came just now, so the log has just been opened."""
+    node = SwitchNode(tmp_path, "exact", LOADS)
+    node.turn(0.5)
+    node.fail(101)
+    assert node.culprits() == []
 
 
 def test_a_process_that_is_about_to_exit_is_looked_up_at_once(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Finds the process and the container that caused an XID error.
 
 The kernel log names the process of most XIDs. Without it, a process is named only if it is the
-single candidate: it worked just before the XID, and has ended since. Otherwise the cause is
+single candidate: it worked just before the XID, and has not worked since. Otherwise the cause is
 unknown, because a wrong name is worse than none.
 """
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from podgpu.metrics.conditions import xid_spec
 from podgpu.model import HIDDEN_PID, DeviceUsage, ErrorEvent, Workload, split_key
 from podgpu.node.gpu.nvml.kernel_log import KernelXid, parse_slot
+from podgpu.node.gpu.nvml.switch_attribution import KERNEL_PID
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner
 
 _LINE_BEFORE = 2.0  # maximum time by which the kernel's line is read before NVML's event
@@ -23,6 +24,12 @@ _SAME_FAULT = 0.5  # lines within this time may belong to the same event, also t
 _DECIDE_AFTER = 3.0  # seconds; by then, all other processes that work have been seen at work
 _WORKED_BEFORE = 2.5  # seconds
 _WINDOW_SECONDS = 1.2  # length of a usage reading's time window
+_EXACT_BEFORE = 1.0
+"""The same as `_WORKED_BEFORE` if the log of context switches tells when each process worked.
+
+NVML reports an XID at most 0.27 s after the failed context was last on the engine (H200).
+"""
+_EXACT_AFTER = 0.05  # maximum error between the clocks of the GPU and this host, in seconds
 _GIVE_UP = 30.0  # if the GPU is no longer read
 _KEPT_SECONDS = 15.0
 _MAX_PENDING = 1000
@@ -47,8 +54,8 @@ class _DeviceReading(NamedTuple):
     """The processes of one device in one reading."""
 
     at: float
-    pids: frozenset[int]
     worked: frozenset[int] | None  # None if unknown
+    last_worked: Mapping[int, float] | None  # Unix time by pid; None without a log of switches
     owners: Mapping[int, ProcessOwner]
 
 
@@ -90,7 +97,8 @@ class XidBlame:
         return verdicts
 
     def _store(self, usage: DeviceUsage, owners: Mapping[int, ProcessOwner], now: float) -> None:
-        if usage.processes is None:
+        if usage.processes is None or not usage.window_ns:
+            # The next reading covers this time too.
             return
         key = usage.device.key
         self._slots[key] = parse_slot(usage.device.pci_bus_id)
@@ -99,7 +107,7 @@ class XidBlame:
         pids |= worked or set()
         readings = self._readings.setdefault(key, deque())
         own = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
-        readings.append(_DeviceReading(now, frozenset(pids), worked, own))
+        readings.append(_DeviceReading(now, worked, usage.last_resident, own))
         while readings and now - readings[0].at > _KEPT_SECONDS:
             readings.popleft()
 
@@ -156,27 +164,23 @@ class XidBlame:
     def _find_sole_candidate(self, event: ErrorEvent) -> int | None:
         """Returns a process of the only workload that can have caused the XID.
 
-        A process whose context failed cannot work afterwards. So the candidates are all processes
-        that were there before and were not seen at work since.
+        A process whose context failed cannot work afterwards. So the candidates are processes that
+        worked before and have not been seen at work since.
         """
         readings = self._readings.get(event.device, ())
-        before = [one for one in readings if -_WORKED_BEFORE <= one.at - event.at <= 0.0]
-        # Their time windows begin after the XID.
-        after = [one for one in readings if one.at - event.at > _WINDOW_SECONDS]
-        worked_before = _unite_working(before)
-        worked_after = _unite_working(after)
-        if worked_before is None or worked_after is None:
+        candidates = _list_stopped(readings, event.at)
+        if candidates is None:
+            candidates = _list_not_at_work(readings, event.at)
+        if not candidates:
             return None
 
-        owners: dict[int, ProcessOwner] = {}
-        for reading in before:
-            owners.update(reading.owners)
-        candidates = owners.keys() - worked_after
-        workloads = {owners[pid].workload for pid in candidates}
+        workloads = set()
+        for pid in candidates:
+            owner = self._find_owner(pid)
+            workloads.add(None if owner is None else owner.workload)
         if len(workloads) != 1 or None in workloads:
             return None
-        # A process that never worked did not cause it; then the cause was too short-lived.
-        return min(candidates & worked_before, default=None)
+        return next((pid for pid, worked in candidates.items() if worked), None)
 
     def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:
         owner = self._find_owner(pid)
@@ -213,6 +217,57 @@ def _find_working(usage: DeviceUsage) -> frozenset[int] | None:
     worked = {pid for pid, ns in busy_ns.items() if ns}
     worked |= {pid for pid, ns in (usage.resident_ns or {}).items() if ns}
     return frozenset(worked)
+
+
+def _list_stopped(readings: Iterable[_DeviceReading], at: float) -> dict[int, bool] | None:
+    """Returns the processes that were last at work just before this time, by the log of switches.
+
+    The one that worked last is first. None if the log was not read all the time.
+    """
+    recent: list[_DeviceReading] = []
+    covers_begin = False
+    for reading in readings:
+        if reading.at < at - _EXACT_BEFORE:
+            # The following reading begins where this one ended.
+            recent = []
+            covers_begin = True
+        recent.append(reading)
+
+    last_worked: dict[int, float] = {}
+    for reading in recent:
+        if reading.last_worked is None:
+            return None
+        last_worked.update(reading.last_worked)
+    if not covers_begin or HIDDEN_PID in last_worked:
+        return None
+
+    last_worked.pop(KERNEL_PID, None)
+    stopped = []
+    for pid, worked_at in last_worked.items():
+        if at - _EXACT_BEFORE <= worked_at <= at + _EXACT_AFTER:
+            stopped.append((worked_at, pid))
+    return {pid: True for _, pid in sorted(stopped, reverse=True)}
+
+
+def _list_not_at_work(readings: Iterable[_DeviceReading], at: float) -> dict[int, bool]:
+    """Returns the processes before this time that were not seen at work since, by readings.
+
+    The value is True if the process worked before. Empty if a reading has no times of processes.
+    """
+    before = [one for one in readings if -_WORKED_BEFORE <= one.at - at <= 0.0]
+    # Their time windows begin after the XID.
+    after = [one for one in readings if one.at - at > _WINDOW_SECONDS]
+    worked_before = _unite_working(before)
+    worked_after = _unite_working(after)
+    if worked_before is None or worked_after is None:
+        return {}
+
+    candidates = {}
+    for reading in before:
+        for pid in sorted(reading.owners.keys() - worked_after):
+            # A process that never worked did not cause it; then the cause was too short-lived.
+            candidates[pid] = pid in worked_before
+    return candidates
 
 
 def _unite_working(readings: Sequence[_DeviceReading]) -> set[int] | None:

@@ -170,6 +170,11 @@ class Residency:
             resident[pid] = resident.get(pid, 0) + until - since
         return resident
 
+    @property
+    def last_resident(self) -> dict[int, int]:
+        """Time at which each process was last resident, by pid."""
+        return {pid: until for pid, _, _, until in self.periods}
+
     @cached_property
     def lengths(self) -> list[int]:
         """Lengths of all periods within the window, sorted."""

@@ -191,6 +191,10 @@ class SwitchListener:
         """Converts a Unix time to nanoseconds of the GPU's clock."""
         return int(moment * 1e9) + self._offset
 
+    def to_unix_time(self, gpu_time: int) -> float:
+        """Converts nanoseconds of the GPU's clock to a Unix time."""
+        return (gpu_time - self._offset) / 1e9
+
     def step(self) -> float:
         """Takes a sample, drains the log if due, and returns the seconds until the next step."""
         with self._lock:
@@ -557,12 +561,16 @@ class BusyTimeSplitter:
         worked = max(0, usage.busy_ns - residency.switching)
         figures = self._divide(listener, residency, worked, samples)
         waits = self._waits[key].add(residency, figures)
+        last_resident = {}
+        for pid, gpu_time in residency.last_resident.items():
+            last_resident[pid] = listener.to_unix_time(gpu_time)
         return replace(
             usage,
             process_busy_ns=select_keys(figures, known),
             method="switches" if listener.no_samples_reason else "exact",
             method_limit=self._limit,
             resident_ns=residency.resident,
+            last_resident=last_resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
             waits=waits,
