@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from podgpu.clock import Clock
 from podgpu.errors import texts_of
+from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.model import Assignment, Workload
+from podgpu.model import Assignment, Condition, DeviceState, NodeState, Workload
 from podgpu.node.agent.agent import Settings
-from podgpu.writers.health_writer import HealthWriter
+from podgpu.writers.health_writer import HealthWriter, NodeUpdate, WriterSession
 from podgpu.writers.node_lock import NodeLock
 from podgpu.writers.open_writers import make_session_opener
 from podgpu.writers.write_option import parse_write
@@ -177,3 +180,84 @@ def test_the_condition_is_unknown_while_the_driver_does_not_answer(
     wait_until(lambda: node.turn(1.0) and status() == "False", "the GPUs are healthy")
     node.time += 61.0
     wait_until(lambda: status() == "Unknown", "the readings are too old")
+
+
+class Recorder:
+    """A writer that writes nothing, and keeps what it was given."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.updates: list[NodeUpdate] = []
+        self.failures = failures
+
+    def update(self, update: NodeUpdate) -> list[Any]:
+        self.updates.append(update)
+        if len(self.updates) <= self.failures:
+            raise ValueError("a bug")
+        return []
+
+
+def test_only_fresh_documents_with_pods_are_compared(tmp_path: Path) -> None:
+    """Before that, nothing is known for a minute. Then the state is unknown."""
+    healthy = DeviceState(uuid="GPU-1", index=0, healthy=("lost",))
+    lost = DeviceState(uuid="GPU-1", index=0, conditions=(Condition("lost"),))
+    with_pods = NodeState(producer="podgpu", node="n1", devices=(healthy,), holders_at=1.0)
+    broken = replace(with_pods, devices=(lost,))
+    without_pods = replace(broken, holders_at=None)
+
+    now = 1000.0
+    document = without_pods, True
+    recorder = Recorder()
+    clock = Clock(monotonic=lambda: now, wall=lambda: now)
+    writer = HealthWriter(
+        lambda: document,
+        lambda: WriterSession([], ApiClient(ApiConfig("", ""))),
+        NodeLock(str(tmp_path)),
+        1800.0,
+        clock,
+    )
+
+    def update(seconds: float) -> list[NodeUpdate]:
+        nonlocal now
+        now += seconds
+        recorder.updates.clear()
+        asyncio.run(writer.update([recorder]))
+        return recorder.updates
+
+    assert update(59.9) == []
+    [unknown] = update(0.1)
+    assert unknown.is_stale
+    assert (unknown.records, unknown.changes) == ({}, [])
+
+    document = with_pods, True
+    [known] = update(1.0)
+    assert not known.is_stale
+    assert known.records["GPU-1"].problems == {}
+
+    document = broken, False
+    [old] = update(1.0)
+    assert old.is_stale
+    assert (old.records, old.changes) == (known.records, [])
+
+    document = broken, True
+    [change] = update(1.0)[0].changes
+    assert change.reason == "GpuLost"
+    assert update(1.0)[0].changes == [], "the same document"
+    writer.stop()
+
+
+def test_a_bug_in_a_writer_does_not_end_the_thread(
+    node: SimulatedNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(failures=2)
+    config = ApiConfig("http://127.0.0.1:1", "the test")
+    writer = HealthWriter(
+        lambda: (node.agent.published.state, True),
+        lambda: WriterSession([recorder], ApiClient(config)),
+        NodeLock(str(tmp_path)),
+        1800.0,
+        interval=0.01,
+    )
+    writer.start(lambda: None)
+    wait_until(lambda: len(recorder.updates) >= 4, "updates after the bug")
+    writer.stop()
+    assert caplog.text.count("unexpected error while writing health") == 2
