@@ -1,5 +1,5 @@
-"""No label or number is cut off: on desktop and phone, in three fonts, with few GPUs and with
-thousands.
+"""No label or number is cut off, and rows are full: on desktop and phone, in three fonts, with few
+GPUs and with thousands.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def usual(request: pytest.FixtureRequest) -> Showing:
     )
 
 
-@pytest.mark.parametrize("width", [1280, 1440, 390])
+@pytest.mark.parametrize("width", [1024, 1280, 1440, 390])
 def test_nothing_is_cut_off(tab: Tab, page: str, width: int) -> None:
     fonts = [
         font
@@ -74,3 +74,41 @@ def test_nothing_is_cut_off(tab: Tab, page: str, width: int) -> None:
             tab.evaluate(f"document.body.style.fontFamily = '{font}'")
             assert tab.evaluate(CUT) == [], (view, font)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (view, font)
+
+
+TOTALS = """(count => {
+  const list = document.querySelector('#totals');
+  const usual = [...list.children];
+  const shown = Array.from({length: count}, (_, i) => usual[i] ?? usual[0].cloneNode(true));
+  list.replaceChildren(...shown);
+  const edge = Math.round(list.getBoundingClientRect().right);
+  const rows = Map.groupBy(shown, total => Math.round(total.getBoundingClientRect().top));
+  const ends = [...rows.values()].map(row => Math.round(row.at(-1).getBoundingClientRect().right));
+  list.replaceChildren(...usual);
+  return [[...rows.values()].map(row => row.length), ends.every(end => Math.abs(end - edge) <= 1)];
+})"""
+"""Shows this many totals. Returns how many are in each row, and whether all rows are full."""
+
+
+@pytest.mark.parametrize("width", [390, 760, 1024, 1240, 1440, 2560])
+def test_each_row_of_totals_is_full(tab: Tab, page: str, width: int) -> None:
+    tab.look(width, 900)
+    visited(tab, page)
+    expected: dict[int, list[int]] = {8: [8], 9: [9], 10: [10], 11: [11]}
+    if width <= 720:
+        expected = {8: [3, 3, 2], 9: [3, 3, 2, 1], 10: [3, 3, 2, 2], 11: [3, 3, 2, 2, 1]}
+    elif width <= 1240:
+        expected = {8: [4, 4], 9: [5, 4], 10: [5, 5], 11: [6, 5]}
+    for number, rows in expected.items():
+        assert tab.evaluate(f"{TOTALS}({number})") == [rows, True], number
+
+
+@pytest.mark.parametrize("width", [760, 1024, 1240, 1440, 2560])
+def test_status_time_and_theme_are_beside_the_name(tab: Tab, page: str, width: int) -> None:
+    tab.look(width, 900)
+    visited(tab, page)
+    middles = tab.evaluate(
+        "['.brand', '#status', '.time', '#theme'].map(each => document.querySelector(each)"
+        ".getBoundingClientRect()).map(box => (box.top + box.bottom) / 2)"
+    )
+    assert max(middles) - min(middles) < 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -290,3 +291,36 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
             "[...document.querySelectorAll('.marks')].map((list) => list.textContent).join()"
         )
     )
+
+
+def test_the_time_menu_offers_steps_and_any_time(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    ages = [
+        int(value)
+        for value in tab.evaluate("[...document.querySelector('#time').options].map(o => o.value)")
+        if value.isdecimal()
+    ]
+    assert ages[0] == 300
+    assert ages[-1] >= 7 * 86_400
+    steps = pairwise(ages)
+    assert all(1 < later / earlier <= 3 for earlier, later in steps), "no large jump"
+
+    def choose(value: str) -> None:
+        tab.evaluate(
+            f"document.querySelector('#time').value = '{value}', "
+            "document.querySelector('#time').dispatchEvent(new Event('change'))"
+        )
+
+    choose("7200")
+    tab.wait_for("document.querySelector('#status').dataset.state === 'past'", "two hours ago")
+    assert "2\u00a0h 0\u00a0min ago" in tab.text("#past-time")
+    tab.click("#past-hour-earlier")
+    tab.wait_for(
+        "document.querySelector('#past-time').innerText.includes('3\u00a0h 0\u00a0min ago')"
+    )
+    tab.click("#past-hour-later")
+    tab.wait_for(
+        "document.querySelector('#past-time').innerText.includes('2\u00a0h 0\u00a0min ago')"
+    )
+    choose("other")
+    tab.wait_for("document.activeElement.id === 'past-input'", "a time can be typed")

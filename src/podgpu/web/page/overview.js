@@ -83,12 +83,11 @@ export class Overview {
     this.broken.show(totals.broken, ofBroken.filter(Boolean).join(", "));
     this.power.show(watts(totals.power), "");
     const shown = this.buttons.filter((total) => total !== this.unheld || totals.unheld > 0);
-    place(byId("totals"), [...shown, this.power, this.cost, this.wasted].map((figure) => figure.element));
+    const money = totals.cost === undefined ? [] : [this.cost, this.wasted];
+    place(byId("totals"), [...shown, this.power, ...money].map((figure) => figure.element));
   }
 
   showMoney(picture, totals) {
-    const priced = totals.cost !== undefined;
-    this.cost.element.hidden = this.wasted.element.hidden = !priced;
     const { cost, waste, wasted, unpriced } = totals;
     this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
     const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";

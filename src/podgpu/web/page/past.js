@@ -7,13 +7,23 @@ import { aroundQuery, EventRows } from "./events.js";
 import { duration, localTimes, moment, UNKNOWN } from "./format.js";
 import { showText } from "./rows.js";
 
+const [MINUTE, HOUR, DAY] = [60, 3600, 86_400];
 /** @type {[number, string][]} */
 const AGES = [
-  [900, "15 minutes ago"],
-  [3600, "1 hour ago"],
-  [6 * 3600, "6 hours ago"],
-  [86_400, "24 hours ago"],
+  [5 * MINUTE, "5 minutes ago"],
+  [15 * MINUTE, "15 minutes ago"],
+  [30 * MINUTE, "30 minutes ago"],
+  [HOUR, "1 hour ago"],
+  [2 * HOUR, "2 hours ago"],
+  [3 * HOUR, "3 hours ago"],
+  [6 * HOUR, "6 hours ago"],
+  [12 * HOUR, "12 hours ago"],
+  [DAY, "24 hours ago"],
+  [2 * DAY, "2 days ago"],
+  [3 * DAY, "3 days ago"],
+  [7 * DAY, "7 days ago"],
 ];
+const STEPS = { "past-hour-earlier": -HOUR, "past-earlier": -5 * MINUTE, "past-later": 5 * MINUTE, "past-hour-later": HOUR };
 const MOST_EVENTS = 8;
 const EVERY_SECONDS = 60;
 
@@ -33,7 +43,7 @@ export class Past {
     this.choice.addEventListener("change", () => {
       const { value } = this.choice;
       if (value === "other") this.input.hidden = false;
-      onTime(value ? String(Math.round(now() - (Number(value) || AGES[1][0]))) : "");
+      onTime(value ? String(Math.round(now() - (Number(value) || HOUR))) : "");
       if (value === "other") this.input.focus();
     });
     this.input.addEventListener("change", () => {
@@ -60,7 +70,8 @@ export class Past {
     const mean = picture?.step_seconds ? `Values are means over ${duration(picture.step_seconds)}.` : "";
     setText(byId("past-about"), view === "cost" && picture ? "The table has its own time range." : mean);
     setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
-    for (const [id, next] of Object.entries({ "past-earlier": at - 300, "past-later": at + 300 })) {
+    for (const [id, step] of Object.entries(STEPS)) {
+      const next = at + step;
       byId(id).hidden = !(next > 0 && next < this.now());
       setAttribute(byId(id), "href", writeHash(criteria, String(next)));
     }
