@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.model import NS, DeviceState, DeviceTotals, Holder, HolderUsage, WorkloadOwner
 from podgpu.past.record import cluster_recorder
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.slowdown import stretch, weigh
 from podgpu.past.sqlite_past import SqlitePast
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.real_servers import Point
@@ -211,3 +212,16 @@ def _points_of(node: str, device: DeviceState, at: float) -> Iterator[Point]:
                 yield Point(f"podgpu_container_gpu_{name}", labels, value / NS, at)
         memory = usage.memory_used_bytes or 0
         yield Point("podgpu_container_gpu_memory_used_bytes", labels, memory, at)
+
+
+def predict_waits(busy: Sequence[float]) -> list[float]:
+    """Returns the share of time for which each pod would wait.
+
+    `busy`: share of time for which each pod is busy alone. Their sum is at most `MAX_BUSY`.
+    """
+    weights = [weigh(share) for share in busy]
+    factor = stretch(sum(weights))
+    waits = []
+    for weight, share in zip(weights, busy, strict=True):
+        waits.append(weight * factor - share)
+    return waits

@@ -19,7 +19,7 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPodLoad,
 )
-from podgpu.past.slowdown import MAX_BUSY, predict_waits
+from podgpu.past.slowdown import MAX_BUSY
 from tests.past.planted import (
     GIB,
     MODEL,
@@ -28,6 +28,7 @@ from tests.past.planted import (
     make_pod,
     make_steps,
 )
+from tests.past.savings_world import predict_waits
 
 DAY = 86_400
 MONTH = 730

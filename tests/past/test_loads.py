@@ -15,9 +15,8 @@ from podgpu.cli.main import run
 from podgpu.fleet.saved_gpus import NO_SAVINGS
 from podgpu.fleet.state import ClusterState
 from podgpu.past.savings_watch import SavingsWatch
-from podgpu.past.slowdown import predict_waits
 from podgpu.past.sqlite_past import SqlitePast
-from tests.past.savings_world import read_nodes, record, record_with, serving
+from tests.past.savings_world import predict_waits, read_nodes, record, record_with, serving
 from tests.web.server import Client
 
 HOURS = 26.0

@@ -11,8 +11,6 @@ busy shares add up to at most `MAX_BUSY`. Above that, queues build up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 MAX_BUSY = 0.75
 MAX_PODS = 5  # the largest mix that was measured
 SWITCH_COST = 1.04  # a switch of 84 µs after each slice of 2.2 ms
@@ -30,16 +28,3 @@ def weigh(busy: float) -> float:
 def stretch(weights: float) -> float:
     """`weights`: the sum of the weights of all pods."""
     return 1 / (1 - SWITCH_COST * weights)
-
-
-def predict_waits(busy: Sequence[float]) -> list[float]:
-    """Returns the share of time for which each pod would wait.
-
-    `busy`: share of time for which each pod is busy alone. Their sum is at most `MAX_BUSY`.
-    """
-    weights = [weigh(share) for share in busy]
-    factor = stretch(sum(weights))
-    waits = []
-    for weight, share in zip(weights, busy, strict=True):
-        waits.append(weight * factor - share)
-    return waits

@@ -41,7 +41,6 @@ POD_SLOTS = "pods"
 MODEL_LABEL = "nvidia.com/gpu.product"
 _MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
 DEFAULT_SCHEDULER = "default-scheduler"
-KAI_SCHEDULER = "kai-scheduler"
 _MAX_MESSAGE = 600
 Amounts = tuple[tuple[str, int], ...]
 """Resource and thousandths of its unit."""

@@ -42,9 +42,6 @@ class Supply(NamedTuple):
     is_unknown: bool = False  # a selector is not supported
 
 
-NOTHING = Supply(0, 0, 0, fits_empty=True, fits=True)
-
-
 Taken = Mapping[DeviceId, Sequence[AllocatedDevice]]
 """What claims have of each device. A shared device may have several."""
 
