@@ -67,8 +67,13 @@ class PodgpuError(Exception):
 class UsageError(PodgpuError):
     """An option, an environment variable, or a file that an option names is invalid.
 
-    podgpu exits with code 2.
+    podgpu exits with code 2. `facts` are further fields of the error in JSON, so that no program
+    looks into the message.
     """
+
+    def __init__(self, message: str, **facts: str | float) -> None:
+        super().__init__(message)
+        self.facts = facts
 
 
 class StartError(PodgpuError):

@@ -104,7 +104,9 @@ class Showing:
                 return await handler(request)
             found = self.records(path, request.query)
             if found is None:
-                return web.json_response({"error": f"there is no path {request.path}"}, status=404)
+                return web.json_response(
+                    {"error": f"there is no path {request.path}", "reason": "no_path"}, status=404
+                )
             return web.json_response({"api": "podgpu/v1", **found})
 
         return answer

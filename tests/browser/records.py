@@ -24,6 +24,7 @@ from podgpu.fleet.view import (
     NodeView,
     View,
 )
+from podgpu.metrics.conditions import find_checks
 from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, Records, Showing, gpu, held, node, page_of, three_nodes
 
@@ -456,7 +457,7 @@ def _changed(picture: View, change: Callable[[DeviceView], Any]) -> View:
 
 
 def _condition(name: str, since: float, says: str, do: str) -> ConditionView:
-    return ConditionView(condition=name, since=since, says=says, do=do)
+    return ConditionView(condition=name, since=since, says=says, do=do, checks=find_checks(name))
 
 
 LOST_DO = (

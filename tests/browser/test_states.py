@@ -8,6 +8,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from podgpu.fleet.choose import Alert
 from podgpu.fleet.view import ConditionView
 from podgpu.metrics.usage_methods import IMPROVEMENTS, NO_CAPABILITY
 from podgpu.model import WaitPart
@@ -197,12 +198,13 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     for state, number in (("unknown", 1), ("unheld", 2), ("free", 1)):
         tab.choose("state", state)
         tab.wait_for(f"document.querySelectorAll('.tile[data-key]').length === {number}", state)
-    for notes in ([], ["podgpu cannot read usage: see its log"]):
+    usage = Alert("warning", "podgpu cannot read usage: see its log", "n1", sources=("usage",))
+    for alerts in ([], [usage]):
         shown.picture = replace(
-            picture(node("n1", [gpu(0, "n1", utilization=0.9)]), notes=notes), scope="node"
+            picture(node("n1", [gpu(0, "n1", utilization=0.9)]), alerts=alerts), scope="node"
         )
         opened(tab, url, "#view=pods")
-        why = "".join(notes) or "No process was found on it."
+        why = "".join(alert.text for alert in alerts) or "No process was found on it."
         assert (
             tab.text(".pods .message") == f"1 GPU is busy, but it is not known who uses it. {why}"
         )

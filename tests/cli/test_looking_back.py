@@ -6,12 +6,15 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from podgpu.cli.main import run
 from podgpu.clock import parse_moment
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, utc_text
 from tests.cli.test_view_commands import printed, read_table
 from tests.cli.view_server import served_cluster
 
@@ -71,6 +74,21 @@ def test_a_time_without_a_record(url: str, capsys: pytest.CaptureFixture[str]) -
     error = capsys.readouterr().err
     assert "there is no record of 1970-01-0" in error
     assert "the next record is of 1970-01-12T13:4" in error
+    refused = read_refusal(f"{url}/api/v1/view?at=86400")
+    assert utc_text(refused["next_record_at"]).startswith("1970-01-12T13:4")
+
+
+def test_a_refusal_names_the_wrong_parameter(url: str) -> None:
+    assert read_refusal(f"{url}/api/v1/range?range=soon")["parameter"] == "range"
+    assert read_refusal(f"{url}/api/v1/range?from=never")["parameter"] == "from"
+
+
+def read_refusal(url: str) -> dict[str, Any]:
+    with pytest.raises(HTTPError) as refused:
+        urlopen(url)
+    with refused.value as answer:
+        body: dict[str, Any] = json.load(answer)
+    return body
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,9 @@ def test_errors_are_json(node: Node, client: Client) -> None:
             404,
             "application/json; charset=utf-8",
         )
-        assert words in json.loads(answer.body)["error"]
+        body = json.loads(answer.body)
+        assert words in body["error"]
+        assert ("reason" in body) == (path == "/api/v2/view"), "the server does not have the path"
 
 
 def test_node_document(node: Node, client: Client) -> None:

@@ -112,7 +112,7 @@ def make_range_query(period: str, by: str, at: float | None = None) -> dict[str,
             query["to"] = str(at)
         parse_range_query(query)
     except UsageError as error:
-        also = ", or month" if str(error).startswith("range=") else ""
+        also = ", or month" if error.facts.get("parameter") == "range" else ""
         # by='x' becomes --by='x'
         raise UsageError(f"--{error}{also}") from error
     return query

@@ -57,6 +57,7 @@ class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str = ""
     uuid: str = ""
     job: str = ""  # KIND/NAMESPACE/NAME, if it is about a GPU of this job
+    sources: tuple[str, ...] = ()  # that fail, such as kubelet or usage
 
 
 def choose_nodes(
@@ -540,7 +541,7 @@ def _describe_sources(
             f"node {name}: podgpu cannot read {', '.join(failing)}: "
             "see the log of podgpu on this node"
         )
-        yield Alert("warning", text, name)
+        yield Alert("warning", text, name, sources=tuple(failing))
 
 
 def _describe_gone(name: str, state: NodeState) -> Alert:

@@ -44,7 +44,7 @@ from podgpu.fleet.repair import Repair, make_repair, repair_of
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known, round_known
-from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu, xid_spec
+from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu, find_checks, xid_spec
 from podgpu.metrics.fields import (
     CLOCK_EVENTS_FIELD,
     clock_events_in_words,
@@ -88,6 +88,7 @@ class ConditionView(_JsonStruct, kw_only=True):
     says: str
     do: str
     detail: str = ""  # such as the XIDs or the name of the recovery action
+    checks: tuple[str, ...] = ()  # what shows the cause on the node: dmesg, nvlink
 
 
 class EngineView(_JsonStruct, kw_only=True):
@@ -622,6 +623,7 @@ def _make_condition(condition: Condition, gpu: DeviceState) -> ConditionView:
         says=says,
         do=do,
         detail=condition.detail,
+        checks=find_checks(condition.name, condition.detail),
     )
 
 

@@ -173,6 +173,20 @@ def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
     return "" if spec is None else spec.repair
 
 
+_CHECKS: Mapping[str, tuple[str, ...]] = {
+    LOST: ("dmesg",),
+    UNREADABLE: ("dmesg",),
+    NVLINK: ("dmesg", NVLINK),
+}
+
+
+def find_checks(condition: str, detail: str = "") -> tuple[str, ...]:
+    """Returns what shows the cause on the node: `dmesg`, or `nvlink` (`nvidia-smi nvlink -s`)."""
+    if condition == XID and _worst_action(parse_xids(detail)) == "inspect":
+        return ("dmesg",)
+    return _CHECKS.get(condition, ())
+
+
 _UNKNOWN_DETAILS = {
     UNALLOCATED: "a container",
     APPLICATION_XID: "13, 31, 43 or 45",

@@ -145,10 +145,11 @@ def _find_record(db: Connection, at: float) -> tuple[int, int]:
 
     problem = f"there is no record of {utc_text(at)}"
     [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
-    if later is not None:
-        problem += f"; the next record is of {utc_text(later)}"
+    if later is None:
+        raise UsageError(problem)
 
-    raise UsageError(problem)
+    problem += f"; the next record is of {utc_text(later)}"
+    raise UsageError(problem, next_record_at=later)
 
 
 def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceRecord]:

@@ -117,7 +117,8 @@ def parse_range(text: str, name: str = "range") -> int:
     found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
     if found is None:
         raise UsageError(
-            f"{name}={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w"
+            f"{name}={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w",
+            parameter=name,
         )
     return int(found[1]) * _UNITS[found[2]]
 
@@ -134,7 +135,8 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
 
     if not 0 <= time < most:
         raise UsageError(
-            f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}"
+            f"{name}={query[name][:60]!r}: write a Unix time in seconds, from 0 to {most:.0f}",
+            parameter=name,
         )
 
     return time

@@ -323,7 +323,7 @@ def _api_route(path: str, handler: Handler) -> web.RouteDef:
         try:
             return await handler(request)
         except UsageError as error:
-            return json_error(400, str(error))
+            return json_error(400, str(error), error.facts)
         except SourceError as error:
             return json_error(503, f"the data cannot be read: {error}", **{"Retry-After": "15"})
 
@@ -473,4 +473,5 @@ async def _unknown_path(request: web.Request) -> web.Response:
         return json_error(404, "podgpu has no summaries of pods with --prometheus")
     if request.path.startswith("/api/v1/history/jobs/"):
         return json_error(404, "podgpu has no history of jobs with --prometheus: see their pods")
-    return json_error(404, f"there is no path {request.path}; docs/api.md lists the paths")
+    message = f"there is no path {request.path}; docs/api.md lists the paths"
+    return json_error(404, message, {"reason": "no_path"})

@@ -138,8 +138,15 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
     return web.Response(body=body.plain, headers=sent)
 
 
-def json_error(status: int, message: str, **headers: str) -> web.Response:
-    body = json.dumps({"error": message}).encode()
+def json_error(
+    status: int,
+    message: str,
+    facts: Mapping[str, str | float] | None = None,
+    /,
+    **headers: str,
+) -> web.Response:
+    """`facts`: further fields, for programs. The message is for people."""
+    body = json.dumps({"error": message, **(facts or {})}).encode()
     return web.Response(status=status, body=body, headers={**JSON_HEADERS, **headers})
 
 

@@ -9,12 +9,12 @@ const SAFE = /^[\w.:@%+=/-]+$/;
 // Returns [where to run it, command] for each step that checks and repairs a GPU.
 export function commandsFor(device, hasPods) {
   if (device.gone) return nodeCommands(device.node, [device], hasPods);
-  const advice = adviceOf([device]);
+  const checks = new Set(device.conditions.flatMap((condition) => condition.checks));
   const gpu = device.index ?? quoted(device.uuid);
   const onNode = `on ${plain(device.node)}`;
   return [
-    advice.includes("dmesg") && [onNode, "dmesg -T | grep -iE 'xid|nvrm'"],
-    advice.includes("nvlink") && [onNode, `nvidia-smi nvlink -s -i ${gpu}`],
+    checks.has("dmesg") && [onNode, "dmesg -T | grep -iE 'xid|nvrm'"],
+    checks.has("nvlink") && [onNode, `nvidia-smi nvlink -s -i ${gpu}`],
     device.absent && [onNode, "lspci -d 10de:"],
     ...repairCommands(device.node, [device]),
   ].filter(Boolean);
@@ -46,10 +46,6 @@ function repairCommands(node, devices) {
 export function evictedText(devices) {
   const pods = [...new Set(devices.flatMap((device) => device.repair?.evicts ?? []))].sort();
   return pods.length ? `The drain evicts these pods with GPUs: ${pods.map(plain).join(", ")}. The dry run lists all pods.` : "";
-}
-
-function adviceOf(devices) {
-  return devices.flatMap((device) => device.conditions.map((condition) => condition.do)).join("\n").toLowerCase();
 }
 
 // Quotes a name for the shell, because names from the cluster may contain any character.

@@ -130,7 +130,7 @@ class Page {
     if (!this.feed.picture) {
       this.past.show(this.criteria, this.viewOf(this.criteria));
       if (this.feed.isRejected) this.showTabs(this.viewOf(this.criteria), "");
-      this.message.replaceChildren(...rejection(this.feed.failure, this.criteria));
+      this.message.replaceChildren(...rejection(this.feed, this.criteria));
       place(this.main, [this.message]);
     }
   }
@@ -271,7 +271,7 @@ class Page {
   // There is no view of this time yet, or no record of it.
   clear() {
     for (const id of ["overview", "alerts", "notes", "controls"]) byId(id).hidden = true;
-    this.message.replaceChildren(...(this.feed.isRejected ? rejection(this.feed.failure, this.criteria) : ["Loading"]));
+    this.message.replaceChildren(...(this.feed.isRejected ? rejection(this.feed, this.criteria) : ["Loading"]));
     place(this.main, [this.message]);
   }
 

@@ -53,7 +53,8 @@ export async function answerOf(url, signal) {
     const response = await fetch(url, { cache: "no-store", signal });
     const data = await response.json().catch(() => undefined);
     if (response.ok && data?.api === "podgpu/v1") return { state: "ready", data };
-    const message = typeof data?.error === "string" ? data.error : "";
+    const isText = typeof data?.error === "string" && data.reason !== "no_path";
+    const message = isText ? data.error : "";
     if (response.status === 404) return { state: "missing", message };
     return { state: "failed", message: message || `The server responds with ${response.status}` };
   } catch {
@@ -64,6 +65,6 @@ export async function answerOf(url, signal) {
 // Explains why there is no data. `missing` is the text for a path that the server does not have.
 export function noneText(state, message, missing) {
   if (state === "waiting") return "Loading";
-  if (state === "missing") return message && !message.startsWith("there is no path") ? plain(message) : missing;
+  if (state === "missing") return message ? plain(message) : missing;
   return `${plain(message)}. Trying again.`;
 }

@@ -70,6 +70,7 @@ export function conditionsOf(device) {
     since: condition.since,
     says: condition.says ?? "",
     do: condition.do ?? "",
+    checks: condition.checks ?? [],
   }));
   return found.sort((a, b) => Number(GRAVE.has(b.name)) - Number(GRAVE.has(a.name)));
 }

@@ -15,6 +15,7 @@ export class Feed {
     this.onTurn = onTurn;
     this.picture = undefined;
     this.failure = "";
+    this.facts = {}; // further fields of the server's last error
     this.lostAt = undefined;
     this.fault = ""; // message of an exception that occurred while the page was drawn
     this.etag = "";
@@ -43,6 +44,7 @@ export class Feed {
 
   async ask() {
     this.asking = true;
+    this.facts = {};
     let picture;
     const { url } = this;
     try {
@@ -78,7 +80,8 @@ export class Feed {
     if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
     if (response.status === 429) throw new Refused("Too many requests, trying again");
     if (!response.ok) {
-      const { error } = await response.json().catch(() => ({}));
+      const { error, ...facts } = await response.json().catch(() => ({}));
+      this.facts = facts;
       this.isRejected = response.status === 400; // the request is wrong, so it is not repeated
       if (this.isRejected) throw new Refused(plain(error ?? "The server rejects this request"));
       throw new Refused(`${typeof error === "string" ? plain(error) : `The server responds with ${response.status}`}, trying again`);

@@ -93,9 +93,9 @@ export class Past {
 }
 
 // Returns the server's reason why there is no view of a time, with a link to the next record.
-export function rejection(reason, criteria) {
-  if (reason.startsWith("at=")) return ["Choose another time above, or go back to now."];
-  const next = Date.parse(reason.match(/next record is of (\S+)/)?.[1]) / 1000;
+export function rejection({ failure: reason, facts }, criteria) {
+  if (facts.parameter === "at") return ["Choose another time above, or go back to now."];
+  const next = facts.next_record_at;
   const link = next ? h("a", { href: writeHash(criteria, String(next)) }, "Go to this record") : "";
   return [`${localTimes(reason)}${next ? ". " : ""}`, link];
 }

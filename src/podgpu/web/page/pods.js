@@ -13,6 +13,7 @@ import { Mean, Sum, Waste } from "./totals.js";
 const KUBE_GROUPS = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const JOB = "job"; // owners whose pods work together, with their slowest GPU
 const JOBS_SECONDS = 10;
+const HOLDER_SOURCES = new Set(["usage", "kubelet"]); // without them, holders are not known
 const PLAIN_GROUPS = { pod: "Users and jobs" };
 const GPU_USE = "Current use of the whole GPU or MIG instance, even if it is shared. For several GPUs, the mean, weighted by the share held. The tab Cost shows the use of what a pod holds.";
 
@@ -161,9 +162,9 @@ function slowText(slowest) {
 }
 
 // Says why GPUs are busy without a known holder: the problem of a source, or no process.
-function busyText(busy, isKube, { notes = [], nodes = [] }) {
+function busyText(busy, isKube, { alerts = [] }) {
   const [what, who] = isKube ? ["no pod holds", "No process of a pod"] : ["it is not known who uses", "No process"];
-  const problem = [...notes, ...nodes.flatMap((node) => node.notes ?? [])].find((note) => /\b(usage|process(es)?|kubelet)\b/.test(note));
+  const problem = alerts.find((alert) => alert.sources?.some((source) => HOLDER_SOURCES.has(source)))?.text;
   const [are, them] = busy === 1 ? ["is", "it"] : ["are", "them"];
   return `${plural(busy, "GPU")} ${are} busy, but ${what} ${them}. ${problem ? plain(problem) : `${who} was found on ${them}.`}`;
 }
