@@ -215,15 +215,16 @@ def _measure_throttling(
         return {}
 
     seconds = node.reading.read_at - earlier.reading.read_at
-    last = next((each for each in earlier.state.devices if each.uuid == gpu.uuid), None)
-    if last is None or seconds <= 0:
+    earlier_gpu = next((each for each in earlier.state.devices if each.uuid == gpu.uuid), None)
+    if earlier_gpu is None or seconds <= 0:
         return {}
 
     ratios = {}
     for reason, ns in gpu.throttled_ns.items():
-        then = last.throttled_ns.get(reason)
-        if then is not None and ns >= then:
-            ratios[reason] = min(1.0, (ns - then) / NS / seconds)
+        earlier_ns = earlier_gpu.throttled_ns.get(reason)
+        # A smaller value means that the counter was reset.
+        if earlier_ns is not None and ns >= earlier_ns:
+            ratios[reason] = min(1.0, (ns - earlier_ns) / NS / seconds)
 
     return ratios
 

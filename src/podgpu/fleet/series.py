@@ -446,7 +446,7 @@ def _token_families(state: ClusterState) -> list[Family]:
     if not state.settings.export_tokens:
         return []
 
-    # A container may hold several GPUs.
+    # By container, because each GPU that a container holds has the same engine.
     engines: dict[tuple[ContainerName, str], EngineState] = {}
     for node in state.nodes:
         for part in node.held:

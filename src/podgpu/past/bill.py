@@ -309,6 +309,7 @@ def account_of(
     if pod_labels:
         labels = pod_labels.get(f"{holder.namespace}/{holder.pod}")
 
+    # A pod's name is its account, also after a restart. Holders without a name have ids.
     return UsageAccount(
         namespace=holder.namespace,
         pod=holder.pod,

@@ -55,8 +55,10 @@ class BookClock:
         if abs(offset - self._offset) < _SAME_CLOCK:
             return self._agree(now, offset)
 
-        is_new = self._jumped_offset is None or abs(offset - self._jumped_offset) >= _SAME_CLOCK
-        if is_new:
+        jumped_again = (
+            self._jumped_offset is None or abs(offset - self._jumped_offset) >= _SAME_CLOCK
+        )
+        if jumped_again:
             self._jumped_offset = offset
             self._unsettled_since = now
         if now - self._unsettled_since < STABLE_SECONDS:

@@ -338,7 +338,7 @@ class _RangeReader:
 
     async def _describe_gaps(self, usage: Sequence[Charge], start: float, step: int) -> None:
         """Adds notes about what the answer does not include."""
-        if self.rule and not any(one.account.methods for one in usage):
+        if self.rule and not any(charge.account.methods for charge in usage):
             self.notes.append(
                 f"missing: methods of usage: {self.rule} was recorded by rules of an older version"
             )
@@ -348,7 +348,9 @@ class _RangeReader:
                 f"Prometheus has no GPU metrics at {utc_text(start)}, the start of the range"
             )
 
-        if not any(any(one.account) for one in usage):
+        # Without counters of podgpu, all usage is of the empty account, which has no name at all.
+        has_accounts = any(any(charge.account) for charge in usage)
+        if not has_accounts:
             self.notes.append("Prometheus has no counters of podgpu's exporters in this range")
         self.notes += texts_of(describe_unpriced(self.state.nodes, self.prices))
         if self.rule and self.prices.label_names:
@@ -747,8 +749,8 @@ class _RangeReader:
             cluster = labels.get(self.server.cluster_label, "")
             gpu = read_gpu_id(labels)
             model = first_label(labels, MODEL_LABELS)
-            own = gpu_prices.get((cluster, gpu), prices)
-            sums[cluster, model, own] += sample.value
+            prices_of_gpu = gpu_prices.get((cluster, gpu), prices)
+            sums[cluster, model, prices_of_gpu] += sample.value
         return sums
 
     def _add_by_holder(self, vectors: Vectors) -> dict[_HolderKey, dict[str, float]]:

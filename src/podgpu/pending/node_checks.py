@@ -208,6 +208,7 @@ def _list_closed(needs: PodNeeds, node: NodeRecord) -> Iterator[Failure]:
     is_cordoned = node.is_cordoned or any(taint.key == CORDON_TAINT for taint in node.taints)
     if is_cordoned and list_untolerated([_CORDON], needs.tolerations):
         yield Failure("cordoned")
+    # Taints of the node's state are already reported above.
     if select_own_taints(untolerated):
         yield Failure("taint")
 

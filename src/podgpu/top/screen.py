@@ -87,6 +87,9 @@ _ORDER_NAMES = {
 }
 _MIN_HEIGHT_OF_TOTALS = 8
 _MAX_NOTES = 3
+# Of the table of waits, in characters.
+_MIN_WIDTH_OF_NAMES = 20
+_WAIT_WIDTH = 6
 
 
 class _Layout(NamedTuple):
@@ -488,13 +491,13 @@ def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
     names = list(dict.fromkeys(chain(waits, *waits.values())))
     text.add("seconds that each holder waited in the last reading; columns: the holder that ran")
     titles = [""]
-    columns = ["".join(f"{number:>6}" for number, _ in enumerate(names, 1))]
+    columns = ["".join(f"{number:>{_WAIT_WIDTH}}" for number, _ in enumerate(names, 1))]
     for number, name in enumerate(names, 1):
         titles.append(f"{number:>3} {printable(name or _OUTSIDE_PODS)}")
         columns.append(_format_waits(name, waits.get(name), names))
 
     longest = max(cell_len(title) for title in titles)
-    start = min(longest, max(20, text.width - 6 * len(names)))
+    start = min(longest, max(_MIN_WIDTH_OF_NAMES, text.width - _WAIT_WIDTH * len(names)))
     for title, cells in zip(titles, columns, strict=True):
         row = fit_start(fit(title, start) + cells, text.width)
         text.lines.append([(row.rstrip(), "")])
@@ -508,7 +511,7 @@ def _format_waits(name: str, seconds: Mapping[str, float] | None, names: Sequenc
     for other in names:
         absent = "–" if other == name else "0.00"
         cell = f"{seconds[other]:.2f}" if other in seconds else absent
-        cells += f"{cell:>6}"
+        cells += f"{cell:>{_WAIT_WIDTH}}"
     return cells
 
 

@@ -585,13 +585,14 @@ def _check_gpu(
 def _check_reset(gpu: _CheckedGpu, absence: _Absence | None, values: FieldValues | None) -> None:
     """Clears the XIDs of a GPU if it was reset or its driver was reloaded."""
     if values is None:
-        gpu.was_unavailable |= absence is not None and absence.is_away
+        if absence is not None and absence.is_away:
+            gpu.was_unavailable = True
         return
+
     before = gpu.counters
     gpu.counters = _read_counters(values, _MONOTONIC_FIELDS)
-    has_decreased = False
-    for number, value in gpu.counters.items():
-        has_decreased |= value < before.get(number, value)
+    # A reset is the only reason why such a counter becomes smaller.
+    has_decreased = any(value < before.get(field, value) for field, value in gpu.counters.items())
     if gpu.was_unavailable or has_decreased:
         gpu.xids.clear()
         gpu.throttling = Throttling()

@@ -82,10 +82,11 @@ class DraClaims:
         claimed = list(parse_claims(response))
         is_synced = self._update_offered({claim.device for claim in claimed})
         users = self._find_users(claimed, prepared, is_synced)
-        counts = Counter((claim.name, claim.device) for claim in users)
+        # Several containers may use the same device of a claim. They share it.
+        user_counts = Counter((claim.name, claim.device) for claim in users)
 
         index = DeviceIndex(devices)
-        held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
+        assignments: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
         unmapped = set()
         for claim, results in users.items():
             # adminAccess is for monitoring, so the pod does not hold the device.
@@ -95,15 +96,15 @@ class DraClaims:
             offered = self._find_offered(claim.device, prepared)
             device = _find_device(index, offered.uuid)
             if device is not None:
-                count = counts[claim.name, claim.device]
-                assignment = _make_assignment(claim, results, offered, device, count)
-                held[device.key, claim.holder].append(assignment)
+                user_count = user_counts[claim.name, claim.device]
+                assignment = _make_assignment(claim, results, offered, device, user_count)
+                assignments[device.key, claim.holder].append(assignment)
             elif offered.uuid:
                 unmapped.add(claim.unmapped("unknown_device"))
             else:
                 reason = self._explain(claim, is_synced)
                 unmapped.add(claim.unmapped(reason))
-        return sort_allocation(map(_unite_claims, held.values()), unmapped)
+        return sort_allocation(map(_unite_claims, assignments.values()), unmapped)
 
     def _find_offered(self, name: DeviceName, prepared: PreparedClaims) -> SliceDevice:
         """Returns the device in its ResourceSlice. The UUID may be from the checkpoint."""

@@ -393,7 +393,10 @@ class OwnedUsage:
     def _bound_by_samples(
         self, parts: Mapping[Workload, int], total: int
     ) -> dict[Workload, Bounds]:
-        """Samples are certain only without other users."""
+        """Samples are certain only without other users.
+
+        With others, the driver may have attributed to one what another did.
+        """
         users = self.owners
         bounds = {}
         for workload, part in parts.items():
@@ -402,6 +405,7 @@ class OwnedUsage:
             elif workload in users:
                 bounds[workload] = Bounds(0, total)
             else:
+                # None of its processes is listed any more.
                 bounds[workload] = Bounds(0, part)
         return bounds
 

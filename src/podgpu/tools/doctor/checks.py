@@ -449,6 +449,7 @@ def check_usage(
 
     jobs = {f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu) for gpu in gpus}
     results = workers.run(jobs, deadline)
+    # GPUs with the same result share one finding.
     gpus_by_finding: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
@@ -457,8 +458,9 @@ def check_usage(
         gpus_by_finding[finding].append(str(gpu.index))
 
     for finding, numbers in gpus_by_finding.items():
-        shown = f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}"
-        findings.append(replace(finding, text=f"{shown}: {finding.text}"))
+        noun = "GPU" if len(numbers) == 1 else "GPUs"
+        text = f"{noun} {few_of(numbers)}: {finding.text}"
+        findings.append(replace(finding, text=text))
 
     return findings
 
