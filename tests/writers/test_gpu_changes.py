@@ -201,7 +201,8 @@ def test_use_without_an_allocation_is_not_idle(watch: Watch) -> None:
 def test_orphaned_memory(watch: Watch) -> None:
     orphan = Orphan(pid=9, memory_used_bytes=2**30, since=5.0, program="python")
     condition = Condition("orphaned_memory", 5.0, "pid 9 (python) holds 1.0 GiB")
-    holds = DeviceState(uuid=GPU, index=3, conditions=(condition,), orphans=(orphan,))
+    conditions = (Condition(THERMAL, 5.0), condition)
+    holds = DeviceState(uuid=GPU, index=3, conditions=conditions, orphans=(orphan,))
     [change] = watch.see(holds)
     assert change.reason is ChangeReason.ORPHANED
     assert "pid 9 (python) holds 1.0 GiB" in change.message

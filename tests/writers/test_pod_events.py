@@ -215,6 +215,7 @@ async def test_an_event_that_could_not_be_written_for_an_hour_is_dropped(
         server.refusal = (403, "namespace team is being terminated")
         for _ in range(61):
             await exporter.tell(*([change()] if clock.monotonic() == 1000.0 else []))
+            assert "namespace team is being terminated" in exporter.queue.problems["events"]
             clock.advance(60.0)
         server.refusal = None
         clock.advance(600.0)

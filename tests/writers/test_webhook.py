@@ -156,6 +156,26 @@ def test_a_gpu_of_a_node_that_is_not_read_has_not_recovered(
     assert [event for event, _ in receiver.events] == ["broken"]
 
 
+def test_a_gpu_that_is_never_seen_again_is_forgotten_after_30_days(
+    scene: Scene, receiver: Receiver
+) -> None:
+    """A GPU with the same UUID that breaks later is another problem."""
+    day = 86_400.0
+    scene.round(broken())
+    for days in (1, 28):
+        scene.at += days * day
+        scene.world = World()
+        scene.round(gpu(4))
+        scene.round(broken(), gpu(4))
+        assert [event for event, _ in receiver.events] == ["broken"], "it may be the same problem"
+
+    scene.at += 2 * day
+    scene.world = World()
+    scene.round(gpu(4))
+    scene.round(broken(), gpu(4))
+    assert [event for event, _ in receiver.events] == ["broken", "broken"]
+
+
 def test_the_worst_problem_is_described_also_on_a_removed_node(
     scene: Scene, receiver: Receiver
 ) -> None:

@@ -117,7 +117,7 @@ class EventWriter:
     def _add_to(self, key: SeriesKey, change: GpuChange) -> None:
         now = self._clock.wall()
         series = self._series.pop(key, None)
-        if series is None or (now - series.last > _EXPIRES_AFTER and not series.unwritten):
+        if series is None or now - series.last > _EXPIRES_AFTER:
             series = _EventSeries(now, now, was_present=not change.is_new)
 
         series.last = now
