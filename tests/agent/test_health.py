@@ -252,6 +252,23 @@ def test_an_application_s_fault_breaks_no_gpu(bench: GpuBench, xid: int) -> None
     assert known(bench, 1, "xid")
 
 
+def test_the_start_of_a_condition_follows_the_clock_only_if_it_jumps(bench: GpuBench) -> None:
+    """A correction of a second, as NTP makes it, must not look like a new condition."""
+
+    def since() -> float:
+        bench.turn()
+        return float(gpu(bench, 1)["conditions"][0]["since"])
+
+    raise_xid(bench, 1, 48)
+    first = since()
+    bench.leap(1.5)
+    assert since() == first
+    bench.leap(-1.5)
+    assert since() == first
+    bench.leap(3600.0)
+    assert since() == pytest.approx(first + 3600.0, abs=0.1)
+
+
 def raise_xid(bench: GpuBench, number: int, xid: int) -> None:
     bench.faults.raise_xid(number, xid)
     for _ in range(200):

@@ -31,6 +31,7 @@ from tests.fleet.test_prometheus_live import Serving
 from tests.fleet.test_prometheus_ranges import END, both_servers, points
 from tests.fleet.test_prometheus_ranges import PRICES as PROMETHEUS_PRICES
 from tests.fleet.test_ranges import PRICES, Cluster
+from tests.nodes.clock import wait_until
 
 HOUR, DAY = 3600, 86_400
 LABELS = {"ml/a": {"team": "nlp"}, "ml/b": {"team": "vision"}}
@@ -272,9 +273,12 @@ def test_budgets_are_compared_with_the_month_and_its_forecast(days: Days, tmp_pa
     file = tmp_path / "budgets.yaml"
     file.write_text(BUDGETS)
     watch = BudgetWatch(days.past, read_budgets(str(file)))
-    watch.update()
+    watch.start(lambda: None)
+    wait_until(lambda: watch.read()[0], "a result of the thread")
+    watch.stop()
     uses, notes = watch.read()
     assert notes == ()
+    assert watch.pause == 60.0
     ml, vision, none = uses
     assert (ml.cost, ml.ratio) == (592.5, 1.185)
     assert ml.forecast == rows_of(days.costs(range="month"))["ml"].forecast
@@ -302,6 +306,24 @@ def test_budgets_are_compared_with_the_month_and_its_forecast(days: Days, tmp_pa
     uses, [note] = watch.read()
     assert not uses
     assert "the budgets are in USD, but the prices in EUR" in note.text
+    assert watch.pause == 5.0, "until there is a result"
+
+
+def test_a_budget_of_pods_without_a_price_is_not_known(tmp_path: Path) -> None:
+    """The other namespace has a price."""
+    cheap = {"H100": Price(1.0)}
+    days = Days(directory=str(tmp_path), prices=Prices("EUR", cheap))
+    for _ in range(4):
+        gpus = [gpu(0, holder("a", "ml"), model="H100"), gpu(1, holder("b", "web"), model="L4")]
+        days.round(*gpus, seconds=900.0, pod_labels=LABELS)
+    file = tmp_path / "budgets.yaml"
+    budgets = "{namespace: ml, per_month: 10}, {namespace: web, per_month: 10}"
+    file.write_text(f"currency: EUR\nbudgets: [{budgets}]\n")
+    watch = BudgetWatch(days.past, read_budgets(str(file)))
+    watch.update()
+    [use] = watch.read()[0]
+    assert use.namespace == "ml"
+    assert use.cost > 0
 
 
 def test_a_forecast_over_the_budget_is_a_warning() -> None:

@@ -71,10 +71,9 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
     costs = []
     forecasts = []
     for row in answer.rows:
-        if row.unallocated or row.hidden or (row.namespace, row.label) != _key(budget):
-            continue
-        costs.append(row.cost)
-        forecasts.append(row.forecast)
+        if (row.namespace, row.label) == _key(budget):
+            costs.append(row.cost)
+            forecasts.append(row.forecast)
 
     total = sum_all(costs)
     if total is None:
