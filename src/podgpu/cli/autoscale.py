@@ -20,7 +20,7 @@ from podgpu.errors import UsageError
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings, check_window
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import is_loopback, load_config
+from podgpu.kube.config import ApiConfig, is_loopback, load_config
 from podgpu.kube.reflector import Informer
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Labels, Sample, make_families
 from podgpu.scale.catalogue import PROFILING_METRICS
@@ -72,6 +72,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     settings = make_settings(
         ctx, options, extra_fields=extra_fields, window=interval, one_cluster=True
     )
+
     with ExitStack() as stack:
         server = _make_server(options, settings, stack)
         run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
@@ -94,23 +95,36 @@ def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> 
     store = SampleStore(settings, options["longest_window"], pods.current)
     scaler = api = updater = None
     if keda_address is not None:
-        names = frozenset(filter(None, map(str.strip, options["keda_client_name"].split(","))))
-        scaler = ExternalScaler(store, keda_address, keda_tls, names)
+        names = map(str.strip, options["keda_client_name"].split(","))
+        client_names = frozenset(filter(None, names))
+        scaler = ExternalScaler(store, keda_address, keda_tls, client_names)
     if api_address is not None:
-        selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
-        watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
-        stack.callback(watcher.close)
-        certificate = Pem(file=options["api_cert_file"])
-        key = Pem(file=options["api_key_file"])
-        service = options["api_service"]
-        if service:
-            namespace, _, name = service.partition("/")
-            own, certificate, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
-            updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
-        api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
+        api, updater = _make_api(options, config, store, stack)
+
     cluster = Cluster(make_collector, settings)
     cluster.readers.append(store.add_round)
     return AutoscaleServer(store, cluster, scaler, api, updater)
+
+
+def _make_api(
+    options: Options, config: ApiConfig, store: SampleStore, stack: ExitStack
+) -> tuple[MetricsApi, CaBundleUpdater | None]:
+    selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
+    watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
+    stack.callback(watcher.close)
+
+    def find_proxy() -> FrontProxy | None:
+        return next(iter(watcher.items()), None)
+
+    certificate = Pem(file=options["api_cert_file"])
+    key = Pem(file=options["api_key_file"])
+    updater = None
+    service = options["api_service"]
+    if service:
+        namespace, _, name = service.partition("/")
+        own, certificate, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
+        updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
+    return MetricsApi(store, certificate, key, find_proxy), updater
 
 
 def _make_keda_tls(options: Options, address: Address) -> Any:
@@ -138,12 +152,14 @@ def _check_api_certificate(options: Options) -> None:
             ignored = "--api-cert-file, --api-key-file and --api-service"
             raise UsageError(f"{ignored} have no effect if {API_OPTION} is none")
         return
+
     has_certificate = not any(files) if service else all(files)
     if not has_certificate:
         raise UsageError(
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, "
             "or --api-service NAMESPACE/NAME for podgpu's own certificate"
         )
+
     if service and not re.fullmatch("[^/]+/[^/]+", service):
         raise UsageError(f"--api-service {service!r}: must be NAMESPACE/NAME of the Service")
 
@@ -166,6 +182,7 @@ class AutoscaleServer:
         plain.cleanup_ctx.append(self._run_services)
         text = "serving probes and podgpu's own metrics on %s/metrics"
         listeners = [Listener(plain, probe_address, PROBE_OPTION, announcement=text)]
+
         if self.api is not None and api_address is not None:
             app = self.api.application()
             text = "serving the custom metrics API on %s"
@@ -177,6 +194,7 @@ class AutoscaleServer:
             if self.updater is not None:
                 stack.push_async_callback(self.updater.client.close)
                 stack.callback(asyncio.create_task(self.updater.run()).cancel)
+
             if self.scaler is not None:
                 bound = await self.scaler.start()
                 stack.push_async_callback(self.scaler.stop)
@@ -196,17 +214,9 @@ class AutoscaleServer:
         return True, "OK\n"
 
     def families(self) -> list[Family]:
-        calls: list[tuple[tuple[str, str], int]] = []
-        if self.api is not None:
-            calls += self.api.calls.items()
-        if self.scaler is not None:
-            calls += self.scaler.calls.items()
-        requests = []
-        for (api, code), count in sorted(calls):
-            requests.append(Sample(Labels((("api", api), ("code", code))), float(count)))
         samples = {
             "podgpu_autoscale_build_info": [Sample(VERSIONS, 1.0)],
-            "podgpu_autoscale_requests_total": requests,
+            "podgpu_autoscale_requests_total": self._sample_calls(),
         }
         try:
             snapshot = self.store.snapshot()
@@ -224,3 +234,16 @@ class AutoscaleServer:
         for name, value in values.items():
             samples[name] = [Sample(NO_LABELS, float(value))]
         return make_families("autoscale", samples)
+
+    def _sample_calls(self) -> list[Sample]:
+        calls: list[tuple[tuple[str, str], int]] = []
+        if self.api is not None:
+            calls += self.api.calls.items()
+        if self.scaler is not None:
+            calls += self.scaler.calls.items()
+
+        samples = []
+        for (api, code), count in sorted(calls):
+            labels = Labels((("api", api), ("code", code)))
+            samples.append(Sample(labels, float(count)))
+        return samples

@@ -99,6 +99,7 @@ def make_range_query(period: str, by: str, at: float | None = None) -> dict[str,
     Raises UsageError for wrong options.
     """
     query = {"by": by}
+
     try:
         if period == _MONTH:
             end = datetime.now() if at is None else datetime.fromtimestamp(at)
@@ -148,15 +149,18 @@ def _write_bill(
     simulated = " (SIMULATED GPUs)" if answer.simulated else ""
     yield f"{title}, {utc_text(answer.from_)} to {utc_text(answer.to)}{simulated}"
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
+
     rows = []
     for row in answer.rows:
         if namespace in ("", row.namespace):
             rows.append([describe_row(row, nameless), *write_cells(names, row)])
+
     notes = list_notes(answer)
     if not rows and namespace:
         notes.append(f"no pod of the namespace {namespace!a} held a GPU in this period")
     if answer.totals.allocated_hours and _wasted_hours(answer.totals).underused is None:
         notes.append("under-used time is not known: no exporter counted it (docs/usage.md#waste)")
+
     for note in notes:
         yield f"- {one_line(note)}"
     yield ""

@@ -110,11 +110,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             name.strip() for name in options["savings_skip_namespaces"].split(",")
         ),
     )
+
     with ExitStack() as stack:
         protection = load_protection(options["web_config_file"])
         access = _choose_access(options, protection)
         prices = read_prices(options["prices"])
         budgets = read_budgets(options["budgets"]) if options["budgets"] else None
+
         cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         past: Past
         recorder = None
@@ -134,15 +136,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             watch = BudgetWatch(past, budgets)
             cluster.read_budgets = watch.read
             services.append(watch)
+
         push = read_push_settings(ctx, options, os.environ, kubernetes=_uses_api(options))
         if push is not None:
             services.append(cluster_pusher(cluster, push))
+
         webhook = _make_webhook(options, cluster, recorder)
         if webhook is not None:
             services.append(webhook)
+
         savings = SavingsWatch(past)
         cluster.read_savings = savings.read
         services.append(savings)
+
         queue = _watch_queue(options, stack, cluster)
         app = cluster_application(
             cluster,
@@ -152,6 +158,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             access,
             queue.read if queue else None,
         )
+
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
@@ -170,9 +177,11 @@ def _make_webhook(
         parse_events(options["webhook_events"]),
         options["webhook_idle_after"],
     )
+
     store = recorder or MemoryStore()
     webhook = Webhook(settings, lambda: cluster.published.state, store)
     cluster.readers.append(lambda _: webhook.reload())
+
     others = cluster.other_warnings
     cluster.other_warnings = lambda: [*others(), *webhook.warnings()]
     return webhook
@@ -231,6 +240,7 @@ def make_settings(ctx: click.Context, options: Options, **more: Any) -> ViewSett
         used_field=options["used_field"],
         **more,
     )
+
     full_scale(settings.used_field)
     check_window("--window", settings.window, settings.interval)
     return settings
@@ -251,6 +261,7 @@ def _check_backend(ctx: click.Context, options: Options) -> None:
             f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… or "
             "--discover-kubernetes SELECTOR"
         )
+
     for name in options:
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
@@ -390,11 +401,14 @@ def _watch_targets(options: Options, stack: ExitStack) -> KubernetesTargets:
 
 
 def _prometheus_server(options: Options) -> PrometheusServer:
+    headers = {}
     tenant = options["prometheus_tenant"]
-    headers = {"X-Scope-OrgID": tenant} if tenant else {}
+    if tenant:
+        headers["X-Scope-OrgID"] = tenant
+    access = Access.from_options(options, "prometheus", **headers)
     return PrometheusServer(
         url=options["prometheus"],
-        access=Access.from_options(options, "prometheus", **headers),
+        access=access,
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
         cluster_label=options["cluster_label"],

@@ -136,6 +136,7 @@ def _print_overview(
     _print_address("the cluster", cluster)
     for node, address in zip(nodes, addresses, strict=True):
         _print_address(node.name, address)
+
     podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
     click.echo(f"  a terminal     {podgpu} top --cluster {cluster.url}\n")
     if script:

@@ -77,14 +77,18 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         findings.append(_describe_running(ctx, running))
         _override(ctx, own)
         options = ctx.params
+
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options = resolve_options(ctx, options)
+
     load_protection(options["web_config_file"])
     options["check_kubernetes"] = options["kubernetes"] or not kubernetes_is_set
     ignored = list_ignored_options(ctx, options["config"])
+
     findings += [note("options", text) for text in ignored]
     with quiet_logs(options["debug"]):
         findings += examine_node(options)
+
     text = as_json(findings) if options["json"] else as_text(findings, wants_colour())
     print_out(text + "\n")
     if _count(findings, Level.WRONG):
@@ -181,6 +185,7 @@ def _read_configmap(
     name = options["configmap_data"]
     if name == "none":
         return counters, []
+
     try:
         counters = counters_in_configmap(name, api.configmap(name), options["dcgm_names"])()
     except NoApi as error:
@@ -211,6 +216,7 @@ def _make_sources(
     with reporting("allocation", f"allocation {options['allocation']}"):
         checked = {**options, "kubernetes": options["check_kubernetes"]}
         sources = make_allocations(checked, api, telemetry)
+
     for source in sources:
         if isinstance(source, KubeletAllocation):
             # Ends before the worker's deadline, because its error message is clearer.

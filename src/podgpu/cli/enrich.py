@@ -58,14 +58,17 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
         _check_paths(source.path, str(textfile.path))
+
     interval = options["interval"]
     if is_set(ctx, "stale_after"):
         stale_after = options["stale_after"]
     else:
         stale_after = None if options["once"] else _INTERVALS_KEPT * interval
+
     policy = Policy(
         old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]
     )
+
     with closing(ApiAccess(options["kubeconfig"])) as api, closing(Workers()) as workers:
         driver = open_telemetry("nvml", options)
         errors = ErrorCounts()
@@ -100,6 +103,7 @@ def _check_paths(source: str, out: str) -> None:
         raise UsageError(
             f"--in and --out are the same file, {out}: podgpu would read its own output"
         )
+
     source_folder = os.path.realpath(os.path.dirname(source))
     out_folder = os.path.realpath(os.path.dirname(out))
     if source.endswith(".prom") and source_folder == out_folder:

@@ -76,6 +76,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
     push = read_push_settings(ctx, options, os.environ, kubernetes=options["kubernetes"])
+
     # The exporter must answer probes soon, so it waits only briefly for the API server. With --once
     # it waits longer.
     sync_seconds = SYNC_SECONDS if once else SOON_SECONDS
@@ -86,6 +87,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if once:
             _print_once(agent, options)
             return
+
         recorder = node_recorder(agent, options["history_dir"], prices)
         app = application(
             agent,
@@ -95,22 +97,28 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             prices,
             options["max_concurrent_scrapes"],
         )
+
         services: list[Service] = [agent, recorder]
+
         health_writer = _make_health_writer(options, api, agent)
         if health_writer is not None:
             services.append(health_writer)
             agent.other_warnings = lambda: (*recorder.warnings(), *health_writer.warnings())
+
         if push is not None:
             services.append(node_pusher(agent, push))
+
         tls = protection.make_tls if protection else None
         text = "listening on %s/metrics"
         main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
         listeners = make_listeners(main, node_probes(agent), options["probe_address"])
+
         address = options["gpu_manager_address"]
         if address is not None:
             app = gpu_manager_application(agent, protection)
             text = "serving only gpu-manager's metrics on %s/metric"
             listeners.append(Listener(app, address, "--gpu-manager-address", tls, text))
+
         limits = ConnectionLimits(
             header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]
         )
@@ -166,6 +174,7 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
         from podgpu.node.gpu.dcgm.connection import parse_address
 
         engine = parse_address(options["remote_hostengine_info"])
+
     parse_selection(options["switch_devices"], "-s")
     parse_selection(options["cpu_devices"], "-p")
     if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
@@ -230,13 +239,16 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
         config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
     except SourceError as e:
         raise UsageError(f"--config-file {e}") from e
+
     from_file: dict[str, Any] = {}
     for name, value in config.options.items():
         if value is not None and not is_set(ctx, name):
             from_file[name] = value
+
     if is_set(ctx, "collectors") or options["configmap_data"] != "none":
         config = config._replace(counters=None)
         from_file.pop("collectors", None)
+
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
     return {**options, **from_file, "config": config}
 
@@ -304,16 +316,19 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     server = config.server or _Server()
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
+
     if config.version == 1:
         interval, collections = _read_watch_groups(config, path)
     else:
         interval, collections = _read_collections(config, path)
+
     options = {
         "collectors": metrics.file or None,
         "collect_interval": interval,
         "max_concurrent_scrapes": server.max_concurrent_scrapes,
         "enable_exporter_metrics": metrics.enable_exporter_metrics,
     }
+
     counters = _read_fields(metrics.fields, path) if metrics.fields else None
     ignored: tuple[str, ...] = ()
     if config.sources:
@@ -329,6 +344,7 @@ def _read_watch_groups(config: _Config, path: str) -> tuple[float | None, tuple[
     section = config.collection or _CollectionV1()
     place = f"{path}: collection"
     interval = _read_interval(section.interval, f"{place}.interval") if section.interval else None
+
     collections = []
     for number, group in enumerate(section.watch_groups):
         position = f"{place}.watchGroups[{number}]"

@@ -21,21 +21,26 @@ def command(pattern: str) -> None:
     podgpu reads the field, and its name and unit in dcgm-exporter 4.9. TEXT filters by name, also
     by the names of dcgm-exporter 1.x and 4.9.
     """
-    table = [("id", "name", "unit", "mig", "from", "in 4.9")]
+    wanted = pattern.lower()
+    rows = []
     for field in fields().values():
-        if any(pattern.lower() in name.lower() for name in field.names):
-            own = "own value" if field.per_instance else ""
-            source = _describe_source(field)
-            successor = _describe_successor(field)
-            table.append((str(field.id), field.name, field.unit, own, source, successor))
-    if len(table) == 1:
+        if not any(wanted in name.lower() for name in field.names):
+            continue
+        own = "own value" if field.per_instance else ""
+        source = _describe_source(field)
+        successor = _describe_successor(field)
+        rows.append((str(field.id), field.name, field.unit, own, source, successor))
+    if not rows:
         raise UsageError(
             f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields"
         )
+
+    table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print_out(f"{line.rstrip()}\n")
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        line = "  ".join(cells).rstrip()
+        print_out(f"{line}\n")
 
 
 def _describe_successor(field: Field) -> str:

@@ -43,6 +43,7 @@ def command(**options: Any) -> None:
     if descriptor and not descriptor.isdecimal():
         problem = "must be the number of an open connection"
         raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: {problem}")
+
     file = AtomicFile(os.path.abspath(path), option="--podlist")
     hook = Hook(
         file,
@@ -55,6 +56,7 @@ def command(**options: Any) -> None:
         inject=options["inject"],
         proc=options["path_proc"],
     )
+
     _log.info("maintaining %s", file.path)
     if options["address"] is None:
         _run_without_port(hook)

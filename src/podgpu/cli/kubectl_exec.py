@@ -15,6 +15,10 @@ _CONTAINER = "podgpu"
 _SECONDS = 60.0
 
 
+def _decode(output: bytes) -> str:
+    return output.decode(errors="replace").strip()
+
+
 class Kubectl(NamedTuple):
     command: str  # podgpu's command, for messages
     options: Sequence[str] = ()  # such as --context
@@ -30,6 +34,7 @@ class Kubectl(NamedTuple):
                 "--node needs kubectl, which is not in PATH: install it, or run "
                 f"`podgpu {self.command}` in the pod of podgpu's exporter on that node"
             )
+
         try:
             result = subprocess.run(
                 [program, *self.options, *arguments],
@@ -43,11 +48,14 @@ class Kubectl(NamedTuple):
             raise SourceError("timeout", text) from error
         except OSError as error:
             raise StartError(f"{program} cannot be run: {error.strerror}") from error
+
         if result.returncode != 0:
-            lines = (result.stderr or b"").decode(errors="replace").strip().splitlines()
-            why = few_of(lines) if lines else f"exit code {result.returncode}"
+            messages = _decode(result.stderr or b"")
+            why = f"exit code {result.returncode}"
+            if messages:
+                why = few_of(messages.splitlines())
             raise SourceError("kubectl", f"kubectl {arguments[0]}: {why}")
-        return result.stdout.decode(errors="replace").strip()
+        return _decode(result.stdout)
 
 
 class ExporterPod(NamedTuple):
@@ -73,6 +81,7 @@ def list_exporters(kubectl: Kubectl, node: str) -> list[ExporterPod]:
     """Returns the running pods of the exporter on the node. Raises SourceError if it has none."""
     selector = ["--selector", _SELECTOR, "--field-selector", f"spec.nodeName={node}"]
     answer = kubectl.run("get", "pods", "--all-namespaces", *selector, "--output", "json")
+
     running = []
     try:
         for pod in json.loads(answer)["items"]:
@@ -83,6 +92,7 @@ def list_exporters(kubectl: Kubectl, node: str) -> list[ExporterPod]:
                 running.append(ExporterPod(metadata["namespace"], metadata["name"], port))
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError("malformed", "kubectl get pods returned no list of pods") from error
+
     if not running:
         raise SourceError(
             "not_found",

@@ -152,11 +152,14 @@ def kubectl_main() -> None:
 
 def run_kubectl(arguments: list[str]) -> int:
     """Like `run`, for `kubectl podgpu`."""
-    is_command = bool(arguments) and not arguments[0].startswith("-")
-    is_about = bool(arguments) and arguments[0] in ("-h", "--help", "--version")
-    if not is_command and not is_about:
+    first = arguments[0] if arguments else ""
+    is_command = first != "" and not first.startswith("-")
+    if not is_command and first not in ("-h", "--help", "--version"):
         arguments = ["top", *arguments]
     return run(arguments, kubectl_cli, KUBECTL_PROGRAM)
+
+
+_OPTIONAL_PACKAGES = ("grpc", "cryptography", "mcp", "uvicorn", "pydantic")
 
 
 def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]) -> None:
@@ -170,6 +173,7 @@ def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]
     # A second signal must not end the process before it has flushed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -192,9 +196,8 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
     except click.UsageError as error:
         known = group.list_commands(click.Context(group))
         command = f" {arguments[0]}" if arguments[0] in known else ""
-        return _fail(
-            f"{_CREDENTIALS.sub('…@', _explain(error))} (see {program}{command} --help)", 2
-        )
+        text = _CREDENTIALS.sub("…@", _explain(error))
+        return _fail(f"{text} (see {program}{command} --help)", 2)
     except click.Abort:
         return 130
     except PodgpuError as error:
@@ -203,17 +206,22 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
             click.echo(f"\n{error.remedy}", err=True)
         return code
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("grpc", "cryptography", "mcp", "uvicorn", "pydantic"):
+        package, _, _ = (error.name or "").partition(".")
+        if package not in _OPTIONAL_PACKAGES:
             raise
-        install = INSTALL_EXTRA.format(extra=arguments[0])
-        advice = f"run {install}"
-        if arguments[0] != "mcp":
-            advice += ", or use the image with the tag -autoscale"
-        return _fail(f"podgpu {arguments[0]} needs the package {package}: {advice}", 1)
+        return _fail(_explain_missing(package, arguments[0]), 1)
+
     if not isinstance(result, int):
         return 0
     return result
+
+
+def _explain_missing(package: str, command: str) -> str:
+    install = INSTALL_EXTRA.format(extra=command)
+    text = f"podgpu {command} needs the package {package}: run {install}"
+    if command != "mcp":
+        text += ", or use the image with the tag -autoscale"
+    return text
 
 
 def _explain(error: click.UsageError) -> str:
@@ -221,10 +229,11 @@ def _explain(error: click.UsageError) -> str:
 
     click's own text names the environment variable even if the value came from the flag.
     """
-    if isinstance(error, click.BadParameter) and error.param is not None and error.message:
-        flag = max(error.param.opts, key=len)
-        return f"{flag}: {error.message}{describe_origin(error.param, error.ctx)}"
-    return error.format_message()
+    if not isinstance(error, click.BadParameter) or error.param is None or not error.message:
+        return error.format_message()
+    flag = max(error.param.opts, key=len)
+    origin = describe_origin(error.param, error.ctx)
+    return f"{flag}: {error.message}{origin}"
 
 
 def _fail(message: str, code: int) -> int:

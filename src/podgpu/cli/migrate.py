@@ -46,12 +46,15 @@ def command(files: tuple[str, ...], **options: Any) -> int:
             migrated["--expr"] = rewrite_query(options["expr"])
         except PromqlError as e:
             raise UsageError(f"--expr is not PromQL: {e}") from e
+
     for name, result in migrated.items():
         _report(name, result)
+
     if any(result.unconverted for result in migrated.values()) and not options["force"]:
         text = "podgpu: nothing was written; use --force to write the converted queries"
         click.echo(text, err=True)
         return 1
+
     for name, result in migrated.items():
         if not options["in_place"]:
             print_out(result.text if name != "--expr" else f"{result.text}\n")
@@ -103,6 +106,7 @@ def _report(name: str, result: RewriteResult) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
     lines = [f"not converted: {one_line(sentence)}" for sentence in result.unconverted]
     lines += [f"note: {one_line(sentence)}" for sentence in dict.fromkeys(result.notes)]
+
     if not result.changed and not result.unconverted:
         lines.append("nothing to convert")
     elif name != "--expr":

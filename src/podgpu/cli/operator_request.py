@@ -15,6 +15,7 @@ def send_operator_request(url: str, action: str, query: Mapping[str, str]) -> st
     access = Access(headers=(("X-Podgpu-Request", action),))
     client = HttpClient(f"{url.rstrip('/')}/?{urlencode(query)}", access)
     response = asyncio.run(_post(client, action))
+
     text = response.body.decode(errors="replace").strip()
     if response.status != 200:
         text = text or f"{client.shown} answers {response.status}"

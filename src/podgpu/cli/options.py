@@ -141,6 +141,7 @@ def _parse_seconds(unit: str, text: str) -> float:
     seconds = parse_duration(text if has_unit else f"{text}{unit}")
     if seconds is None:
         raise UsageError(f"{text!r} is not a duration such as 5s, 500ms or 1m30s")
+
     if not 0.1 <= seconds <= 86_400:
         limits = "from 100 ms to 24 h"
         raise UsageError(f"{text} must be {limits}; a number without a unit is in {unit}")
@@ -241,6 +242,7 @@ def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]]
             callback=_show_all,
         )
         params.append(all_options)
+
     command = click.command(
         name,
         cls=GroupedCommand,
@@ -249,6 +251,7 @@ def make_command(name: str, *examples: Example) -> Callable[[Callable[..., Any]]
         params=params,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
+
     if name != "exporter":
         return command
     # The image runs `podgpu exporter`, and dcgm-exporter has this option.
@@ -264,8 +267,10 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 def _make_option(row: Option) -> click.Option:
+    names = [*row.names, row.parameter]
     if row.kind == "flag":
-        return click.Option([*row.names, row.parameter], help=row.help, is_flag=True)
+        return click.Option(names, help=row.help, is_flag=True)
+
     more: dict[str, Any] = {
         "type": _make_type(row.kind),
         "envvar": row.env or None,
@@ -274,11 +279,12 @@ def _make_option(row: Option) -> click.Option:
         "show_default": row.default not in ("", "false"),
     }
     if row.kind == "bool":
-        metavar = "" if row.default == "false" else "[true|false]"
-        more |= {"is_flag": False, "flag_value": "true", "metavar": metavar}
+        more["is_flag"] = False
+        more["flag_value"] = "true"
+        more["metavar"] = "" if row.default == "false" else "[true|false]"
     elif row.kind.isupper() or row.kind.startswith("ADDRESS"):
         more["metavar"] = row.kind
-    return click.Option([*row.names, row.parameter], help=row.help, **more)
+    return click.Option(names, help=row.help, **more)
 
 
 class GroupedCommand(click.Command):
@@ -367,6 +373,7 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
     names = list(_VERSION_NAMES)
     for option in EXPORTER_OPTIONS:
         names += option.names
+
     normal = []
     for argument in arguments:
         short = re.fullmatch(r"-?(-[A-Za-z])(=(.*))?", argument, re.DOTALL)

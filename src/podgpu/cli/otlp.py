@@ -93,6 +93,7 @@ def _make_receiver(options: Options, environment: Environment, signal: str) -> R
             f"{variable}={protocol[:40]!a}: podgpu sends only {_PROTOCOL}, which a Collector"
             " receives on port 4318"
         )
+
     variable, text = read("HEADERS")
     headers = _parse_headers(variable, text)
     variable, ca_file = read("CERTIFICATE")
@@ -101,8 +102,10 @@ def _make_receiver(options: Options, environment: Environment, signal: str) -> R
         headers=tuple(headers.items()),
         advice=f"see {_PREFIX}HEADERS and {_PREFIX}CERTIFICATE",
     )
+
     timeout_variable, _ = read("TIMEOUT")
     timeout = _read_milliseconds(environment, timeout_variable, _DEFAULT_TIMEOUT, least=0.1)
+
     with naming_option(option):
         client = HttpClient(url, access, timeout=timeout, max_bytes=_MAX_RESPONSE_BYTES)
     if client.host.endswith(_GRPC_PORT):

@@ -76,12 +76,14 @@ def _write(answer: PodsResponse, namespace: str, order: str) -> Iterator[str]:
     rows = [row for row in answer.pods if namespace in ("", row.namespace)]
     if order in _ORDERS:
         rows.sort(key=_ORDERS[order], reverse=True)
+
     if answer.simulated:
         yield "SIMULATED GPUs"
     if not rows:
         where = f"in the namespace {namespace!r} " if namespace else ""
         yield f"No pod {where}holds a GPU."
         return
+
     now = answer.taken_at or time.time()
     money = f" {answer.currency}" if answer.currency else ""
     header = [title.format(money) for title in _HEADER]
@@ -89,17 +91,28 @@ def _write(answer: PodsResponse, namespace: str, order: str) -> Iterator[str]:
 
 
 def _write_row(row: PodRow, now: float) -> list[str]:
-    is_known = row.unknown_gpus < row.allocated_gpus
     name = f"{row.cluster}: {row.name}" if row.cluster else row.name
+    owner = "" if row.owner is None else row.owner.text
+    place = plural(len(row.nodes), "node")
+    if len(row.nodes) == 1:
+        place = row.nodes[0]
+
+    idle_gpus = UNKNOWN
+    if row.unknown_gpus < row.allocated_gpus:
+        idle_gpus = _write_gpus(row.idle_gpus)
+    idle_time = UNKNOWN
+    if row.idle_since is not None:
+        idle_time = format_duration(max(0.0, now - row.idle_since))
+
     return [
         name,
-        "" if row.owner is None else row.owner.text,
-        row.nodes[0] if len(row.nodes) == 1 else plural(len(row.nodes), "node"),
+        owner,
+        place,
         _write_gpus(row.allocated_gpus),
         format_percent(row.utilization_ratio),
         format_gib(row.memory_used_bytes),
-        _write_gpus(row.idle_gpus) if is_known else UNKNOWN,
-        UNKNOWN if row.idle_since is None else format_duration(max(0.0, now - row.idle_since)),
+        idle_gpus,
+        idle_time,
         format_percent(row.wait_ratio),
         _write_money(row.cost_per_hour),
         _write_money(_sum_waste(row)),

@@ -26,10 +26,15 @@ def command(node: str, seconds: int, url: str) -> None:
     commands in podgpu's namespace (`pods/exec`).
     """
     if not node:
-        click.echo(send_operator_request(url or _URL, "release", {"seconds": str(seconds)}))
+        text = send_operator_request(url or _URL, "release", {"seconds": str(seconds)})
+        click.echo(text)
         return
+
     kubectl = Kubectl("release")
     for pod in list_exporters(kubectl, node):
-        place = url or (f"localhost:{pod.port}" if pod.port else _URL)
+        place = url or _URL
+        if pod.port and not url:
+            place = f"localhost:{pod.port}"
         command = ["podgpu", "release", "--seconds", str(seconds), "--url", place]
-        click.echo(f"{node}: {pod.run(kubectl, *command)}")
+        text = pod.run(kubectl, *command)
+        click.echo(f"{node}: {text}")

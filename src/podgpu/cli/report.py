@@ -176,6 +176,7 @@ def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
     tables = [_Table(title, ["In short"], [[text] for text in filter(None, texts)], is_prose=True)]
     if not savings.advice:
         return tables
+
     says = []
     for line in savings.advice:
         says.append([line.kind, line.says, line.assumes, line.falsified_by])
@@ -270,21 +271,23 @@ def _make_token_table(models: RangeAnswer) -> _Table:
 
 
 def _make_token_cells(row: RangeFigures, tokens: TokenFigures) -> list[str]:
+    joules = UNKNOWN
+    if tokens.joules_per_token is not None:
+        joules = f"{tokens.joules_per_token:.3g}"
+    costs: list[float | None] = [None] * 4
     parts = tokens.cost_per_million
-    costs: list[float | None] = [None, None, None, None]
     if parts is not None:
         costs = [parts.total, parts.used, parts.waiting, parts.idle]
-    joules = tokens.joules_per_token
+    costs.append(tokens.cost_per_million_at_use)
     split = tokens.per_million
-    return [
-        f"{row.prompt_tokens or 0:,}",
-        f"{row.generated_tokens or 0:,}",
-        UNKNOWN if joules is None else f"{joules:.3g}",
-        *(write_number(cost) for cost in costs),
-        write_number(tokens.cost_per_million_at_use),
-        write_number(None if split is None else split.prompt_cost),
-        write_number(None if split is None else split.generated_cost),
-    ]
+    if split is None:
+        costs += [None, None]
+    else:
+        costs += [split.prompt_cost, split.generated_cost]
+
+    cells = [f"{row.prompt_tokens or 0:,}", f"{row.generated_tokens or 0:,}", joules]
+    cells += map(write_number, costs)
+    return cells
 
 
 def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
@@ -311,22 +314,26 @@ def _escape_markdown(text: str) -> str:
 
 
 def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
+    heading = html.escape(title)
     parts = [
-        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>',
+        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{heading}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         _STYLE,
-        f"<h1>{html.escape(title)}</h1><ul>{_write_prose('li', notes)}</ul>",
+        f"<h1>{heading}</h1><ul>{_write_prose('li', notes)}</ul>",
     ]
-    for table in tables:
-        parts.append(f"<h2>{html.escape(table.title)}</h2>")
-        if not table.rows:
-            parts[-1] += "<p>None.</p>"
-            continue
-        rows = [f"<tr>{_write_elements('th', table.header)}</tr>"]
-        write = _write_prose if table.is_prose else _write_elements
-        rows += [f"<tr>{write('td', row)}</tr>" for row in table.rows]
-        parts[-1] += f"<div><table>{''.join(rows)}</table></div>"
+    parts += map(_write_html_table, tables)
     return "\n".join(parts) + "\n</html>\n"
+
+
+def _write_html_table(table: _Table) -> str:
+    title = f"<h2>{html.escape(table.title)}</h2>"
+    if not table.rows:
+        return f"{title}<p>None.</p>"
+
+    write = _write_prose if table.is_prose else _write_elements
+    rows = [f"<tr>{_write_elements('th', table.header)}</tr>"]
+    rows += [f"<tr>{write('td', row)}</tr>" for row in table.rows]
+    return f"{title}<div><table>{''.join(rows)}</table></div>"
 
 
 def _write_elements(tag: str, texts: Iterable[str]) -> str:

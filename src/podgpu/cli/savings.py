@@ -76,6 +76,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         parse_savings_query(query)
     except UsageError as error:
         raise UsageError(f"--{error}") from error
+
     client = find_view(ctx).open(TIMEOUT)
     if output == "csv":
         print_out(client.get_blocking(SAVINGS_PATH, query | {"format": "csv"}))
@@ -84,6 +85,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if output == "json":
         print_out(body)
         return 0
+
     answer = decode_answer(body, SAVINGS_PATH, SavingsAnswer, client.shown)
     print_out("\n".join(_write(answer)) + "\n")
     return 0
@@ -130,12 +132,14 @@ def make_lines(answer: SavingsAnswer) -> list[list[str]]:
     """Returns the cells of `LINES`."""
     rows = []
     for line in answer.advice:
-        saved = line.saved
         names = ", ".join(name_pod(pod) for pod in line.pods)
-        then = line.target or ("no GPU" if line.kind == "stop" else "")
-        before = [_number(line.gpus_before), _money(line.cost)]
-        gain = [_number(saved.gpus), f"{saved.gpu_hours:,.1f}", _money(saved.cost)]
-        rows.append([line.kind, names, then, *before, *gain])
+        then = line.target
+        if not then and line.kind == "stop":
+            then = "no GPU"
+        row = [line.kind, names, then, _number(line.gpus_before), _money(line.cost)]
+        saved = line.saved
+        row += [_number(saved.gpus), f"{saved.gpu_hours:,.1f}", _money(saved.cost)]
+        rows.append(row)
     return rows
 
 
@@ -145,12 +149,15 @@ def make_pods(answer: SavingsAnswer) -> list[list[str]]:
 
 
 def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
+    owner = describe_owner(pod.owner) or UNKNOWN
     node = f"{pod.node} → {pod.to_node}" if pod.to_node else pod.node
     wait_percent = None if pod.wait is None else 100 * pod.wait
+    peak_gib = divide_known(pod.peak_memory_bytes, _GIB)
+    idle_hours = divide_known(pod.idle_seconds, 3600)
     return [
         line.kind,
         name_pod(pod),
-        describe_owner(pod.owner) or UNKNOWN,
+        owner,
         node,
         _number(pod.gpus),
         _write_known(pod.busy, "{:.3f}"),
@@ -158,8 +165,8 @@ def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
         _write_known(wait_percent, "{:.1f} %"),
         _write_known(pod.slowdown, "{:.2f}"),
         _write_known(pod.worst_slowdown, "{:.2f}"),
-        _write_known(divide_known(pod.peak_memory_bytes, _GIB), "{:.1f}"),
-        _write_known(divide_known(pod.idle_seconds, 3600), "{:.0f}"),
+        _write_known(peak_gib, "{:.1f}"),
+        _write_known(idle_hours, "{:.0f}"),
     ]
 
 
@@ -180,11 +187,13 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
     title = f"Savings, {utc_text(answer.from_)} to {utc_text(answer.to)}"
     yield title + (" (SIMULATED GPUs)" if answer.simulated else "")
     yield describe_totals(answer)
+
     shared = describe_shared(answer)
     if shared:
         yield shared
     for note in list_notes(answer):
         yield f"- {one_line(note)}"
+
     if not answer.advice:
         return
     yield ""

@@ -94,16 +94,21 @@ def build_exporter_agent(
         selection=selection,
         policy=_make_policy(options, counters, node),
     )
+
     # Opens a watch, so it comes before `make_holders`.
     pod_labels = _make_label_reader(options, api)
+    holders = make_holders(options, api, telemetry)
+    containers = None
+    if options["usage_from"] != "none":
+        containers = make_finder(options)
     agent = Agent(
         telemetry,
-        make_holders(options, api, telemetry),
+        holders,
         settings,
         clock,
         pod_labels=pod_labels,
         read_counters=read_again,
-        containers=make_finder(options) if options["usage_from"] != "none" else None,
+        containers=containers,
         kernel_log=_open_kernel_log(options, clock or Clock()),
     )
     agent.check_selection()
@@ -113,11 +118,15 @@ def build_exporter_agent(
 
 def _make_policy(options: Options, counters: CounterSpecs, node: str) -> Policy:
     names: NameSet = options["dcgm_names"]
-    host_label = options["hostname_label"]
+    host_labels = HOST_LABELS[names]
+    if options["hostname_label"] != "auto":
+        host_labels = (options["hostname_label"],)
+    xid_seconds = options["xid_count_window_size"]
+    clock_seconds = options["clock_events_count_window_size"]
     return Policy(
         counters=counters,
         hostname="" if options["no_hostname"] else node,
-        hostname_labels=HOST_LABELS[names] if host_label == "auto" else (host_label,),
+        hostname_labels=host_labels,
         old_namespace=options["use_old_namespace"],
         replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
         pod_uid=options["kubernetes_enable_pod_uid"],
@@ -127,8 +136,8 @@ def _make_policy(options: Options, counters: CounterSpecs, node: str) -> Policy:
         gpu_manager=options["gpu_manager_metrics"],
         wait_pairs=options["wait_pairs"],
         process_metrics=options["enable_exporter_metrics"],
-        xid_window_ms=round(options["xid_count_window_size"] * 1000),
-        clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
+        xid_window_ms=round(xid_seconds * 1000),
+        clock_window_ms=round(clock_seconds * 1000),
     )
 
 
@@ -147,6 +156,7 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
     label_filter = LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     if not options["kubernetes_enable_pod_labels"]:
         return dict
+
     pods = open_if_api("kubernetes-enable-pod-labels", api.pods)
     if pods is None:
         return dict
@@ -252,6 +262,7 @@ def _create_source(
     name, _, argument = entry.partition(":")
     if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
+
     words = map(str.strip, options["nvidia_resource_names"].split(","))
     resource_names = frozenset(filter(None, words))
     match name:
@@ -368,26 +379,34 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
     from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmSettings, DcgmTelemetry
 
     engine = options.get("host_engine")
+    interval = options.get("collect_interval", options.get("interval", 30.0))
+    log_level = ""
+    if options.get("enable_dcgm_log"):
+        log_level = options.get("dcgm_log_level", "")
     settings = DcgmSettings(
         address=engine,
-        interval=options.get("collect_interval", options.get("interval", 30.0)),
-        log_level=options.get("dcgm_log_level", "") if options.get("enable_dcgm_log") else "",
+        interval=interval,
+        log_level=log_level,
         switches=parse_selection(options.get("switch_devices", "f"), "-s"),
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
+
     if engine is not None and not engine.is_local:
         # This machine's driver cannot read the GPUs of another machine.
         return DcgmTelemetry(settings)
-    return DcgmTelemetry(settings, _open_nvml("", options), _make_counter(options))
+    driver = _open_nvml("", options)
+    return DcgmTelemetry(settings, driver, _make_counter(options))
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter. `place`: a URL or the path of a file."""
+    access = Access.from_options(options, "exporter")
     # Ends before the deadline of the reading, because the message of this timeout is more specific.
     interval = float(options.get("collect_interval", DEFAULT_TIMEOUT))
-    timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, interval))
-    return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
+    deadline = max(1.0, interval)
+    timeout = min(DEFAULT_TIMEOUT, 0.8 * deadline)
+    return open_exposition_source(place, access, timeout=timeout)
 
 
 def _open_exporter(argument: str, options: Options) -> Telemetry:

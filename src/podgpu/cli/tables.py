@@ -17,6 +17,7 @@ def write_table(
     table = [list(header)]
     for row in rows:
         table.append([one_line(cell) for cell in row])
+
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     for line in table:
         cells = []

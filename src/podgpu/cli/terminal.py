@@ -69,11 +69,13 @@ class _Formatter(logging.Formatter):
         created = datetime.fromtimestamp(record.created, UTC)
         at = created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         trace = self.formatException(record.exc_info) if record.exc_info else ""
+
         if not self._is_json:
             text = f"{at} {record.levelname:<7} {one_line(record.getMessage())}"
             if trace:
                 return f"{text}\n{trace}"
             return text
+
         entry = {
             "time": at,
             "level": record.levelname.lower(),
@@ -101,8 +103,10 @@ def configure_logging(log_format: str, debug: bool) -> None:
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True
     )
+
     for noisy in ("asyncio", "aiohttp.access", "grpc"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
+
     server = logging.getLogger("aiohttp.server")
     if debug:
         server.removeFilter(_is_our_error)

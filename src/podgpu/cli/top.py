@@ -62,6 +62,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     elif not is_set(ctx, "kubernetes"):
         kubelet = options["pod_resources_kubelet_socket"]
         options["kubernetes"] = os.access(kubelet, os.R_OK | os.W_OK)
+
     with quiet_logs(), ExitStack() as at_exit:
         if view is not None:
             source: Source = ClusterSource(view, query=make_at_query(at))
@@ -96,6 +97,7 @@ def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> 
     flags.append("processes")
     if remote == "kube":
         flags.remove("kubeconfig")
+
     for flag in flags:
         if ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE:
             text = f"--{flag} is for the local driver and cannot be combined with --{remote}"
@@ -133,12 +135,14 @@ def _open_source(options: Options, at: float | None, at_exit: ExitStack) -> Sour
 def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     seen = feed.read()
     width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
     printed = [table.header(), *table.render()]
     if width:
         # Only for terminals, because scripts need no totals.
         printed.append(render_totals(seen.view.totals, seen.view.currency, width))
+
     if width and wants_colour():
         from podgpu.top.live import make_text, open_console  # imports rich
 
@@ -147,6 +151,7 @@ def _print_once(feed: Feed, order: Order, wanted: str) -> int:
             console.print(make_text(line))
     else:
         print_out("".join(f"{as_text(line)}\n" for line in printed))
+
     if wanted and not lines:
         click.echo(f"podgpu: no line contains {wanted!r} (--filter)", err=True)
     for note in seen.notes:

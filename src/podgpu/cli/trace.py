@@ -83,6 +83,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         raise UsageError("--context needs --node")
     if is_kubectl_plugin(ctx) and not options["node"]:
         raise UsageError("--node is missing: name the node whose GPU is recorded")
+
     out = None
     if options["out"] != _STANDARD_OUTPUT:
         out = _open_file(options["out"])
@@ -97,6 +98,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             text = f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated"
             raise UsageError(text)
         require_host_pid_namespace(paths["path_proc"])
+
         seconds = options["seconds"]
         try:
             gpu = _find_gpu(telemetry, options["gpu"])
@@ -138,6 +140,7 @@ def _record_on_node(options: Options) -> bytes:
     context = options["context"]
     kubectl = Kubectl("trace", ("--context", context) if context else ())
     pod = list_exporters(kubectl, options["node"])[0]
+
     seconds = options["seconds"]
     command = ["podgpu", "trace", "--gpu", options["gpu"], "--seconds", str(seconds)]
     command += ["--telemetry", options["telemetry"], "--out", _STANDARD_OUTPUT]
@@ -167,6 +170,7 @@ def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
     for gpu in inventory.gpus:
         if wanted in (str(gpu.index), gpu.uuid):
             return gpu
+
     if wanted.isdecimal() and int(wanted) in inventory.unreachable:
         raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
     present = few_of(gpu.index for gpu in inventory.gpus)
@@ -191,11 +195,13 @@ class Recording:
         }
         self._engines: dict[str, EngineTrace] = {}
         self._clock_events = ""
+
         if any(process.mps for process in telemetry.processes(gpu)):
             raise StartError(
                 f"GPU {gpu.index} is shared by MPS: "
                 "all clients use one context, which is never switched"
             )
+
         # The first window begins here.
         telemetry.usage(gpu)
         try:
@@ -204,6 +210,7 @@ class Recording:
             advice = "; run podgpu trace as root" if os.geteuid() else ""
             text = f"the context switches of GPU {gpu.index} cannot be read: {error}{advice}"
             raise StartError(text) from error
+
         self._began_at = time.time()
         self._elapsed = 0.0
 
@@ -227,6 +234,7 @@ class Recording:
         for engine in self._engines.values():
             slices = detected if engine.estimator.is_slice_detected else assumed
             slices[engine.name] = engine.estimator.slice / 1e6
+
         began = datetime.fromtimestamp(self._began_at, UTC)
         about = {
             "recorder": f"podgpu {__version__}",
@@ -266,6 +274,7 @@ class Recording:
             self._find_tracks({period.pid for period in residency.periods})
             if device.key not in self._engines:
                 self._engines[device.key] = EngineTrace(_name_engine(device))
+
             busy_share = 1.0
             if usage.busy_ns is not None:
                 busy_share = usage.busy_ns / max(1, usage.window_ns)
@@ -281,12 +290,13 @@ class Recording:
         clock_events = clock_events_in_words(mask) if isinstance(mask, int) else ""
         if clock_events != self._clock_events:
             self._clock_events = clock_events
-            text = f"clocks reduced by: {clock_events}"
-            marks.append((self._listener.to_gpu_time(now), text))
+            moment = self._listener.to_gpu_time(now)
+            marks.append((moment, f"clocks reduced by: {clock_events}"))
 
         for event in self._telemetry.error_events():
             if event.device.startswith(self._gpu.uuid):
-                marks.append((self._listener.to_gpu_time(event.at), f"XID {event.code}"))
+                moment = self._listener.to_gpu_time(event.at)
+                marks.append((moment, f"XID {event.code}"))
 
     def _find_tracks(self, pids: set[int]) -> None:
         """Finds the containers of new processes. Called often, because a process may end soon."""
@@ -335,6 +345,7 @@ class EngineTrace:
             first = periods.pop(0)
             self.periods[-1] = self.periods[-1]._replace(until=first.until)
         self.periods += periods
+
         worked = int(busy_share * residency.window) - residency.switching
         self.estimator.add(residency, estimate_without_samples(residency, worked))
         for begin, end, pid in self.estimator.intervals:
@@ -351,9 +362,11 @@ class EngineTrace:
                 yield _slice("switch", gpu, before.until - since, period.since - since)
             name = "run (cut)" if self.estimator.is_cut(period.until - period.began) else "run"
             yield _slice(name, tracks[period.pid], period.since - since, period.until - since)
+
             before = period
         for begin, end, pid in self.waits:
             yield _slice("wait", tracks[pid], begin - since, end - since)
+
         for at, busy in self.samples:
             yield {
                 "ph": "C",
@@ -362,6 +375,7 @@ class EngineTrace:
                 "track": gpu,
                 "args": {"busy": int(busy)},
             }
+
         for at, text in self.marks:
             yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, "s": "p"}
 

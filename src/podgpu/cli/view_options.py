@@ -51,11 +51,13 @@ def find_kube_view(ctx: click.Context, *others: str) -> KubeAddress | None:
         if ctx.get_parameter_source("kube") is ParameterSource.COMMANDLINE:
             raise UsageError(f"--kube and --{other} cannot be combined: give one of them")
         is_kube = False
+
     if not is_kube:
         for name in _KUBE_OPTIONS:
             if ctx.params[name]:
                 raise UsageError(f"--{name} needs --kube")
         return None
+
     service = ctx.params["service"]
     chosen = parse_service(service) if service else None
     return KubeAddress(load_user_config(ctx.params["kubeconfig"], ctx.params["context"]), chosen)

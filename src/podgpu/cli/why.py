@@ -41,12 +41,14 @@ def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
     pods that wait.
     """
     namespace = options["namespace"]
+
     before, slash, name = pod.partition("/")
     if slash:
         if namespace and namespace != before:
             raise UsageError(f"{pod} and --namespace {namespace} contradict each other")
         namespace = before
         pod = name
+
     client = find_view(ctx).open(_TIMEOUT)
     try:
         body, answer = _read_queue(client, namespace, pod)
@@ -55,8 +57,10 @@ def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
             raise
         # Without --queue, pods that run are known nevertheless.
         return _print_slow(read_slow(client, namespace, pod), options["output"])
+
     if pod and not answer.groups:
         return _print_slow(read_slow(client, namespace, pod), options["output"])
+
     if options["output"] == "json":
         print_out(body + b"\n")
     else:
@@ -84,18 +88,23 @@ def _write_queue(answer: QueueAnswer) -> Iterator[str]:
         yield "SIMULATED GPUs"
     for note in answer.notes:
         yield f"- {one_line(note)}"
+
     verb = "waits" if answer.pods == 1 else "wait"
     yield f"{plural(answer.pods, 'pod')} {verb} for {number(answer.gpus)} GPUs."
+
     if answer.hidden_pods:
         hidden = plural(answer.hidden_pods, "pod")
         yield f"{hidden} of them in namespaces that you may not see."
+
     if answer.free:
         yield ""
         yield from write_table(_FREE, [_write_free(row) for row in answer.free], 2)
+
     if answer.groups:
         yield ""
         rows = [_write_group(group, answer.taken_at) for group in answer.groups]
         yield from write_table(_QUEUE, rows, len(_QUEUE))
+
     if answer.omitted_groups:
         yield f"and {plural(answer.omitted_pods, 'pod')} for other reasons"
 
@@ -132,19 +141,22 @@ def _write_pods(answer: QueueAnswer) -> Iterator[str]:
             yield _write_head(pod, group, answer.taken_at)
         yield from _write_reasons(group)
         yield from _write_unblock(group.unblock, answer)
+
         if group.message:
             speaker = "Kueue" if group.examples[0].kind else "The scheduler"
             yield f"{speaker} says: {one_line(group.message)}"
 
 
 def _write_head(pod: QueuedPod, group: QueueGroup, now: float) -> str:
-    owner = f" ({pod.owner.text})" if pod.owner else ""
+    name = _name_pod(pod)
+    if pod.owner:
+        name += f" ({pod.owner.text})"
     since = format_duration(max(0.0, now - pod.since))
     needs = _name_needs(group) or "no resources"
     if pod.kind:
-        held = f"has had {plural(pod.pods, 'pod')} held back for {since}; each needs {needs}"
-        return one_line(f"{_name_pod(pod)}{owner} {held}")
-    return one_line(f"{_name_pod(pod)}{owner} has been pending for {since}: {needs}")
+        pods = plural(pod.pods, "pod")
+        return one_line(f"{name} has had {pods} held back for {since}; each needs {needs}")
+    return one_line(f"{name} has been pending for {since}: {needs}")
 
 
 def _name_pod(pod: QueuedPod) -> str:
@@ -177,5 +189,6 @@ def _name_idle(pod: IdlePod, now: float) -> str:
         name = "a pod that you may not see"
     owner = f" ({pod.owner.text})" if pod.owner else ""
     gpus = "1 GPU" if pod.gpus == 1 else f"{number(pod.gpus)} GPUs"
+
     seconds = max(0.0, now - pod.idle_since)
     return f"{name}{owner}, {gpus} idle for {format_duration(seconds)}"

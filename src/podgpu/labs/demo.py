@@ -113,6 +113,7 @@ def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
     recover = partial(second.driver.recover, _LOST_GPU)
     stop_answers = partial(setattr, third, "answers", False)
     start_answers = partial(setattr, third, "answers", True)
+
     return [
         Act(10.0, f"{third.name}: a training job ends", end_job),
         Act(15.0, f"{first.name}: GPU {ill} reports XID {_XID}", raise_xid),
@@ -144,18 +145,24 @@ class DemoExporter(NamedTuple):
 
 def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
-    sources = [] if node.is_plain else [KubeletAllocation(node.kubelet.socket)]
-    policy = Policy(counters=shipped_counters("dcp") or (), hostname=node.name)
+    sources = []
+    if not node.is_plain:
+        sources.append(KubeletAllocation(node.kubelet.socket))
+    counters = shipped_counters("dcp") or ()
+    policy = Policy(counters=counters, hostname=node.name)
+    telemetry = read_simulated(node.driver, node.clock, SwitchLogFactory("exact"))
+    finder = ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain)
     ledger = Ledger()
     agent = Agent(
-        read_simulated(node.driver, node.clock, SwitchLogFactory("exact")),
+        telemetry,
         HolderSources(sources, names.read),
         Settings(interval=1.0, allocation_interval=1.0, policy=policy),
         node.clock,
-        containers=ContainerFinder(str(node.root / "proc"), finds_users=node.is_plain),
+        containers=finder,
         ledger=ledger,
         pod_labels=partial(_label_pods, node),
     )
+
     recorder = node_recorder(agent, prices=prices)
     past = SqlitePast(recorder, lambda: build_state(agent, prices))
     app = application(agent, past=past, prices=prices)

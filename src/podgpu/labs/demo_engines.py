@@ -58,6 +58,7 @@ def count_tokens(tenant: Tenant, busy_seconds: float, at: float) -> Tokens | Non
     model = _find(tenant)
     if model is None:
         return None
+
     part = _PROMPT_PART + _SWING * math.sin(math.tau * at / _SWING_SECONDS)
     prompt = model.prompt * busy_seconds * part / _PROMPT_PART
     generated = model.generated * busy_seconds * (1 - part) / (1 - _PROMPT_PART)
@@ -108,9 +109,11 @@ class DemoEngines:
 
     def _write(self, node: DemoNode, tenant: Tenant, model: _Model) -> str:
         now = time.monotonic()
+
         engine = self._engines.setdefault(tenant, _Engine(model, now))
         gpu = node.driver.gpus[tenant.gpu]
         load = node.load_of(tenant).demand(node.clock.monotonic() - gpu.epoch)
+
         seconds = now - engine.read_at
         engine.read_at = now
         more = count_tokens(tenant, load * seconds, time.time()) or Tokens()
@@ -126,13 +129,17 @@ class DemoEngines:
 
 def _write_metrics(engine: _Engine, load: float) -> str:
     labels = f'engine="0",model_name="{engine.model.name}"'
-    lines = [
-        f"vllm:prompt_tokens_total{{{labels}}} {round(engine.tokens.prompt)}",
-        f"vllm:generation_tokens_total{{{labels}}} {round(engine.tokens.generated)}",
-        f"vllm:num_requests_running{{{labels}}} {round(24 * load)}",
-        f"vllm:num_requests_waiting{{{labels}}} {max(0, round(30 * (load - 0.5)))}",
-        f"vllm:kv_cache_usage_perc{{{labels}}} {min(1.0, 0.1 + 0.8 * load):.4f}",
-    ]
+    waiting = max(0, round(30 * (load - 0.5)))
+    cache = min(1.0, 0.1 + 0.8 * load)
+    values = {
+        "prompt_tokens_total": f"{round(engine.tokens.prompt)}",
+        "generation_tokens_total": f"{round(engine.tokens.generated)}",
+        "num_requests_running": f"{round(24 * load)}",
+        "num_requests_waiting": f"{waiting}",
+        "kv_cache_usage_perc": f"{cache:.4f}",
+    }
+    lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
+
     for bound in (*_BOUNDS, float("inf")):
         le = "+Inf" if bound == float("inf") else f"{bound}"
         count = round(engine.buckets.get(bound, 0.0), 3)

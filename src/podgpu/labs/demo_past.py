@@ -102,6 +102,7 @@ def write_past(
             exporter.recorder.append(at, own)
             samples += own
         cluster.append(at, samples)
+
     nodes = [exporter.node for exporter in exporters]
     cluster.append_loads(list(_list_loads(nodes, runs, now, prices)))
 
@@ -122,6 +123,7 @@ def _list_loads(
                     load = _load_of(node, tenant, step)
                     busy[account] = busy.get(account, 0.0) + load
                     memory[account] = memory.get(account, 0) + tenant.memory
+
             for account, load in busy.items():
                 yield PastLoad(at, account, node.name, load, memory[account])
 
@@ -138,6 +140,7 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     # The chart of the last day compares its hours with those of the day before.
     day_before = floor_time(last_day - DAY, 6 * HOUR)
     hour_of_day = floor_time(last_day, HOUR)
+
     periods = (
         (first, day_before, 6 * HOUR),
         (day_before, hour_of_day, HOUR),
@@ -145,6 +148,7 @@ def _list_times(now: float) -> list[tuple[int, int]]:
         (last_day, last_hour, COARSE),
         (last_hour, int(now) - FINE, FINE),
     )
+
     times = []
     for begin, end, step in periods:
         for at in range(begin, end, step):
@@ -222,45 +226,55 @@ class _PastDevice(NamedTuple):
         is_blind = is_gone or LOST in names
         loads = {tenant: 0.0 if is_blind else self._load(tenant) for tenant in self.users}
         activity = self._compute_activity(loads)
-        watts = compute_watts(self.gpu.model, activity)
 
-        prices = self.step.prices
-        hour = prices.of(self.gpu.model.name).gpu_hour
-        price = price_hours(self.size, hour)
-        currency = "" if hour is None else prices.currency
         charges = []
         if not is_gone:
-            for tenant in self.tenants:
-                time = self._measure(tenant, loads, activity, is_blind)
-                own = None
-                if len(self.tenants) > 1:
-                    own = Figures(loads[tenant], float(tenant.memory))
-                amounts = charge(time, self.size, price)
-                account = _account_of(tenant)
-                charges.append(Charge(account, tenant.container, amounts, own, currency))
-            if not charges:
-                rest = charge_rest(self.step.seconds, self.size, 0.0, price)
-                joules = self.gpu.model.power[0] * self.step.seconds * self.size
-                amounts = rest._replace(energy_joules=joules)
-                charges.append(Charge(UNALLOCATED, amounts=amounts, currency=currency))
-
-        figures = None
-        if not is_blind:
-            most = self.gpu.model.memory // 2
-            memory = float(sum(min(tenant.memory, most) for tenant in self.users))
-            figures = Figures(activity.busy, memory)
-            if self.instance is None:
-                celsius = final_celsius(self.gpu.model, watts)
-                figures = figures._replace(power_watts=watts, temperature_celsius=celsius)
+            charges = self._charge(loads, activity, is_blind)
         return GpuSample(
             uuid=self.gpu.uuid,
             instance="" if self.instance is None else str(self.instance),
             node=self.node.name,
             gpu_index=self.gpu.number,
-            figures=figures,
+            figures=None if is_blind else self._make_figures(activity),
             charges=charges,
             conditions=conditions,
         )
+
+    def _charge(
+        self, loads: Mapping[Tenant, float], activity: LoadActivity, is_blind: bool
+    ) -> list[Charge]:
+        """Charges the tenants, or nobody if there are none."""
+        prices = self.step.prices
+        hour = prices.of(self.gpu.model.name).gpu_hour
+        price = price_hours(self.size, hour)
+        currency = "" if hour is None else prices.currency
+        if not self.tenants:
+            seconds = self.step.seconds
+            joules = self.gpu.model.power[0] * seconds * self.size
+            rest = charge_rest(seconds, self.size, 0.0, price)
+            amounts = rest._replace(energy_joules=joules)
+            return [Charge(UNALLOCATED, amounts=amounts, currency=currency)]
+
+        charges = []
+        for tenant in self.tenants:
+            time = self._measure(tenant, loads, activity, is_blind)
+            amounts = charge(time, self.size, price)
+            own = None
+            if len(self.tenants) > 1:
+                own = Figures(loads[tenant], float(tenant.memory))
+            account = _account_of(tenant)
+            charges.append(Charge(account, tenant.container, amounts, own, currency))
+        return charges
+
+    def _make_figures(self, activity: LoadActivity) -> Figures:
+        most = self.gpu.model.memory // 2
+        memory = sum(min(tenant.memory, most) for tenant in self.users)
+        figures = Figures(activity.busy, float(memory))
+        if self.instance is not None:
+            return figures
+        watts = compute_watts(self.gpu.model, activity)
+        celsius = final_celsius(self.gpu.model, watts)
+        return figures._replace(power_watts=watts, temperature_celsius=celsius)
 
     def _list_conditions(self) -> Iterator[ConditionRecord]:
         ago = self.step.hours_ago
@@ -268,6 +282,7 @@ class _PastDevice(NamedTuple):
             is_here = node == self.node.name and gpu in (None, self.gpu.number)
             if is_here and end < ago <= begin:
                 yield ConditionRecord(name, message)
+
         for tenant in self.tenants:
             if not tenant.duty and ago <= _IDLE_ALARM:
                 text = describe_idle(Workload(tenant.namespace, tenant.pod, tenant.container))
@@ -280,6 +295,7 @@ class _PastDevice(NamedTuple):
         sizes: dict[int | None, float] = {}
         if self.instance is None and self.gpu.instances:
             sizes.update(_divide(self.gpu))
+
         use = 0.0
         tensor = 0.0
         for tenant, load in loads.items():
@@ -297,25 +313,35 @@ class _PastDevice(NamedTuple):
         seconds = self.step.seconds
         load = loads[tenant]
         share = 1 / len(self.tenants)
+        part = share
         all_loads = sum(loads[other] for other in self.tenants)
-        part = load / all_loads if all_loads else share
-        joules = compute_watts(self.gpu.model, activity) * self.size * seconds * part
+        if all_loads:
+            part = load / all_loads
+        watts = compute_watts(self.gpu.model, activity) * self.size
+        joules = watts * seconds * part
         if is_blind:
             return HeldTime(seconds, share, joules=joules)
+
         busy = load * seconds
+        idle = float(seconds)
+        underused = 0.0
+        if load:
+            idle = 0.0
+            underused = max(0.0, share - load) * seconds
         tokens = count_tokens(tenant, busy, self.step.at)
         if tokens is None and self._has_engine(tenant.pod):
-            tokens = Tokens()  # its reranker belongs to the cost of its tokens
+            # Its reranker belongs to the cost of its tokens.
+            tokens = Tokens()
         return HeldTime(
             held=seconds,
             share=share,
             busy=busy,
             busy_min=busy,
             busy_max=busy,
-            idle=0.0 if load else float(seconds),
+            idle=idle,
             waited=load * (activity.busy - load) * seconds,
             joules=joules,
-            underused=max(0.0, share - load) * seconds if load else 0.0,
+            underused=underused,
             tokens=tokens,
         )
 
@@ -331,6 +357,7 @@ def _load_of(node: DemoNode, tenant: Tenant, step: _Step) -> float:
         is_weekend = (at // DAY + 3) % 7 > 4
         if not is_day or is_weekend:
             return 0.0
+
     load = tenant.duty
     # Longer means are constant.
     if seconds <= COARSE:
@@ -338,6 +365,7 @@ def _load_of(node: DemoNode, tenant: Tenant, step: _Step) -> float:
         epoch = node.driver.gpus[tenant.gpu].epoch
         times = range(at, at + seconds, 60)
         load = fmean(process.demand(time - epoch) for time in times)
+
     if tenant.namespace in ("serving", "batch"):
         load *= _day_load(at) / _day_load(now)
     return min(1.0, load)
@@ -354,13 +382,15 @@ def _account_of(tenant: Tenant) -> UsageAccount:
         return UsageAccount(job=tenant.job, methods=methods)
     if tenant.user:
         return UsageAccount(job=f"user {tenant.user}", user=tenant.user, methods=methods)
+
     owner = owner_of(tenant.pod) or WorkloadOwner("", "")
+    labels = {"team": team_of(tenant.namespace)}
     return UsageAccount(
         namespace=tenant.namespace,
         pod=tenant.pod,
         owner_kind=owner.kind,
         owner_name=owner.name,
-        labels=json.dumps({"team": team_of(tenant.namespace)}),
+        labels=json.dumps(labels),
         methods=methods,
         model=find_model(tenant),
     )

@@ -52,11 +52,13 @@ def _request(gpus: int, cpu: int, memory_gib: int) -> Amounts:
 def _list_waiting() -> Iterator[_Waiting]:
     """Yields pods for which the GPUs in use, CPU, and the size of nodes do not suffice."""
     tune = WorkloadOwner("Job", "finetune-9")
+
     yield _Waiting("research", "finetune-9", tune, 130, "H100", _request(2, 16, 64))
     nightly = WorkloadOwner("Job", "nightly")
     for number in range(3):
         name = f"nightly-{number}"
         yield _Waiting("batch", name, nightly, 45 - number, "H100", _request(1, 48, 96), "cpu")
+
     large = WorkloadOwner("PyTorchJob", "evaluate")
     yield _Waiting("research", "evaluate-0", large, 12, "H200", _request(8, 32, 256))
 
@@ -75,6 +77,7 @@ class DemoQueue:
         for node in self._nodes:
             for pod in _list_bound(node):
                 states.append(PodState(None, pod))
+
         for waiting in _list_waiting():
             states.append(PodState(self._make_pending(waiting), None))
         return ClusterObjects(pods=states, nodes=[_make_node(node) for node in self._nodes])
@@ -86,12 +89,14 @@ class DemoQueue:
             wanted = [f"NVIDIA-{waiting.model}"]
         requirement = Requirement(MODEL_LABEL, "In", tuple(wanted))
         selector = NodeSelector(((requirement,),), is_set=True)
+        needs = PodNeeds(amounts=waiting.amounts, selectors=(selector,))
+
         return PendingPod(
             namespace=waiting.namespace,
             name=waiting.name,
             uid=f"{waiting.namespace}/{waiting.name}",
             created=self._started - 60 * waiting.minutes,
-            needs=PodNeeds(amounts=waiting.amounts, selectors=(selector,)),
+            needs=needs,
             owner=waiting.owner,
             is_seen=True,
             message=self._describe_nodes(wanted, waiting.lacks),
@@ -121,6 +126,7 @@ def _make_node(node: DemoNode) -> NodeRecord:
             amounts[_SHARED_GPU] += _SLICES
         else:
             amounts[_GPU] += 1
+
     allocatable = {name: amount * MILLI for name, amount in amounts.items()}
     labels = {MODEL_LABEL: _find_model(node), NAME_FIELD: node.name}
     return NodeRecord(node.name, labels, allocatable, allocatable)
@@ -130,14 +136,16 @@ def _list_bound(node: DemoNode) -> Iterator[BoundPod]:
     pods: dict[tuple[str, str], list[Tenant]] = defaultdict(list)
     for tenant in node.tenants:
         pods[tenant.namespace, tenant.pod].append(tenant)
+
     for (namespace, name), tenants in pods.items():
         amounts: dict[str, int] = defaultdict(int, _HELD)
         for tenant in tenants:
             amounts[tenant.resource] += 1
+        in_milli = [(resource, amount * MILLI) for resource, amount in amounts.items()]
         yield BoundPod(
             namespace=namespace,
             name=name,
             uid=f"{namespace}/{name}",
             node=node.name,
-            amounts=tuple((each, amount * MILLI) for each, amount in amounts.items()),
+            amounts=tuple(in_milli),
         )

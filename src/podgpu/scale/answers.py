@@ -65,6 +65,7 @@ def _compute_mean(
         return None
     window = min(request.window, max(ages.values()))
     starts = {key: snapshot.find_start(age) for key, age in ages.items()}
+
     known = []
     last = None
     for samples in snapshot.rounds_in(window):
@@ -89,10 +90,12 @@ def _read_value(
         row = samples.rows.get(key)
         if row is not None and not math.isnan(row[metric.column]):
             rows.append(row)
+
     if not rows:
         return None
     if metric is not USED:
         return rows[0][metric.column]
+
     total = sum(row[USED.column] for row in rows)
     devices = sum(row[USED_COUNT] for row in rows)
     if not devices:
@@ -108,6 +111,7 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
             f"{metric.name} is a mean over GPUs in use and does not support the aggregate "
             f"{request.aggregate}: use the aggregate mean, or the metric {UTILIZATION.name}"
         )
+
     pods = _select_gpu_pods(snapshot, request.pods)
     answered: Collection[SampleKey]
     if metric is USED and request.pods.is_scope:
@@ -153,6 +157,7 @@ def _combine(
         return _compute_mean(snapshot, request, ages)
     if not by_pod:
         return None
+
     values = [each.value for each in by_pod.values()]
     window = max(each.window for each in by_pod.values())
     return MetricValue(aggregate_values(request.aggregate, values), snapshot.ends_at, window)
@@ -166,6 +171,7 @@ def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
         return math.fsum(values)
     if aggregate == "max":
         return max(values)
+
     ordered = sorted(values)
     quantile = int(aggregate.removeprefix("p")) / 100
     place = quantile * (len(ordered) - 1)
@@ -189,6 +195,7 @@ def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dic
         if pod.key in by_pod:
             value = by_pod[pod.key]
             values[pod.name] = _raise_zero(value, snapshot, (pod,), request.idle_for)
+
     if not values:
         missing = [pod for pod in pods if not snapshot.is_starting(pod)]
         raise _explain_missing(snapshot, request, missing)
@@ -241,15 +248,18 @@ def _explain_missing(
     metric = request.metric
     selected = _select_pods(snapshot, selector)
     notes = f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""
+
     if not selected:
         return not_found(
             f"{selector.text} has no running pod: check the name, the labels and the namespace. "
             "podgpu cannot scale up from zero pods; add a second trigger for that"
         )
+
     if not _select_gpu_pods(snapshot, selector):
         return not_found(
             f"{selector.text}: none of its {len(selected)} running pods holds a GPU{notes}"
         )
+
     unreported = [pod for pod in missing if pod.key not in snapshot.last.rows]
     if unreported:
         places = few_of([_describe_place(snapshot, pod) for pod in unreported], 3)
@@ -258,6 +268,7 @@ def _explain_missing(
             f"not reported by any exporter ({places}): "
             f"check that podgpu's exporter runs on these nodes{notes}"
         )
+
     under_mps = [pod.name for pod in missing if pod.key in snapshot.last.mps]
     if under_mps:
         return no_data(
@@ -265,6 +276,7 @@ def _explain_missing(
             "the driver reports only the MPS server. "
             "Use time slices or MIG, or scale by another metric"
         )
+
     if missing or (metric is USED and selector.is_scope):
         names = few_of([pod.name for pod in missing or selected], 3)
         return no_data(

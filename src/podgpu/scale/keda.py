@@ -65,16 +65,23 @@ class ExternalScaler:
         """Starts the gRPC server and returns its address. Raises StartError if it cannot listen."""
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         self._server = server
-        methods = (
-            ("IsActive", self._is_active, pb.ScaledObjectRef),
-            ("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
-            ("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
-        )
-        handlers = {name: self._make_unary(name, answer, kind) for name, answer, kind in methods}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        reference = pb.ScaledObjectRef
+        handlers = {
+            "IsActive": self._make_unary("IsActive", self._is_active, reference),
+            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, reference),
+            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
+        }
+        service = grpc.method_handlers_generic_handler(_SERVICE, handlers)
+        server.add_generic_rpc_handlers((service,))
 
-        target = f"{url_host(self._address.host or '::')}:{self._address.port}"
+        port = self._add_port(server)
+        await server.start()
         scheme = "grpc" if self._credentials is None else "grpcs"
+        return Address(self._address.host, port, scheme)
+
+    def _add_port(self, server: Any) -> int:
+        host = url_host(self._address.host or "::")
+        target = f"{host}:{self._address.port}"
         try:
             if self._credentials is None:
                 port = server.add_insecure_port(target)
@@ -85,8 +92,7 @@ class ExternalScaler:
                 f"cannot listen on {target}: the port is in use, or the address is not local; "
                 f"see {KEDA_OPTION}"
             ) from error
-        await server.start()
-        return Address(self._address.host, port, scheme)
+        return int(port)
 
     async def stop(self) -> None:
         await self._server.stop(grace=1.0)
@@ -98,6 +104,7 @@ class ExternalScaler:
                 message = answer(request)
             except Refusal as error:
                 code = _STATUS[error.status]
+
                 self.calls[f"keda {method}", code.name] += 1
                 await context.abort(code, str(error))
             else:
@@ -115,6 +122,7 @@ class ExternalScaler:
         names = list(identity.get("x509_common_name", ()))
         names += identity.get("x509_subject_alternative_name", ())
         texts = {name.decode("utf-8", "replace") for name in names}
+
         if self._client_names.isdisjoint(texts):
             raise forbidden(
                 f"the certificate of {', '.join(sorted(texts)) or '(no name)'} "
@@ -141,10 +149,12 @@ class ExternalScaler:
 
     def _get_metrics(self, request: Any) -> Any:
         query, _ = self._parse_trigger(request.scaledObjectRef)
-        value = compute_value(self._store.snapshot(), query).value
+        answer = compute_value(self._store.snapshot(), query)
         # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
         metric = pb.MetricValue(
-            metricName=query.metric.name, metricValue=_round_up(value), metricValueFloat=value
+            metricName=query.metric.name,
+            metricValue=_round_up(answer.value),
+            metricValueFloat=answer.value,
         )
         return pb.GetMetricsResponse(metricValues=[metric])
 

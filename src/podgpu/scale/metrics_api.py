@@ -109,11 +109,12 @@ def _make_api_tls(
             load_authorities(context, ca.encode(), "requestheader-client-ca-file")
         return context
 
-    read = LastValid(
-        lambda: make(certificate.read(), key.read(), (find_proxy() or FrontProxy()).ca),
-        "the metrics API keeps its previous certificate and CA",
-    )
-    return read.get
+    def make_current() -> ssl.SSLContext:
+        proxy = find_proxy() or FrontProxy()
+        return make(certificate.read(), key.read(), proxy.ca)
+
+    latest = LastValid(make_current, "the metrics API keeps its previous certificate and CA")
+    return latest.get
 
 
 def _read_common_name(request: web.Request) -> str:
@@ -152,10 +153,9 @@ class MetricsApi:
 
         for path in documents:
             app.router.add_get(path, discover)
-        app.router.add_get(
-            f"/apis/{API_GROUP}/{{version:{'|'.join(API_VERSIONS)}}}/namespaces/{{path:.+}}",
-            self._get_values,
-        )
+        versions = "|".join(API_VERSIONS)
+        values_path = f"/apis/{API_GROUP}/{{version:{versions}}}/namespaces/{{path:.+}}"
+        app.router.add_get(values_path, self._get_values)
         return app
 
     async def _get_values(self, request: web.Request) -> web.StreamResponse:
@@ -166,6 +166,7 @@ class MetricsApi:
     async def _explain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         allowed = (self.find_proxy() or FrontProxy()).allowed_names
         name = _read_common_name(request)
+
         try:
             if allowed and name not in allowed:
                 raise forbidden(
@@ -205,13 +206,17 @@ def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Kub
     if query.resource == "pods":
         values = compute_pod_values(snapshot, query)
     else:
-        name = query.pods.owner[1] if query.pods.owner else query.pods.namespace
+        name = query.pods.namespace
+        if query.pods.owner is not None:
+            _, name = query.pods.owner
         values = {name: compute_value(snapshot, query)}
+
+    items = [_make_item(version, query, name, value) for name, value in values.items()]
     return {
         "kind": "MetricValueList",
         "apiVersion": f"{API_GROUP}/{version}",
         "metadata": {},
-        "items": [_make_item(version, query, name, value) for name, value in values.items()],
+        "items": items,
     }
 
 
@@ -220,18 +225,22 @@ def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue
     described = {"kind": kind, "name": name, "apiVersion": api_version}
     if kind != "Namespace":
         described["namespace"] = query.pods.namespace
+
     timestamp = datetime.fromtimestamp(math.floor(value.at), UTC)
     item = {
         "describedObject": described,
         "timestamp": timestamp.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "value": format_quantity(value.value),
     }
+
     metric = query.metric.name
     window = round(value.window)
-    selector = {"matchLabels": query.metric_labels} if query.metric_labels else None
+    selector = None
+    if query.metric_labels:
+        selector = {"matchLabels": query.metric_labels}
     if version == "v1beta1":
-        return {**item, "metricName": metric, "window": window, "selector": selector}
-    return {**item, "metric": {"name": metric, "selector": selector}, "windowSeconds": window}
+        return item | {"metricName": metric, "window": window, "selector": selector}
+    return item | {"metric": {"name": metric, "selector": selector}, "windowSeconds": window}
 
 
 def format_quantity(value: float) -> str:
@@ -250,21 +259,11 @@ def format_quantity(value: float) -> str:
 
 def make_discovery() -> dict[str, KubeObject]:
     """Returns the discovery documents by path. Aggregated discovery is optional and missing."""
-    versions = [
-        {"groupVersion": f"{API_GROUP}/{version}", "version": version} for version in API_VERSIONS
-    ]
+    versions = []
+    for version in API_VERSIONS:
+        versions.append({"groupVersion": f"{API_GROUP}/{version}", "version": version})
     group = {"name": API_GROUP, "versions": versions, "preferredVersion": versions[0]}
-    resources = []
-    for resource in KINDS:
-        for metric in METRICS:
-            document = {
-                "name": f"{resource}/{metric.name}",
-                "singularName": "",
-                "namespaced": resource != "namespaces",
-                "kind": "MetricValueList",
-                "verbs": ["get"],
-            }
-            resources.append(document)
+
     documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{API_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
@@ -276,14 +275,32 @@ def make_discovery() -> dict[str, KubeObject]:
         },
         "/openapi/v3": {"paths": {}},
     }
-    for version in versions:
-        documents[f"/apis/{version['groupVersion']}"] = {
+
+    resources = _list_resources()
+    for entry in versions:
+        group_version = entry["groupVersion"]
+        documents[f"/apis/{group_version}"] = {
             "kind": "APIResourceList",
             "apiVersion": "v1",
-            "groupVersion": version["groupVersion"],
+            "groupVersion": group_version,
             "resources": resources,
         }
     return documents
+
+
+def _list_resources() -> list[KubeObject]:
+    resources: list[KubeObject] = []
+    for resource in KINDS:
+        for metric in METRICS:
+            document = {
+                "name": f"{resource}/{metric.name}",
+                "singularName": "",
+                "namespaced": resource != "namespaces",
+                "kind": "MetricValueList",
+                "verbs": ["get"],
+            }
+            resources.append(document)
+    return resources
 
 
 # podgpu's own certificate. Every replica creates a self-signed certificate at start and keeps the
@@ -311,6 +328,7 @@ def issue(
         not_valid_before=now - _CLOCK_SKEW,
         not_valid_after=now + _LIFETIME,
     )
+
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
     builder = builder.add_extension(names, critical=False)
     no_ca = x509.BasicConstraints(ca=False, path_length=None)
@@ -319,9 +337,10 @@ def issue(
     builder = builder.add_extension(usage, critical=False)
     certificate = builder.sign(key, hashes.SHA256())
 
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     public = Pem(text=_to_pem(certificate), origin="podgpu's certificate")
-    return certificate, public, Pem(text=secret, origin="its key")
+    key_text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    secret = Pem(text=key_text, origin="its key")
+    return certificate, public, secret
 
 
 def _to_pem(certificate: x509.Certificate) -> str:
@@ -343,7 +362,8 @@ def merge_bundle(bundle: str, own: x509.Certificate) -> str:
     """
     others = [each for each in parse_bundle(bundle) if each.subject != own.subject]
     others.sort(key=lambda certificate: certificate.not_valid_before_utc, reverse=True)
-    return "".join(map(_to_pem, (own, *others[: MAX_CERTIFICATES - 1])))
+    kept = [own, *others][:MAX_CERTIFICATES]
+    return "".join(map(_to_pem, kept))
 
 
 @dataclass(eq=False)
@@ -395,9 +415,11 @@ class CaBundleUpdater:
                 f"it points to {owner}. podgpu receives no requests for these metrics. "
                 "Delete that APIService if it is not needed, or disable podgpu's API",
             )
+
         bundle = base64.b64decode(spec.get("caBundle") or "").decode("ascii", "ignore")
         if self._certificate in parse_bundle(bundle):
             return
+
         merged = merge_bundle(bundle, self._certificate)
         # With the resource version, the API server rejects the patch if the bundle has changed
         # since it was read.
@@ -408,5 +430,6 @@ class CaBundleUpdater:
                 "insecureSkipTLSVerify": False,
             },
         }
+
         await self.client.patch(f"{_API_SERVICES}{name}", patch)
         _log.info("added podgpu's certificate to the APIService %s", name)

@@ -52,17 +52,22 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
+
     owner = None
     owned = parse_owner(body)
     if owned is not None:
         _, workload = owned
         owner = (workload.kind, workload.name)
+
+    started_at = 0.0
     started = body["status"].get("startTime")
+    if started:
+        started_at = datetime.fromisoformat(started).timestamp()
     return PodSeen(
         record.namespace,
         record.name,
         record.node,
-        datetime.fromisoformat(started).timestamp() if started else 0.0,
+        started_at,
         owner,
         _requests_gpu(record, body),
         record.labels,
@@ -70,8 +75,10 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
 
 
 def _requests_gpu(record: PodRecord, body: KubeObject) -> bool:
+    if body["spec"].get("resourceClaims"):
+        return True
     annotations = body["metadata"].get("annotations") or {}
-    if body["spec"].get("resourceClaims") or any(name in annotations for name in _GPU_ANNOTATIONS):
+    if any(name in annotations for name in _GPU_ANNOTATIONS):
         return True
     for container in record.all_containers:
         for resource, _ in container.requests:
@@ -105,10 +112,12 @@ class PodWatcher:
         """
         # Waits for the first list unless reading fails.
         self.informer.wait_synced(0.0 if self.informer.error else 5.0)
+
         error = self.informer.error
         if not self.informer.synced:
             reason = error or "it is being read"
             return RunningPods(trouble=f"the list of running pods is not available yet: {reason}")
+
         now = self._clock.monotonic()
         if error is None:
             self._updated_at = now

@@ -83,6 +83,7 @@ def _parse_requirement(part: str, whole: str) -> LabelRequirement:
             "write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, "
             "separated by commas"
         )
+
     negation, key, operator, value, membership, members = match.groups()
     if operator:
         return LabelRequirement(part, key, frozenset({value}), operator == "!=")
@@ -161,11 +162,13 @@ def _make_request(
         raise bad_request(
             f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values"
         )
+
     aggregate = values.get("aggregate", "mean")
     if _AGGREGATE.fullmatch(aggregate) is None:
         raise bad_request(
             f"aggregate {quote(aggregate)}: must be mean, max, sum, or a quantile such as p90"
         )
+
     window = _parse_seconds(values, "window", DEFAULT_WINDOW, max_window)
     idle_for = _parse_seconds(values, "idleFor", DEFAULT_IDLE, _MAX_IDLE)
     return MetricRequest(metric, pods, window, aggregate, missing == "leave-out", idle_for)
@@ -182,6 +185,7 @@ def _parse_seconds(values: Mapping[str, str], key: str, default: float, longest:
     """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal for other texts."""
     if key not in values:
         return default
+
     text = values[key]
     seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
     if not 1 <= seconds <= longest:
@@ -211,16 +215,19 @@ def parse_trigger(
         if key.lower() not in _KEDA_KEYS:
             _check_key(key, TRIGGER_KEYS, "the trigger's metadata")
             values[key] = value.strip()
+
     target = values.get("target")
     if not target:
         raise bad_request(
             'the trigger\'s metadata has no target: add the desired value, such as target: "60"'
         )
+
     if _TARGET.fullmatch(target) is None or float(target) <= 0:
         raise bad_request(
             f"target {quote(target)}: must be a number above 0 in the metric's unit, "
             "such as 60 for 60 %"
         )
+
     metric = find_metric(values.get("metric", UTILIZATION.name))
     pods = _parse_trigger_pods(namespace, values)
     return _make_request(metric, pods, values, max_window), float(target)
@@ -239,6 +246,7 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
         raise bad_request(
             "the request has no namespace: KEDA must send the ScaledObject's namespace"
         )
+
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:
         raise bad_request(
@@ -246,6 +254,7 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
             "such as owner: Deployment/inference, selector: app=inference, or scope: namespace; "
             f"found {' and '.join(keys) or 'none'}"
         )
+
     (key,) = keys
     text = values[key]
     if key == "selector":
@@ -254,6 +263,7 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
         if text not in ("namespace", "cluster"):
             raise bad_request(f"scope {quote(text)}: must be namespace or cluster")
         return PodSelector(namespace if text == "namespace" else "")
+
     kind, _, name = text.partition("/")
     if not kind or not name or "/" in name:
         raise bad_request(f"owner {quote(text)}: must be KIND/NAME, such as Deployment/inference")
@@ -293,12 +303,14 @@ def parse_path(path: str, query: Mapping[str, str], max_window: float) -> Metric
                 "write NAMESPACE/pods/*/METRIC, NAMESPACE/metrics/METRIC, "
                 f"or NAMESPACE/RESOURCE/NAME/METRIC with one of {', '.join(WORKLOADS)}"
             )
+
     labels = parse_selector(query.get("labelSelector", ""))
     if resource in WORKLOADS:
         kind, _ = WORKLOADS[resource]
         pods = PodSelector(namespace, owner=(kind, name))
     else:
         pods = PodSelector(namespace, labels=labels, name="" if name == "*" else name)
+
     metric_labels = _parse_metric_labels(query.get("metricLabelSelector", ""))
     request = _make_request(find_metric(metric), pods, metric_labels, max_window)
     return replace(request, resource=resource, metric_labels=metric_labels)

@@ -199,17 +199,22 @@ class _PodDevice(NamedTuple):
 
     def read_ratios(self) -> dict[int, float]:
         """Returns the known ratios by column. A pod's value is the mean over its devices."""
-        ratios = {
-            UTILIZATION.column: sum_all(usage.utilization_ratio for usage in self._usages),
-            BUSY.column: self._sum_rates("busy", _MAX_BUSY),
-            WAIT.column: self._sum_rates("waited", _MAX_BUSY),
-        }
+        utilization = sum_all(usage.utilization_ratio for usage in self._usages)
+        waiting = self._sum_rates("waited", _MAX_BUSY)
+        profiled: dict[int, float | None] = {}
         if self.is_alone:
-            if ratios[UTILIZATION.column] is None:
-                ratios[UTILIZATION.column] = self.device.utilization_ratio
-            ratios[WAIT.column] = 0.0
+            if utilization is None:
+                utilization = self.device.utilization_ratio
+            waiting = 0.0
             for metric in PROFILING_METRICS:
-                ratios[metric.column] = read_field(self.device, metric.field)
+                profiled[metric.column] = read_field(self.device, metric.field)
+
+        ratios = {
+            UTILIZATION.column: utilization,
+            BUSY.column: self._sum_rates("busy", _MAX_BUSY),
+            WAIT.column: waiting,
+            **profiled,
+        }
         return {column: min(1.0, ratio) for column, ratio in ratios.items() if ratio is not None}
 
     def read_memory(self) -> float | None:

@@ -94,6 +94,7 @@ class LocalSource:
             text = f"{source.name}: {source.message or source.error}"
             notes.append(Note(source.name, text))
         state = msgspec.structs.replace(state, sources=())
+
         now = agent.clock.monotonic()
         wall = agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
@@ -154,6 +155,7 @@ class ClusterSource:
     def _read_history(self) -> Sparklines:
         body = self._details_client.get_blocking("api/v1/history")
         answer = find_decoder(_HistoryAnswer).decode(body)
+
         points = {}
         for name, text in answer.devices.items():
             uuid, _, instance = name.partition("/")
@@ -266,6 +268,7 @@ class Seen:
     @property
     def notes(self) -> list[str]:
         notes = list(self.view.notes)
+
         for node in self.view.nodes:
             if node.old:
                 age = "" if node.age_seconds is None else f": {node.age_seconds:.0f} s"

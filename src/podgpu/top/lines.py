@@ -187,6 +187,7 @@ def _make_slot_line(
     if isinstance(slot, InstanceView):
         instance = slot.id
         key = device_key(gpu.uuid, int(instance))
+
     running = sorted(processes.get(key, ()), key=lambda process: process.pid)
     return _SlotLines((node.name, gpu.uuid, instance), gpu, slot, now, running).make_slot()
 
@@ -333,6 +334,7 @@ def describe_free(slot: SlotOfView) -> str:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
     if slot.absent:
         return "missing"
+
     is_gone = any(condition.condition == NODE_GONE for condition in slot.conditions)
     if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes):
         return "holder unknown"
@@ -380,6 +382,7 @@ def _searchable(line: Line) -> str:
     found = line.slot.conditions if line.is_slot else []
     if line.condition is not None:
         found = [line.condition]
+
     for condition in found:
         if breaks_gpu(condition.condition):
             words.append("broken")
@@ -391,6 +394,7 @@ def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
     """Sorts by the largest value of each line and the lines below it. Conditions are first."""
     if order == "gpu":
         return list(lines)
+
     arranged = []
     for line in lines:
         if line.beneath:
@@ -409,6 +413,7 @@ def _find_largest(line: Line, order: Order) -> float:
         "idle": line.idle,
     }
     values = [_find_largest(inner, order) for inner in line.beneath]
+
     own = figures[order]
     if own is not None:
         values.append(own)

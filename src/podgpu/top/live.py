@@ -87,9 +87,11 @@ def show_live(feed: Feed, screen: Screen) -> int:
     reading fails. Raises StartError if retrying cannot help.
     """
     feed.read()
+
     # Replaces characters that the terminal's encoding lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
     signals = []
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda number, _frame: signals.append(number))

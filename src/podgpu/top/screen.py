@@ -190,6 +190,7 @@ class Screen:
         rows = self._rows
         self._cursor = _clamp(self._cursor, len(rows) - 1)
         selected = self._selected
+
         if selected is not None and selected in rows and rows[self._cursor] != selected:
             self._cursor = rows.index(selected)
 
@@ -265,9 +266,11 @@ class Screen:
     def _render_footer(self, width: int) -> Spans:
         if self._is_typing:
             return [(f"filter: {self.wanted}_", "title")]
+
         keys = _KEYS
         if self.wanted:
             keys = printable(f"filter: {self.wanted} (Esc clears)  {_KEYS}")
+
         place = ""
         count = len(self._rows)
         if count > self._height:
@@ -360,19 +363,22 @@ class _Paragraphs:
             indent = _INDENT
             if text.startswith(_INDENT):
                 indent = _INDENT * 2
+
         wrapped = textwrap.wrap(printable(text), max(1, self.width), subsequent_indent=indent)
         self.lines += [[(line, style)] for line in wrapped]
 
     def add_facts(self, facts: Iterable[str], indent: str = "") -> None:
         """Puts as many facts on each line as fit. Never breaks a line within a fact."""
-        text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts)
+        unbroken = [printable(fact).replace(" ", _NO_BREAK) for fact in facts]
         wrapped = textwrap.wrap(
-            text,
+            "   ".join(unbroken),
             max(1, self.width),
             initial_indent=indent,
             subsequent_indent=indent or _INDENT,
         )
-        self.lines += [[(line.replace(_NO_BREAK, " "), "")] for line in wrapped]
+        for line in wrapped:
+            text = line.replace(_NO_BREAK, " ")
+            self.lines.append([(text, "")])
 
 
 def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
@@ -404,10 +410,13 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
 
 
 def _make_details_title(line: Line) -> str:
-    instance = f" {line.model}" if isinstance(line.slot, InstanceView) else ""
-    node = f"  on {line.node}" if line.node else ""
-    model = shorten_model(line.gpu.model)
-    return printable(f"GPU {line.number}{instance}  {model}{node}  {line.gpu.uuid}")
+    title = f"GPU {line.number}"
+    if isinstance(line.slot, InstanceView):
+        title += f" {line.model}"
+    title += f"  {shorten_model(line.gpu.model)}"
+    if line.node:
+        title += f"  on {line.node}"
+    return printable(f"{title}  {line.gpu.uuid}")
 
 
 def _add_condition(text: _Paragraphs, condition: ConditionView, now: float) -> None:
@@ -422,20 +431,24 @@ def _add_condition(text: _Paragraphs, condition: ConditionView, now: float) -> N
 def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
     slot = line.slot
     used = format_gib(slot.memory_used_bytes)
+    total = format_gib(slot.memory_total_bytes)
     facts = [
         f"utilisation {format_percent(slot.utilization_ratio)}",
-        f"memory {used} of {format_gib(slot.memory_total_bytes)} GiB",
+        f"memory {used} of {total} GiB",
         f"power {format_number(slot.power_watts, 'W')}",
         f"temperature {format_number(slot.temperature_celsius, 'C')}",
     ]
     if slot.price_per_hour is not None:
-        facts.append(f"price {format_money(slot.price_per_hour, seen.view.currency)}/h")
+        price = format_money(slot.price_per_hour, seen.view.currency)
+        facts.append(f"price {price}/h")
     text.add_facts(facts)
 
-    points = seen.sparklines.points.get(line.row[1:3], b"")
+    sparklines = seen.sparklines
+    points = sparklines.points.get(line.row[1:3], b"")
     if points.strip(bytes([NO_DATA])):
-        label = f"last {duration_text(seen.sparklines.span)} "
-        sparkline = draw_sparkline(points, min(len(points), text.width - len(label)))
+        label = f"last {duration_text(sparklines.span)} "
+        room = text.width - len(label)
+        sparkline = draw_sparkline(points, min(len(points), room))
         text.lines.append([(label, "dim"), (sparkline, "bar")])
 
 
@@ -443,10 +456,12 @@ def _add_holders(text: _Paragraphs, slot: SlotOfView, seen: Seen, fetched: Fetch
     for holder in slot.holders:
         _add_holder(text, holder, seen)
         _add_job(text, holder, fetched)
+
     _add_waits(text, slot.holders)
     for last in slot.last_holders:
         text.add(f"last held by {name_of(last)}")
         _add_job(text, last, fetched)
+
     if not slot.holders and not slot.last_holders:
         free = describe_free(slot)
         if free == "-":
@@ -467,6 +482,7 @@ def _add_holder(text: _Paragraphs, holder: HolderView, seen: Seen) -> None:
         f"processes {format_number(holder.processes)}",
         idle,
     ]
+
     if holder.wait_ratio:
         waited = f"waited {format_percent(holder.wait_ratio)}"
         for runner in holder.waits_for[:1]:
@@ -485,6 +501,7 @@ def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
     for holder in holders:
         if holder.wait_ratio is not None:
             waits[holder.text] = {runner.text: runner.seconds for runner in holder.waits_for}
+
     if len(waits) < 2:
         return
 
@@ -536,6 +553,7 @@ def _list_job_facts(job: JobSummary) -> list[str]:
         f"peak {format_percent(job.peak_use)}",
         f"peak memory{of_one} {format_gib(job.peak_memory_bytes)} GiB",
     ]
+
     if job.tensor_active_ratio is not None:
         facts.append(f"tensor cores {format_percent(job.tensor_active_ratio)} now")
     if job.energy_kwh is not None:
@@ -564,6 +582,7 @@ def _add_problems(text: _Paragraphs, details: GpuDetails) -> None:
         if xid.says:
             problem += f": {xid.says}"
         text.add(problem, "warn")
+
     for source in details.sources:
         if not source.ok:
             reason = source.message or source.error or "does not respond"
@@ -584,15 +603,16 @@ def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
     """Adds the fields in as many columns as fit."""
     cells = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     longest = max(map(cell_len, cells), default=0)
+    gap = len(_GAP)
     # Longer fields are cut, so that a wide terminal has at least two columns.
-    half = text.width // 2 - len(_GAP)
+    half = text.width // 2 - gap
     width = min(longest, max(_MAX_FIELD, half), text.width)
-    columns = max(1, (text.width + len(_GAP)) // (width + len(_GAP)))
+    columns = max(1, (text.width + gap) // (width + gap))
 
     fitted = [fit(cell, width) for cell in cells]
     for start in range(0, len(fitted), columns):
-        row = _GAP.join(fitted[start : start + columns])
-        text.lines.append([(row, "")])
+        row = fitted[start : start + columns]
+        text.lines.append([(_GAP.join(row), "")])
 
 
 def _format_value(field: FieldView) -> str:

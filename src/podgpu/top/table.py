@@ -38,10 +38,12 @@ def draw_sparkline(points: bytes, width: int) -> str:
     """Draws points, newest last. Columns without data are blank."""
     if not points or width <= 0:
         return " " * width
+
     size = -(-len(points) // width)  # points per column, rounded up
     columns = ""
     for end in range(len(points), 0, -size):
-        columns = _draw_level(points[max(0, end - size) : end]) + columns
+        start = max(0, end - size)
+        columns = _draw_level(points[start:end]) + columns
     return columns.rjust(width)
 
 
@@ -51,6 +53,7 @@ def _draw_level(points: bytes) -> str:
         return " "
     if not any(known):
         return _LEVELS[0]
+
     highest = len(_LEVELS) - 1
     level = round(sum(known) / len(known) / FULL * highest)
     return _LEVELS[max(1, min(highest, level))]
@@ -129,6 +132,7 @@ def fit(text: str, width: int, right: bool = False) -> str:
         head = width // 2
         tail = set_cell_size(text[::-1], width - head - 1)[::-1]
         text = set_cell_size(text, head) + _CUT + tail
+
     blanks = " " * (width - cell_len(text))
     if right:
         return blanks + text
@@ -293,6 +297,7 @@ def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
         widths[_NODE] = min(widths[_NODE], _NARROW_NODE)
     if room() < holder:
         del widths[_MODEL]
+
     for column in _OPTIONAL:
         if column in widths and room() < min(holder, _READABLE_HOLDER):
             del widths[column]
@@ -319,18 +324,24 @@ class Table:
         self._order = order
         self._width = width
         self._widths = {column: self._measure(column) for column in _COLUMNS}
+
         nodes = {line.node for _, line in self.lines}
         if len(nodes) <= 1:
             del self._widths[_NODE]
+
         if sparklines is None:
             del self._widths[_HISTORY]
+
         if width is not None:
             self._widths = _lay_out(self._widths, width)
 
     def _measure(self, column: Column) -> int:
         indent = len(_INDENT) if column is _HOLDER else 0
-        cells = (cell_len(_cell(column, line)) + depth * indent for depth, line in self.lines)
-        return max([column.min_width, len(column.title), *cells])
+        widest = max(column.min_width, len(column.title))
+        for depth, line in self.lines:
+            width = cell_len(_cell(column, line)) + depth * indent
+            widest = max(widest, width)
+        return widest
 
     def header(self) -> Spans:
         spans: Spans = []
@@ -385,9 +396,10 @@ def _cell(column: Column, line: Line) -> str:
 
 def format_condition(condition: ConditionView, age: float | None) -> str:
     """Returns a text such as `lost for 12m04s: GPU 3 has fallen off the bus`."""
-    duration = "" if age is None else f" for {format_duration(age)}"
-    name = condition.condition.replace("_", " ")
-    return f"{name}{duration}: {condition.says or condition.condition}"
+    text = condition.condition.replace("_", " ")
+    if age is not None:
+        text += f" for {format_duration(age)}"
+    return f"{text}: {condition.says or condition.condition}"
 
 
 # Totals
@@ -409,28 +421,25 @@ def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
 
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
-    parts = {
-        "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
-        "used": (f"{_format_gpus(totals.used)} used", ""),
-        "idle": (f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
-        "unknown": (f"{_format_gpus(totals.unknown)} use unknown", ""),
-        "free": (f"{_format_gpus(totals.free)} free", ""),
-        "unheld": (f"{_format_gpus(totals.unheld_unknown)} holder unknown", ""),
-        "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
-        "refused": (f"{totals.kubernetes_unhealthy} unhealthy in Kubernetes", "warn"),
-        "watts": (_format_watts(totals.power_watts), ""),
-    }
-    if not totals.unknown:
-        del parts["unknown"]
-    if not totals.unheld_unknown:
-        del parts["unheld"]
-    if not totals.kubernetes_unhealthy:
-        del parts["refused"]
+    parts: dict[str, Span] = {}
+    parts["allocated"] = f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""
+    parts["used"] = f"{_format_gpus(totals.used)} used", ""
+    parts["idle"] = f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""
+    if totals.unknown:
+        parts["unknown"] = f"{_format_gpus(totals.unknown)} use unknown", ""
+    parts["free"] = f"{_format_gpus(totals.free)} free", ""
+    if totals.unheld_unknown:
+        parts["unheld"] = f"{_format_gpus(totals.unheld_unknown)} holder unknown", ""
+    parts["broken"] = f"{totals.broken} broken", "bad" if totals.broken else ""
+    if totals.kubernetes_unhealthy:
+        parts["refused"] = f"{totals.kubernetes_unhealthy} unhealthy in Kubernetes", "warn"
+    parts["watts"] = _format_watts(totals.power_watts), ""
     if totals.cost_per_hour is not None:
         parts["cost"] = _format_cost(totals, totals.cost_per_hour, currency)
 
     for name in _OPTIONAL_TOTALS:
-        if len(_GAP.join(text for text, _ in parts.values())) > width:
+        line = _GAP.join(text for text, _ in parts.values())
+        if len(line) > width:
             parts.pop(name, None)
     return [(text + _GAP, style) for text, style in parts.values()]
 

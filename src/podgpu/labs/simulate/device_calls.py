@@ -87,10 +87,12 @@ def _memory(
         total = instance.profile.memory_mib * MIB
         reserved = 16 * MIB * instance.profile.memory_slices
         used = gpu.memory_used(instance.gi_id)
+
     free = total - reserved - used
     if version is None:
         # The first version of the structure includes reserved memory in `used`.
         return fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
+
     struct = pynvml.c_nvmlMemory_v2_t()
     return fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
 
@@ -123,6 +125,7 @@ def _clocks(model: GpuModel, kind: int) -> tuple[int, int]:
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     offsets = {0: 8, 1: 2, 3: 0}
+
     if gpu.model.hbm:
         offsets[2] = 8
     if which not in offsets:
@@ -139,16 +142,21 @@ def _fabric_info(gpu: SimulatedGpu, pointer: Any) -> None:
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
     """Implements nvmlDeviceGet<kind>RunningProcesses, with or without a suffix such as `_v3`."""
-    kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
+    kind, _, _ = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")
     processes = []
     for load in loads:
         if load.kind != _PROCESS_KINDS[kind]:
             continue
+        gpu_instance = NO_INSTANCE
+        compute_instance = NO_INSTANCE
+        if load.gi_id is not None:
+            gpu_instance = load.gi_id
+            compute_instance = 0
         process = {
             "pid": load.pid,
             "usedGpuMemory": load.memory,
-            "gpuInstanceId": NO_INSTANCE if load.gi_id is None else load.gi_id,
-            "computeInstanceId": NO_INSTANCE if load.gi_id is None else 0,
+            "gpuInstanceId": gpu_instance,
+            "computeInstanceId": compute_instance,
         }
         processes.append(pynvml.nvmlFriendlyObject(process))
     return processes
@@ -158,11 +166,13 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
     """Implements nvmlDeviceGetSamples. Simulates only utilisation samples."""
     if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
         raise_error()
+
     samples = []
     for seen in gpu.samples(since_us):
         sample = fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
         sample.sampleValue.uiVal = round(100 * sum(seen.shares.values()))
         samples.append(sample)
+
     if not samples:
         raise_error(pynvml.NVML_ERROR_NOT_FOUND)
     return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
@@ -175,7 +185,9 @@ def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> A
     """
     entries = []
     for pid, last_ran, mean in gpu.process_means(since_us):
-        entries.append(fill(kind(), pid=pid, timeStamp=last_ran, smUtil=round(100 * mean)))
+        percent = round(100 * mean)
+        entry = fill(kind(), pid=pid, timeStamp=last_ran, smUtil=percent)
+        entries.append(entry)
     if not entries:
         raise_error(pynvml.NVML_ERROR_NOT_FOUND)
     return entries
@@ -277,9 +289,11 @@ def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
     """Implements nvmlDeviceGetFieldValues. `fields` are ids, or pairs of id and scope."""
     wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in fields]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+
     for value, (field_id, scope) in zip(values, wanted, strict=True):
         reader = _FIELDS.get(field_id)
         number = reader(gpu, scope) if reader else None
+
         value.fieldId = field_id
         value.scopeId = scope
         value.timestamp = gpu.wall_us
@@ -356,6 +370,7 @@ def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
     """
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
     for index in range(request.numMetrics):
         metric = request.metrics[index]
         value = _evaluate(metric.metricId, first, second)
@@ -371,10 +386,12 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     busy, tensor, dram = (
         (after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)
     )
+
     nvlink = second.nvlinks * _NVLINK_BYTES
     rates = {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}
     if rates.get(metric):
         return busy * rates[metric] / MIB
+
     if metric not in _PERCENT:
         return None
     of_busy, of_tensor, of_dram = _PERCENT[metric]

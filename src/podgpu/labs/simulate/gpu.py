@@ -169,15 +169,17 @@ class SimulatedGpu:
             self.at = end
 
     def _step(self, seconds: float, activity: GpuActivity) -> None:
-        self.energy += activity.watts * seconds
-        warming = final_celsius(self.model, activity.watts) - self.celsius
+        watts = activity.watts
+        self.energy += watts * seconds
+        warming = final_celsius(self.model, watts) - self.celsius
         self.celsius -= warming * math.expm1(-seconds / THERMAL_LAG)
         if activity.device.busy == 0:
             self.idle_seconds += seconds
+
         self.meter = self.meter.plus(activity.device, seconds, seconds)
+        meters = self.instance_meters
         for gi_id, part in activity.instances.items():
-            meter = self.instance_meters[gi_id]
-            self.instance_meters[gi_id] = meter.plus(part, seconds, seconds)
+            meters[gi_id] = meters[gi_id].plus(part, seconds, seconds)
 
     @property
     def activity(self) -> GpuActivity:
@@ -198,8 +200,8 @@ class SimulatedGpu:
         parts = split_busy(loads, second)
         # A sum of fractions may be 1.0000000000000002.
         busy = min(1.0, sum(parts))
-        tensor = sum(part * load.tensor for load, part in zip(loads, parts, strict=True))
-        return LoadActivity(busy, tensor, DRAM * busy)
+        tensors = [load.tensor * part for load, part in zip(loads, parts, strict=True)]
+        return LoadActivity(busy, sum(tensors), DRAM * busy)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         running = [placed.load for placed in self.loads if placed.is_running]
@@ -220,6 +222,7 @@ class SimulatedGpu:
             if placed.is_running and placed.load.pid == pid:
                 placed.until = self.at
                 left += 1
+
         oldest = self.at - SAMPLE_BUFFER
         self.loads = [placed for placed in self.loads if placed.until > oldest]
         return left
@@ -247,12 +250,18 @@ class SimulatedGpu:
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""
         oldest = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
-        # Begins one sample early, because rounding could skip a sample. The last line removes a
+        # Begins one sample early, because rounding could skip a sample. The condition removes a
         # superfluous sample.
-        first = math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND)
+        since = since_us / 1e6 - self.epoch
+        first = math.floor(since * SAMPLES_PER_SECOND)
         last = math.floor(self.at * SAMPLES_PER_SECOND)
-        samples = (self._sample(index) for index in range(max(oldest, first), last + 1))
-        return [sample for sample in samples if sample.wall_us > since_us]
+
+        samples = []
+        for index in range(max(oldest, first), last + 1):
+            sample = self._sample(index)
+            if sample.wall_us > since_us:
+                samples.append(sample)
+        return samples
 
     def process_means(self, since_us: int) -> Iterator[tuple[int, int, float]]:
         """Yields the pid of each process, the time when it last ran, and its mean utilisation.
@@ -261,11 +270,14 @@ class SimulatedGpu:
         processes are omitted, as the driver does.
         """
         samples = self.samples(since_us)
-        for pid in dict.fromkeys(load.pid for load in self.running()):
+        pids = dict.fromkeys(load.pid for load in self.running())
+        for pid in pids:
             ran = [sample for sample in samples if sample.shares.get(pid)]
-            if ran:
-                total = sum(sample.shares[pid] for sample in ran)
-                yield pid, ran[-1].wall_us, total / len(samples)
+            if not ran:
+                continue
+            total = sum(sample.shares[pid] for sample in ran)
+            last_ran = ran[-1].wall_us
+            yield pid, last_ran, total / len(samples)
 
     def _sample(self, index: int) -> UtilisationSample:
         moment = index / SAMPLES_PER_SECOND
@@ -275,4 +287,5 @@ class SimulatedGpu:
         shares = {}
         for load, share in zip(loads, split_busy(loads, second), strict=True):
             shares[load.pid] = share
-        return UtilisationSample(int((moment + self.epoch) * 1e6), shares)
+        wall_us = int((moment + self.epoch) * 1e6)
+        return UtilisationSample(wall_us, shares)

@@ -23,6 +23,7 @@ from podgpu.clock import Clock
 from podgpu.labs.simulate import device_calls as calls
 from podgpu.labs.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad
 from podgpu.labs.simulate.models import MigProfile, parse_spec
+from podgpu.model import Device
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
 from podgpu.node.gpu.nvml.switch_attribution import (
     FECS_RECORD,
@@ -68,20 +69,24 @@ class SimulatedNvml:
     ) -> None:
         self.calls: Counter[str] = Counter()  # number of calls per function
         self.lock = threading.RLock()
+
         # Notified when an event occurs or a session ends.
         self._changed = threading.Condition(self.lock)
         self._clock = clock
         self._node = node
         self._driver_version = driver_version
+
         self._sessions = 0
         self._addresses = itertools.count(0x7F00_0000_1000, 0x40)
         self._layouts = itertools.count()
         self._targets: dict[int, _Target] = {}  # address in a handle -> device
         self._event_sets: dict[int, EventSet] = {}
         self._gpm_samples: dict[int, calls.GpmSample] = {}
+
         # Computed once, so that the timestamp of a sample never changes.
         epoch = wall() - clock()
         self.gpus: list[SimulatedGpu] = []
+
         for number, gpu_spec in enumerate(parse_spec(spec)):
             gpu = SimulatedGpu(
                 number=number,
@@ -94,6 +99,7 @@ class SimulatedNvml:
             if gpu_spec.profiles:
                 self._create_instances(gpu, gpu_spec.profiles)
             self.gpus.append(gpu)
+
         self._listed = list(self.gpus)  # GPUs in the order of their index
         # A single GPU has no active NVLink, as measured on an H200.
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
@@ -101,6 +107,7 @@ class SimulatedNvml:
             for gpu in linked:
                 gpu.nvlinks = gpu.model.nvlinks
                 gpu.fabric_state = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+
         self._functions = self._make_functions()
 
     def place(self, load: SimulatedLoad) -> None:
@@ -140,6 +147,7 @@ class SimulatedNvml:
             if address is None:
                 # After a reload of the driver, a GPU has no handle until podgpu lists the GPUs.
                 return
+
             event = calls.fill(
                 pynvml.c_nvmlEventData_t(),
                 device=calls.pointer_to(address, pynvml.c_nvmlDevice_t),
@@ -147,6 +155,7 @@ class SimulatedNvml:
                 eventData=xid,
                 gpuInstanceId=calls.NO_INSTANCE if gi_id is None else gi_id,
             )
+
             for event_set in self._event_sets.values():
                 if number in event_set.registered:
                     event_set.waiting.append(event)
@@ -175,6 +184,7 @@ class SimulatedNvml:
                 return self._functions[name](*arguments)
             if not name.startswith(("nvmlDevice", "nvmlGpm")):
                 calls.raise_error()
+
             gpu, instance = self._find(self._targets, arguments[0])
             _check_present(gpu)
             return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
@@ -188,28 +198,32 @@ class SimulatedNvml:
         if instance is not None:
             function = calls.MIG_CALLS.get(name) or calls.raise_error()
             return function(gpu, instance, *arguments)
+
         match name:
             case "nvmlDeviceGetIndex":
                 return self._listed.index(gpu)
             case "nvmlDeviceGetMigDeviceHandleByIndex":
                 return self._find_mig_handle(gpu, *arguments)
             case "nvmlDeviceGetP2PStatus":
-                peer, _ = self._find(self._targets, arguments[0])
-                _check_present(peer)
-                is_linked = gpu.nvlinks and peer.nvlinks
-                if is_linked:
-                    return pynvml.NVML_P2P_STATUS_OK
-                return _NO_NVLINK
+                return self._find_link_status(gpu, arguments[0])
             case "nvmlDeviceGetFieldValues":
                 return calls.read_field_values(gpu, arguments[0])
             case "nvmlDeviceRegisterEvents":
-                return self._find(self._event_sets, arguments[1]).registered.add(gpu.number)
+                event_set = self._find(self._event_sets, arguments[1])
+                return event_set.registered.add(gpu.number)
             case "nvmlGpmSampleGet":
                 return self._fill_gpm_sample(gpu, None, *arguments)
             case "nvmlGpmMigSampleGet":
                 return self._fill_gpm_sample(gpu, *arguments)
         function = calls.GPU_CALLS.get(name) or calls.raise_error()
         return function(gpu, *arguments)
+
+    def _find_link_status(self, gpu: SimulatedGpu, pointer: Any) -> Any:
+        peer, _ = self._find(self._targets, pointer)
+        _check_present(peer)
+        if gpu.nvlinks and peer.nvlinks:
+            return pynvml.NVML_P2P_STATUS_OK
+        return _NO_NVLINK
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
         """Returns the functions whose first argument is not a device."""
@@ -314,8 +328,10 @@ class SimulatedNvml:
         gpu.set_instances(tuple(instances.values()))
 
     def _make_uuid(self, *parts: object) -> uuid.UUID:
-        named = (self._node, 0, *parts) if self._node else (0, *parts)
-        digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
+        name = "/".join(map(str, (0, *parts)))
+        if self._node:
+            name = f"{self._node}/{name}"
+        digest = hashlib.sha256(name.encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
 
     def _allocate(self, objects: dict[int, Any], new: Any, kind: Any) -> Any:
@@ -338,6 +354,7 @@ class SimulatedNvml:
         """Implements nvmlEventSetWait_v2, but waits at most _MAX_WAIT_SECONDS."""
         if not self._find(self._event_sets, pointer).waiting:
             self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
+
         self._check_session()
         waiting = self._find(self._event_sets, pointer).waiting
         if not waiting:
@@ -347,6 +364,7 @@ class SimulatedNvml:
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
             calls.raise_error()
+
         meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         self._find(self._gpm_samples, pointer)
         sample = calls.GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
@@ -377,6 +395,7 @@ class RoundRobinLog:
         self._at = self.now()
         self._resident = 0
         self._works = False
+
         self._left: dict[int, int] = {}  # pid -> nanoseconds of work left in the current period
         self._next: dict[int, int] = {}  # pid -> start of the next period
         self._records: list[tuple[int, int, int]] = []
@@ -390,6 +409,7 @@ class RoundRobinLog:
     def drain(self) -> bytes:
         now = self.now()
         self._run(now)
+
         chunk = b""
         while self._records and self._records[0][0] <= now:
             at, tag, pid = self._records.pop(0)
@@ -414,7 +434,8 @@ class RoundRobinLog:
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)
             if ready:
-                self._run_slice(next((pid for pid in ready if pid > self._resident), ready[0]))
+                later = [pid for pid in ready if pid > self._resident]
+                self._run_slice(later[0] if later else ready[0])
             else:
                 self._at = min((self._next[pid] for pid in loads), default=until)
 
@@ -425,6 +446,7 @@ class RoundRobinLog:
         first = self._at + int(load.phase * 1e9) % period
         if self._next.setdefault(pid, first) > self._at:
             return
+
         if not self._left.get(pid):
             start = self._at / 1e9 - self._gpu.epoch
             self._left[pid] = int(load.demand(start) * period)
@@ -437,6 +459,7 @@ class RoundRobinLog:
                 self._at += _SWITCH_NS
             self._records.append((self._at, SWITCHED_IN, pid))
             self._resident = pid
+
         ran = min(self._left[pid], _SLICE_NS)
         self._left[pid] -= ran
         self._at += ran
@@ -447,9 +470,17 @@ def read_simulated(
 ) -> NvmlTelemetry:
     """Returns the source that reads this driver. `logs`: its method; its logs are simulated."""
     count = len(driver.gpus)
-    logs = replace(
-        logs, open_log=lambda gpu, _: RoundRobinLog(driver, gpu.uuid), privileged=lambda: True
-    )
+
+    def open_log(gpu: Device, _version: str) -> RoundRobinLog:
+        return RoundRobinLog(driver, gpu.uuid)
+
+    simulated_logs = replace(logs, open_log=open_log, privileged=lambda: True)
     return NvmlTelemetry(
-        driver, "simulated", lambda: count, clock.monotonic, clock.wall, sees_processes, logs
+        driver,
+        "simulated",
+        lambda: count,
+        clock.monotonic,
+        clock.wall,
+        sees_processes,
+        simulated_logs,
     )

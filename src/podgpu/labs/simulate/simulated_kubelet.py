@@ -93,8 +93,9 @@ class SimulatedKubelet:
 def encode_devices(resources: Resources, numa_nodes: Sequence[int] = (0,)) -> Iterator[Any]:
     """Yields one message per device id and NUMA node, as the kubelet does since Kubernetes 1.21."""
     for resource, ids in resources.items():
-        for device_id, node in itertools.product(ids, numa_nodes):
-            topology = podresources_pb2.TopologyInfo(nodes=[podresources_pb2.NUMANode(ID=node)])
+        for device_id, number in itertools.product(ids, numa_nodes):
+            numa_node = podresources_pb2.NUMANode(ID=number)
+            topology = podresources_pb2.TopologyInfo(nodes=[numa_node])
             yield podresources_pb2.ContainerDevices(
                 resource_name=resource, device_ids=[device_id], topology=topology
             )

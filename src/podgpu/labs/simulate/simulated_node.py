@@ -70,14 +70,16 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     whole = [gpu for gpu in driver.gpus if not gpu.instances]
     for position, gpu in enumerate(whole, first):
         result += _on_gpu(position, gpu)
+
     for gpu in driver.gpus:
         # The sixth and later instances have no pod.
         for slot, instance in enumerate(gpu.instances[:5]):
+            profile = instance.profile.name.replace("+", ".")
             tenant = Tenant(
                 namespace="notebooks",
                 pod=f"jupyter-{first + gpu.number}-{slot}",
                 container="notebook",
-                resource=f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}",
+                resource=f"nvidia.com/mig-{profile}",
                 device_id=instance.uuid,
                 gpu=gpu.number,
                 gi_id=instance.gi_id,
@@ -121,14 +123,18 @@ _QUIET = {
 def _on_gpu(position: int, gpu: SimulatedGpu) -> Iterator[Tenant]:
     number, place = divmod(position, len(_PATTERN))
     containers = _QUIET.get((number, place), _PATTERN[place])
-    is_shared = len(containers) > 1
     for part, container in enumerate(containers):
+        resource = "nvidia.com/gpu"
+        device_id = gpu.uuid
+        if len(containers) > 1:
+            resource = "nvidia.com/gpu.shared"
+            device_id = f"{gpu.uuid}::{part}"
         yield Tenant(
             container.namespace,
             f"{container.pod}-{number}",
             container.name,
-            resource="nvidia.com/gpu.shared" if is_shared else "nvidia.com/gpu",
-            device_id=f"{gpu.uuid}::{part}" if is_shared else gpu.uuid,
+            resource=resource,
+            device_id=device_id,
             gpu=gpu.number,
             duty=container.duty,
             memory=container.memory_gib * _GIB,
@@ -147,6 +153,7 @@ def _make_load(driver: SimulatedNvml, tenant: Tenant, pid: int, sway: float = 0.
     for instance in gpu.instances:
         if instance.gi_id == tenant.gi_id:
             room = instance.profile.memory_mib * MIB * 4 // 5
+
     return SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,
@@ -172,10 +179,12 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
         job = f"SLURM_JOB_ID={tenant.job}\0" if tenant.job else ""
         proc.add(pid, "0::/user.slice\n", environment=f"SLURM_JOB_USER={tenant.user}\0{job}")
         return
+
     if tenant.duty:
         pod_slice = f"kubepods-burstable-pod{_uid(tenant).replace('-', '_')}.slice"
         scope = f"cri-containerd-{_container_id(tenant)}.scope"
         proc.add(pid, f"0::/kubepods.slice/kubepods-burstable.slice/{pod_slice}/{scope}\n")
+
     pod, container = _log_paths(root, tenant)
     pod.mkdir(parents=True, exist_ok=True)
     container.parent.mkdir(exist_ok=True)
@@ -185,7 +194,8 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     """Returns the pod's directory and the container's file."""
     folder = f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}"
-    log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
+    container = f"{tenant.pod}_{tenant.namespace}_{tenant.container}"
+    log = f"{container}-{_container_id(tenant)}.log"
     return root / "pods" / folder, root / "containers" / log
 
 
@@ -206,6 +216,7 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
             containers = held[tenant.namespace, tenant.pod]
             resources = containers.setdefault(tenant.container, {})
             resources.setdefault(tenant.resource, []).append(tenant.device_id)
+
     listed = []
     for (namespace, name), containers in held.items():
         listed.append(SimulatedPod(namespace, name, containers))
@@ -231,6 +242,7 @@ class SimulatedProc:
         folder.mkdir()
         before_start = "1 " * 18
         after_start = " 0" * 30
+
         # The kernel cuts the name to 15 characters.
         stat = f"{pid} ({name[:15]}) S {before_start}{next(self._starts)}{after_start}\n"
         (folder / "stat").write_text(stat)
@@ -268,11 +280,13 @@ class DemoNode:
         self.driver = SimulatedNvml(
             self.gpus, node=self.name, clock=self.clock.monotonic, wall=self.clock.wall
         )
+
         self._folder = TemporaryDirectory(prefix="podgpu-demo-")
         self.root = Path(self._folder.name)  # for the files of the host
         self._proc = SimulatedProc(self.root / "proc")
         self._next_pid = itertools.count(_FIRST_PID + self.first)
         self._pids: dict[Tenant, int] = {}
+
         self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
         present = users() if self.is_plain else tenants(self.driver, self.first)
         self.add_tenants(*present)

@@ -72,7 +72,6 @@ class _Reading:
 
     def list_pids(self) -> set[int]:
         """Returns the pids of all processes, including those that were busy and have ended."""
-
         pids: set[int] = set()
         for usage in self.usages:
             pids.update(process.pid for process in usage.processes or ())
@@ -351,7 +350,6 @@ def _find_owner(
 
     The new pod has the same name, but another UID.
     """
-
     outside: Owner = "unknown" if owner.problem else "host"
     user = owner.workload
     if user is None or not user.key:

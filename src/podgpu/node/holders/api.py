@@ -177,7 +177,6 @@ class LabelFilter:
 
         If several keys become the same label name, the first key is used.
         """
-
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
             if not self._patterns or any(pattern.search(key) for pattern in self._patterns):

@@ -132,7 +132,6 @@ class KubeletAllocation(AllocationSource):
 
         Does so once a minute, and when a container holds an unknown replica.
         """
-
         gpus = [entry.text for entry in _held_ids(response) if is_gpu(entry, self.resource_names)]
         held = group_replicas(gpus).keys()
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS

@@ -96,7 +96,6 @@ class PodlistAllocation(AllocationSource):
 
     def _check_heartbeat(self, path: str) -> None:
         """Raises SourceError if no hook has updated the file for a while."""
-
         now = self._clock()
         identity = identify_file(path)
         written_at = identity.modified_ns / 1e9
