@@ -113,6 +113,8 @@ def _evaluate(node: ast.expr, device: CelDevice) -> Any:
         return _evaluate_logic(node, device)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
         return not _evaluate_condition(node.operand, device)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _negate(_evaluate(node.operand, device))
     if isinstance(node, ast.Compare):
         return _compare(node, device)
     if isinstance(node, ast.Attribute):
@@ -125,6 +127,12 @@ def _evaluate(node: ast.expr, device: CelDevice) -> Any:
         return [_evaluate(item, device) for item in node.elts]
 
     raise UnknownExpression("the expression is not supported")
+
+
+def _negate(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UnknownExpression("the expression is not supported")
+    return -value
 
 
 def _evaluate_condition(node: ast.expr, device: CelDevice) -> bool:

@@ -129,7 +129,7 @@ def _make_workload(
         for name, milli in needs.amounts:
             total[name] = total.get(name, 0) + count * milli
 
-    if first is None or not pods:
+    if first is None:
         return None
 
     owner = None
