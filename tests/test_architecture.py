@@ -168,3 +168,28 @@ def test_tests_do_not_patch_our_modules() -> None:
         str(path): own_modules_patched(text) for path, text in scripts.items() if "patch." in text
     }
     assert {path: targets for path, targets in patched.items() if targets} == {}
+
+
+def find_classes_with_locks(path: Path) -> list[str]:
+    classes = []
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if re.search(r"threading\.R?Lock\b", ast.unparse(statement)):
+            classes.append(statement.name if isinstance(statement, ast.ClassDef) else "")
+    return classes
+
+
+def test_threads_and_locks_are_in_the_tables() -> None:
+    text = (TREE / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tables = text.partition("## Threads and locks")[2].partition("\n## ")[0]
+    missing = []
+    for path in FILES:
+        source = path.read_text(encoding="utf-8")
+        if "import threading" not in source or package_of(path) == "labs":
+            continue
+        for name in re.findall(r"Thread\([^#]*?\bname=f?\"([a-z-]+)", source):
+            if f"`{name}" not in tables:
+                missing.append(f"the thread {name} of {path}")
+        for owner in find_classes_with_locks(path):
+            if f"`{owner}." not in tables and path.name not in tables:
+                missing.append(f"the lock of {owner} in {path}")
+    assert not missing, "\n".join(missing)

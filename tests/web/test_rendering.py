@@ -73,6 +73,51 @@ def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
             counters.go.set()
 
 
+class SlowDocument:
+    """Builds a document, once `go` is set. Records the threads that build it."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def __call__(self) -> NodeState:
+        self.threads.append(threading.current_thread().name)
+        self.entered.set()
+        assert self.go.wait(PATIENCE)
+        return node_with(3)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/ready", "/metrics", "/api/v1/node", "/api/v1/view"])
+def test_the_event_loop_does_not_wait_for_the_document(node: Node, path: str) -> None:
+    node.take_turns()
+    build = SlowDocument()
+    with running(node.agent) as client, ThreadPoolExecutor(1) as threads:
+        for known in ("/livez", "/ready", "/metrics", "/api/v1/node", "/api/v1/view"):
+            assert client.ask(known).status == 200
+        node.agent.published = Published(build, Policy(COUNTERS), node.clock.monotonic())
+        slow = threads.submit(client.ask, path)
+        try:
+            assert build.entered.wait(PATIENCE)
+            assert client.ask("/api/v1/nothing").status == 404
+        finally:
+            build.go.set()
+        assert slow.result(PATIENCE).status == 200
+    assert "server" not in build.threads
+
+
+def test_many_clients_share_one_document(node: Node) -> None:
+    node.take_turns()
+    build = SlowDocument()
+    paths = ["/livez", "/ready", "/metrics", "/api/v1/node", "/api/v1/view"]
+    with running(node.agent) as client, ThreadPoolExecutor(25) as threads:
+        node.agent.published = Published(build, Policy(COUNTERS), node.clock.monotonic())
+        answers = [threads.submit(client.ask, path) for path in 5 * paths]
+        assert build.entered.wait(PATIENCE)
+        build.go.set()
+        assert {answer.result(PATIENCE).status for answer in answers} == {200}
+    assert len(build.threads) == 1
+
+
 @pytest.mark.fault(
     "The metrics text is so long that it takes seconds to render",
     "It is rendered in a thread, once for all requests; probes are answered meanwhile",

@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import fmean
 from typing import Literal
 
@@ -32,6 +31,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
 from podgpu.fleet.view import View, make_view
 from podgpu.metrics.encode import Body, encode, etag_of
+from podgpu.once import computed_once
 from podgpu.workers import run_loop
 
 LATE_ROUNDS = 3.0
@@ -53,25 +53,25 @@ class PublishedState:
     state: ClusterState
     rolling: Mapping[Scope, float] = field(default_factory=dict)
 
-    @cached_property
+    @computed_once
     def metrics(self) -> Body:
         return Body(encode(cluster_families(self.state, self.rolling)))
 
-    @cached_property
+    @computed_once
     def nodes(self) -> Body:
         """The body of `/metrics/nodes`."""
         return Body(encode(node_families(self.state)))
 
-    @cached_property
+    @computed_once
     def stale(self) -> Body:
         """Metrics about podgpu itself. Served if no round has completed for too long."""
         return Body(encode(self_families(self.state)))
 
-    @cached_property
+    @computed_once
     def view(self) -> View:
         return make_view(self.state)
 
-    @cached_property
+    @computed_once
     def view_json(self) -> tuple[Body, str]:
         """The body of `/api/v1/view` and its ETag."""
         plain = msgspec.json.encode(self.view)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -55,10 +57,13 @@ def application(
     /metrics.
     """
 
-    async def complete_gpu(answer: GpuResponse) -> GpuResponse:
+    def add_own_details(answer: GpuResponse) -> GpuResponse:
         uuid = answer.gpu.uuid
         details = make_details(agent.published.state, uuid, *agent.details(uuid))
         return add_details(answer, details)
+
+    async def complete_gpu(answer: GpuResponse) -> GpuResponse:
+        return await asyncio.to_thread(add_own_details, answer)
 
     links = ["metrics", "health", "ready"]
     metrics = limit_concurrency(scrapes, serve_metrics(agent))
@@ -174,6 +179,8 @@ def build_state(
 def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
     """Returns a function that builds the data of the web page, once per snapshot."""
 
+    making = threading.Lock()
+
     @lru_cache(maxsize=1)
     def make(published: Published, fresh: bool) -> PublishedState:
         notes = list_problems(agent)
@@ -183,7 +190,12 @@ def node_page(agent: Agent, prices: ReadPrices) -> Callable[[], PublishedState]:
             notes.insert(0, Note("readings", "there are no readings yet"))
         return PublishedState(build_state(agent, prices, notes, published=published))
 
-    return lambda: make(agent.published, agent.is_fresh(agent.published))
+    def make_once() -> PublishedState:
+        with making:
+            published = agent.published
+            return make(published, agent.is_fresh(published))
+
+    return make_once
 
 
 def node_recorder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,6 @@ PAGE_HEADERS = {
 METRICS_HEADERS = {"Content-Type": CONTENT_TYPE}
 _EITHER_FORMAT = {"Vary": "Accept, Accept-Encoding"}
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
-_LONG_TEXT = 100_000  # bytes; rendering this much text takes about 2 ms
 
 
 def describe_health(problems: Sequence[str]) -> str:
@@ -42,9 +42,13 @@ def describe_health(problems: Sequence[str]) -> str:
 
 
 def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
+    # A probe may build the document. It has its own thread, because those of the pool may be busy
+    # with pages, and the kubelet restarts a container that answers late.
+    thread = ThreadPoolExecutor(1, "probes")
+
     def handler(probe: Probe) -> Handler:
         async def handle(_request: web.Request) -> web.Response:
-            good, text = probe()
+            good, text = await asyncio.get_running_loop().run_in_executor(thread, probe)
             return web.Response(status=200 if good else 503, text=text)
 
         return handle
@@ -82,26 +86,17 @@ def serve_text(
     stale: RenderedText | None,
     headers: Mapping[str, str] = METRICS_HEADERS,
 ) -> Handler:
-    """Returns a handler that renders each snapshot once.
-
-    Long texts are rendered in a thread, to keep probes fast.
-    """
-    size = _LONG_TEXT  # size of the last text
+    """Returns a handler that renders each snapshot once, in a thread."""
 
     async def handle(request: web.Request) -> web.Response:
-        nonlocal size
         published = agent.published
         text = fresh if agent.is_fresh(published) else stale
         if text is None:
             body = NO_METRICS
         elif text in published.rendered:
             body = published.rendered[text]
-        elif size < _LONG_TEXT:
-            body = published.render(text)
-            size = len(body.plain)
         else:
             body = await asyncio.to_thread(published.render, text)
-            size = len(body.plain)
 
         return body_response(request, body, headers)
 

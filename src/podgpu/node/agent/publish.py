@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +53,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
 from podgpu.node.holders.reader import describe, explain
+from podgpu.once import computed_once
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal[
@@ -384,7 +384,8 @@ def remove_figures(state: NodeState) -> NodeState:
 class Published:
     """The document after one reading, its JSON and its metrics text.
 
-    They are built on the first request and then cached. Building never waits for a driver.
+    They are built on the first request, in the thread that needs them, and then cached. Building
+    never waits for a driver.
     """
 
     _build: Callable[[], NodeState]
@@ -392,9 +393,9 @@ class Published:
     read_at: float  # monotonic time of the last telemetry reading
     rendered: dict[RenderedText, Body] = field(default_factory=dict)
 
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _rendering: threading.Lock = field(default_factory=threading.Lock)
 
-    @cached_property
+    @computed_once
     def state(self) -> NodeState:
         return self._build()
 
@@ -403,7 +404,7 @@ class Published:
         return self.render("fresh")
 
     def render(self, text: RenderedText) -> Body:
-        with self._lock:
+        with self._rendering:
             if text not in self.rendered:
                 self.rendered[text] = Body(self._encode(text))
             return self.rendered[text]
