@@ -487,19 +487,32 @@ def mean_by_scope(
 ) -> dict[Scope, UsedMean]:
     """Computes the mean of each scope over the nodes that are not stale."""
     full = settings.full
-    sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values
+    sums: dict[Scope, _UsedSum] = {}
     for node in nodes:
         if node.stale:
             continue
 
         for gpu, instance, value in measured_devices(node, settings):
             for scope in _find_scopes(node, gpu, instance, node.reading.owners or owners):
-                total = sums.setdefault(scope, [0, 0.0])
+                used = sums.setdefault(scope, _UsedSum())
                 if value > 0:
-                    total[0] += 1
-                    total[1] += min(value, full)
+                    used.devices += 1
+                    used.total += min(value, full)
 
-    return {scope: UsedMean(int(n), total / n if n else 0.0) for scope, (n, total) in sums.items()}
+    return {scope: used.mean() for scope, used in sums.items()}
+
+
+@dataclass(slots=True)
+class _UsedSum:
+    """The values of the devices of a scope that are in use."""
+
+    devices: int = 0
+    total: float = 0.0
+
+    def mean(self) -> UsedMean:
+        if not self.devices:
+            return UsedMean(0, 0.0)
+        return UsedMean(self.devices, self.total / self.devices)
 
 
 def _find_scopes(

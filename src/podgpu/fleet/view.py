@@ -557,11 +557,12 @@ def _device_fields(
 def _make_holder(part: HeldPart) -> HolderView:
     holder = part.holder
     usage = holder.known_usage
-    power = part.gpu.power_mw
+    power_mw = part.gpu.power_mw
     watts = None
-    if power is not None and usage.power_ratio is not None:
+    if power_mw is not None and usage.power_ratio is not None:
         # Rounded down, so that the watts of all holders do not exceed the watts of the GPU.
-        watts = power * usage.power_ratio // 100 / 10
+        tenths_of_watt = power_mw * usage.power_ratio // 100
+        watts = tenths_of_watt / 10
 
     waits_for = []
     for other in usage.waits_for:

@@ -300,7 +300,10 @@ class _LoadReader:
     # Steps
 
     async def _read_pods(self, chosen: Sequence[HeldPod]) -> None:
-        """A pod may hold GPUs of several queries, so all are read before they are added up."""
+        """A pod may hold GPUs of several queries, so all are read before they are added up.
+
+        The queries, which run at the same time, fill `lines` and `memory`.
+        """
         gpus: set[str] = set()
         for pod in chosen:
             gpus.update(part.gpu.uuid for part in pod.parts)

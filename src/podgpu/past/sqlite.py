@@ -372,13 +372,14 @@ def _add_series(histories: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
         values: list[float | None] = []
         for step in zip(*(history[name] for history in histories), strict=True):
             known = select_known(step)
-            values.append(_add_values(name, known) if known else None)
+            values.append(_unite_values(name, known) if known else None)
         added[name] = values
 
     return added
 
 
-def _add_values(name: str, values: Sequence[float]) -> float:
+def _unite_values(name: str, values: Sequence[float]) -> float:
+    """Returns the sum. Temperatures have no sum; the highest counts."""
     if name == "temperature_celsius":
         return max(values)
     total = sum(values)

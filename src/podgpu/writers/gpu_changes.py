@@ -117,9 +117,10 @@ def find_changes(
         changes += xid_changes
         began = list(_find_begun(earlier, record, gpu, idle))
         if is_first:
-            present = list(_find_begun(GpuRecord(name), record, gpu, idle))
+            # Without a record of the GPU, its problems may be older than this writer.
             if gpu.uuid not in before:
                 began = []
+            present = _find_begun(GpuRecord(name), record, gpu, idle)
             for change in present:
                 if change not in began:
                     changes.append(change._replace(is_new=False))

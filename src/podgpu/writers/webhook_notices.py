@@ -6,10 +6,11 @@ a broken GPU works again. The state that was reported is stored, so a restart re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -132,11 +133,17 @@ def find_situation(state: ClusterState, idle_after: float, now: float) -> Situat
     return Situation(broken, well, idle, used, over_budget, month)
 
 
+class _IdlePart(NamedTuple):
+    part: HeldPart
+    node: NodeEntry
+    since: float  # Unix time
+
+
 def _find_idle_pods(
     state: ClusterState, idle_after: float, now: float
 ) -> tuple[dict[str, Item], frozenset[str]]:
     """Returns the pods with idle GPUs, and those that use a GPU. No pod is in both."""
-    idle: dict[str, list[tuple[HeldPart, NodeEntry, float]]] = {}
+    idle: dict[str, list[_IdlePart]] = {}
     used = set()
     for node in state.nodes:
         for part in node.held:
@@ -148,7 +155,7 @@ def _find_idle_pods(
             if part.use == "used":
                 used.add(key)
             elif since is not None:
-                idle.setdefault(key, []).append((part, node, since))
+                idle.setdefault(key, []).append(_IdlePart(part, node, since))
 
     items = {}
     for key, parts in idle.items():
@@ -176,6 +183,7 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     if not grave:
         return None
 
+    # A condition that this version does not know may be worse than all others.
     worst = min(grave, key=lambda each: order.index(each.name) if each.name in order else -1)
     says, do = describe_condition(worst, gpu)
     holders = [*gpu.holders, *gpu.last_holders]
@@ -216,14 +224,16 @@ def _describe_recovered(told: Item, gpu: DeviceState) -> Item:
     return msgspec.structs.replace(told, text=text, says=f"it {says}", do="")
 
 
-def _describe_idle(key: str, parts: list[tuple[HeldPart, NodeEntry, float]], currency: str) -> Item:
+def _describe_idle(key: str, parts: Sequence[_IdlePart], currency: str) -> Item:
     """Describes the idle GPUs of a pod."""
-    first, node, _ = parts[0]
-    since = max(since for _, _, since in parts)
-    gpus = round(sum(part.gpu_fraction for part, _, _ in parts), 2)
+    first = parts[0].part
+    node = parts[0].node
+    # All of its GPUs are idle since then.
+    since = max(each.since for each in parts)
+    gpus = round(sum(each.part.gpu_fraction for each in parts), 2)
     cost: float | None = None
-    for part, _, _ in parts:
-        cost = add_known(cost, part.cost_per_hour)
+    for each in parts:
+        cost = add_known(cost, each.part.cost_per_hour)
 
     name = "/".join(first.holder.pod_name)
     owner = ""
