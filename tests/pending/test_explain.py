@@ -398,6 +398,15 @@ def test_no_holder_unblocks_a_pod_that_lacks_cpu_as_well() -> None:
     assert explain_one(*objects, pod(cpu="1"), idle=idle).unblock
 
 
+def test_many_nodes_without_an_idle_holder_do_not_end_the_search() -> None:
+    objects = []
+    for number in range(30):
+        name = f"n{number:02}"
+        objects += [node(name, gpus=1), pod(f"old-{name}", on=name)]
+    found = explain_one(*objects, pod(), idle={("ml", "old-n29"): idle_pod("old-n29")})
+    assert [option.node for option in found.unblock] == ["n29"]
+
+
 def test_fewer_pods_come_first() -> None:
     names = ("one", "two", "large")
     idle = {("ml", name): idle_pod(name) for name in names}
@@ -526,6 +535,38 @@ def test_a_claim_that_was_not_created() -> None:
     assert found.reasons == (Reason(key="claim_not_created", names=("one-gpu",)),)
 
 
+def test_a_claim_of_a_template() -> None:
+    """The status of the pod names the claim. Without a name, the pod needs none."""
+    waiting = pod(gpus=0, claims=[{"name": "gpus", "resourceClaimTemplateName": "four"}])
+    entry = {"name": "gpus", "resourceClaimName": "waiting-gpus-x7"}
+    waiting["status"]["resourceClaimStatuses"] = [entry]
+    objects = dra(claim("waiting-gpus-x7", count=4), waiting)
+    assert keys(explain_one(*objects)) == ["too_large"]
+    waiting["status"]["resourceClaimStatuses"] = [{"name": "gpus"}]
+    queue = explain_queue(snapshot(objects), {}, NOW)
+    assert queue.waiting == [], "it needs no GPU"
+
+
+def test_administrators_take_no_device() -> None:
+    """A claim with adminAccess is for monitoring."""
+    monitor = claim("monitor", on="a", devices=(0, 1))
+    for result in monitor["status"]["allocation"]["devices"]["results"]:
+        result["adminAccess"] = True
+    waiting = pod(gpus=0, claims=uses("two"))
+    assert keys(explain_one(*dra(monitor, claim("two", count=2), waiting))) == ["fits"]
+
+
+def test_devices_that_several_nodes_reach() -> None:
+    """A slice has a node, a selector of nodes, or neither."""
+    body = resource_slice("fabric", 1)
+    del body["spec"]["nodeName"]
+    terms = [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]
+    body["spec"]["nodeSelector"] = {"nodeSelectorTerms": terms}
+    objects = [device_class(), body, claim("one"), pod(gpus=0, claims=uses("one"))]
+    assert keys(explain_one(node("a", gpus=0, labels={"rack": "r1"}), *objects)) == ["fits"]
+    assert keys(explain_one(node("a", gpus=0, labels={"rack": "r2"}), *objects)) == ["not_offered"]
+
+
 def test_an_extended_resource_of_a_device_class() -> None:
     objects = dra(pod(gpus=3), gpus=2)
     objects[1]["spec"]["extendedResourceName"] = GPU
@@ -543,6 +584,12 @@ def test_partitions_of_one_gpu_exclude_each_other() -> None:
     found = explain_one(*objects, claim("one"), pod(gpus=0, claims=uses("one")))
     assert keys(found) == ["in_use"]
     assert found.reasons[0].free == 0.0
+
+    # Two of them use the counters completely.
+    use[0]["counters"] = {"memory": {"value": "40Gi"}}
+    assert keys(explain_one(*objects, claim("one"), pod(gpus=0, claims=uses("one")))) == ["fits"]
+    use[0]["counters"] = {"memory": {"value": f"{40 * 2**30 + 1}"}}
+    assert keys(explain_one(*objects, claim("one"), pod(gpus=0, claims=uses("one")))) == ["in_use"]
 
 
 def test_devices_that_several_claims_share() -> None:
@@ -571,6 +618,12 @@ def test_gpus_of_one_claim_that_must_have_the_same_attribute() -> None:
     one_of_each = claim("held", on="a", devices=(0, 2))
     assert keys(explain_one(*objects)) == ["fits"]
     assert keys(explain_one(*objects, one_of_each)) == ["in_use"]
+
+    # A constraint on one of several requests is not checked.
+    pair["spec"]["devices"]["constraints"][0]["requests"] = ["gpus"]
+    found = explain_one(*objects, one_of_each)
+    assert keys(found) == ["unchecked"]
+    assert found.reasons[0].names == ("dra_selector",)
 
 
 def test_a_claim_of_another_kind_of_device_is_no_gpu() -> None:
@@ -634,6 +687,27 @@ def test_what_only_another_scheduler_knows_is_not_checked() -> None:
     assert keys(explain_one(*held, body)) == ["in_use"]
     plain = pod(resource="nvidia.com/gpumem")
     assert keys(explain_one(node("a"), plain)) == ["not_offered"]
+    # No node offers anything that it requests.
+    assert keys(explain_one(node("a", gpus=0), body))[0] == "not_offered"
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, "volumes"),
+        ({"volumes": [{"name": "v", "ephemeral": {}}]}, "volumes"),
+        ({"volumes": [{"name": "v", "emptyDir": {}}]}, ""),
+        (
+            {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+            "topology_spread",
+        ),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, ""),
+    ],
+)
+def test_rules_that_podgpu_does_not_know_are_named(more: Any, name: str) -> None:
+    found = explain_one(node("a"), pod(**more))
+    assert keys(found) == (["unchecked"] if name else ["fits"])
+    assert found.reasons[0].names == ((name,) if name else ())
 
 
 # All pods

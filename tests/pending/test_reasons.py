@@ -59,6 +59,14 @@ def test_amounts(value: float | None, resource: str, text: str) -> None:
             "Cordoned nodes: 2 nodes without a free nvidia.com/gpu.",
         ),
         (
+            Reason(key="not_offered", resource=GPU),
+            "No node offers nvidia.com/gpu.",
+        ),
+        (
+            Reason(key="not_offered", resource=GPU, names=("amd.com/gpu",)),
+            "No node offers nvidia.com/gpu. Nodes offer amd.com/gpu.",
+        ),
+        (
             Reason(key="starting", names=("a",)),
             "It has its place on a and is starting.",
         ),
