@@ -117,6 +117,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         def on_listening(bound: Sequence[Address]) -> None:
             *addresses, of_engines, of_cluster = bound
             engines.port = of_engines.port
+
             for where in addresses:
                 targets.append(f"http://{where.host or _LOOPBACK}:{where.port}/metrics")
             _print_overview(nodes, [*addresses, of_cluster], script)
@@ -139,6 +140,7 @@ def _print_overview(
 
     podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
     click.echo(f"  a terminal     {podgpu} top --cluster {cluster.url}\n")
+
     if script:
         click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
         for act in script:

@@ -133,6 +133,7 @@ def examine_node(
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     proc = options["path_proc"]
     usage_from = options["usage_from"]
+
     with ExitStack() as stack:
         workers = Workers()
         stack.callback(workers.close)
@@ -160,6 +161,7 @@ def examine_node(
             findings.append(checks.check_pid_namespace(proc))
             if options["path_kmsg"] != "none":
                 findings.append(checks.check_kernel_log(options["path_kmsg"]))
+
         gpus = [device for device in readings.devices if not device.is_instance]
         readable = [gpu for gpu in gpus if gpu not in readings.failures]
         if usage_from != "none" and readable:
@@ -171,6 +173,7 @@ def examine_node(
         findings += checks.check_holders(
             sources, readings, selection, identities, required, api, workers, deadline
         )
+
         wanted = parse_write(options["write"])
         sentinel_socket = options["path_nvsentinel"]
         directory = lock_directory(options)

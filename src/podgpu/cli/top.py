@@ -68,13 +68,16 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             source: Source = ClusterSource(view, query=make_at_query(at))
         else:
             source = _open_source(options, at, at_exit)
+
         feed = Feed(source, options["interval"])
         at_exit.callback(feed.close)
+
         if options["json"]:
             print_out(msgspec.json.encode(feed.read().view) + b"\n")
             return 0
         if at is not None:
             print_out(f"As of {utc_text(at)}\n")
+
         # The past does not change.
         if at is not None or options["once"] or not (sys.stdin.isatty() and is_screen()):
             return _print_once(feed, options["sort"], options["filter"])

@@ -173,6 +173,7 @@ def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
 
     if wanted.isdecimal() and int(wanted) in inventory.unreachable:
         raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
+
     present = few_of(gpu.index for gpu in inventory.gpus)
     raise UsageError(f"--gpu {wanted}: this node has no such GPU; it has {present}")
 
@@ -280,6 +281,7 @@ class Recording:
                 busy_share = usage.busy_ns / max(1, usage.window_ns)
             engine = self._engines[device.key]
             engine.add(residency, samples, busy_share)
+
         self._elapsed = now - self._began_at
         self._add_marks(self._engines[self._gpu.key].marks, now)
 
@@ -302,6 +304,7 @@ class Recording:
         """Finds the containers of new processes. Called often, because a process may end soon."""
         new = pids - self._tracks.keys()
         identities = self._identities.read() if new else Identities()
+
         for pid in new:
             lookup = self._finder.find(pid)
             container = lookup.workload
@@ -362,8 +365,8 @@ class EngineTrace:
                 yield _slice("switch", gpu, before.until - since, period.since - since)
             name = "run (cut)" if self.estimator.is_cut(period.until - period.began) else "run"
             yield _slice(name, tracks[period.pid], period.since - since, period.until - since)
-
             before = period
+
         for begin, end, pid in self.waits:
             yield _slice("wait", tracks[pid], begin - since, end - since)
 

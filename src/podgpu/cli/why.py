@@ -151,6 +151,7 @@ def _write_head(pod: QueuedPod, group: QueueGroup, now: float) -> str:
     name = _name_pod(pod)
     if pod.owner:
         name += f" ({pod.owner.text})"
+
     since = format_duration(max(0.0, now - pod.since))
     needs = _name_needs(group) or "no resources"
     if pod.kind:

@@ -109,7 +109,6 @@ class DemoEngines:
 
     def _write(self, node: DemoNode, tenant: Tenant, model: _Model) -> str:
         now = time.monotonic()
-
         engine = self._engines.setdefault(tenant, _Engine(model, now))
         gpu = node.driver.gpus[tenant.gpu]
         load = node.load_of(tenant).demand(node.clock.monotonic() - gpu.epoch)
@@ -138,6 +137,7 @@ def _write_metrics(engine: _Engine, load: float) -> str:
         "num_requests_waiting": f"{waiting}",
         "kv_cache_usage_perc": f"{cache:.4f}",
     }
+
     lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
 
     for bound in (*_BOUNDS, float("inf")):

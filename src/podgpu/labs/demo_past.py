@@ -98,6 +98,7 @@ def write_past(
             for tenant, begin, end in runs[exporter.node.name]:
                 if end < step.hours_ago <= begin:
                     tenants.append(tenant)
+
             own = _sample_node(exporter.node, tenants, step)
             exporter.recorder.append(at, own)
             samples += own
@@ -248,6 +249,7 @@ class _PastDevice(NamedTuple):
         hour = prices.of(self.gpu.model.name).gpu_hour
         price = price_hours(self.size, hour)
         currency = "" if hour is None else prices.currency
+
         if not self.tenants:
             seconds = self.step.seconds
             joules = self.gpu.model.power[0] * seconds * self.size
@@ -272,6 +274,7 @@ class _PastDevice(NamedTuple):
         figures = Figures(activity.busy, float(memory))
         if self.instance is not None:
             return figures
+
         watts = compute_watts(self.gpu.model, activity)
         celsius = final_celsius(self.gpu.model, watts)
         return figures._replace(power_watts=watts, temperature_celsius=celsius)

@@ -142,6 +142,7 @@ def _list_bound(node: DemoNode) -> Iterator[BoundPod]:
         for tenant in tenants:
             amounts[tenant.resource] += 1
         in_milli = [(resource, amount * MILLI) for resource, amount in amounts.items()]
+
         yield BoundPod(
             namespace=namespace,
             name=name,

@@ -100,7 +100,6 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
     """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
     rules: dict[str, FamilySpec | Meaning] = {}
-
     for name, spec in families_in("exporter").items():
         if spec.part:
             rules[name] = spec
@@ -308,7 +307,6 @@ class _NodeBuilder:
 
         gpu = self._gpus[gpu_id]
         device = gpu if number is None else gpu.instances.setdefault(number, _ScrapedDevice())
-
         for builder in (gpu, device):
             # Not every series has all labels.
             if len(builder.identity) < 5:
@@ -432,6 +430,7 @@ def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str,
         for name, value in values.items():
             if not 0 < value < DCGM_BLANK:
                 continue
+
             condition = _CONDITION_FIELDS.get(name)
             if condition:
                 detail = field_detail(condition, value)

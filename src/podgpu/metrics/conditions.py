@@ -169,6 +169,7 @@ def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
     if condition == XID:
         action = _worst_action(parse_xids(detail))
         return action if action in REPAIRS else ""
+
     spec = conditions().get(condition)
     return "" if spec is None else spec.repair
 
@@ -323,7 +324,6 @@ def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
 def _worst_action(xids: Iterable[int]) -> str:
     """Returns the most drastic action, a key of `_ACTIONS`."""
     actions = {xid_spec(xid).action for xid in xids}
-
     return next((action for action in _ACTIONS if action in actions), "inspect")
 
 

@@ -263,7 +263,6 @@ def _read_requests(names: Sequence[str], samples: Iterable[ParsedSample]) -> flo
     """Adds up the requests of all ranks that have a queue of their own."""
     values = []
     queues: dict[tuple[tuple[str, str], ...], float] = {}
-
     for sample in samples:
         # SGLang also reports the requests of each priority.
         if sample.name not in names or sample.labels.get("priority"):

@@ -187,6 +187,7 @@ def dcgm_labels(
         taken = _RESERVED.union(name for name, _ in used)
         renamed = _rename_pod_labels(taken, pod_labels or {})
         pairs += sorted([*label_values, *renamed.items()])
+
     return make_labels((*pairs, *own))
 
 

@@ -404,6 +404,7 @@ def _add_gpu(
         if isinstance(percent, int | float):
             named = make_attributes([*pairs, ("hw.gpu.task", task)])
             metrics.add(UTILIZATION, named, percent / 100, at)
+
     for kind, field in _ECC_ERRORS.items():
         count = fields.get(field)
         if isinstance(count, int):
@@ -469,8 +470,10 @@ def _add_counted(
             continue
         if member.factor != 1:
             value = value / (member.factor or 1)
+
         own = attributes
         if member.attributes:
             own = [*attributes, *make_attributes(member.attributes)]
+
         since = struct.counted_since if member.metric.instrument == "counter" else None
         metrics.add(member.metric, own, value, state.usage_at, since)

@@ -60,6 +60,7 @@ class EventFinder:
             for condition in gpu.conditions:
                 if condition.name == LOST and self._is_new(gpu, LOST, condition.since):
                     yield _make_lost(name, gpu, condition.since)
+
             for device in (gpu, *gpu.instances):
                 for xid in device.xids:
                     if self._is_new(gpu, str(xid.xid), xid.last_seen):

@@ -182,6 +182,7 @@ def _parse_labels(text: str) -> dict[str, str]:
         match = _LABEL.match(text, at)
         if match is None:
             raise ValueError(f"not a label: {_shorten(text[at:].strip())}")
+
         name = match[1]
         if name in labels:
             raise ValueError(f"the label {name} occurs twice")
@@ -214,11 +215,13 @@ def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
             lines.append(f"# HELP {family.name} {escape_help(family.help)}\n")
         if family.help or family.type != "untyped" or not family.samples:
             lines.append(f"# TYPE {family.name} {family.type}\n")
+
         for name, labels, value in family.samples:
             text = texts.get(id(labels))
             if text is None:
                 text = Labels(labels.items()).text
                 texts[id(labels)] = text
+
             is_whole = value.is_integer() and abs(value) <= _LARGEST_PLAIN
             number = int(value) if is_whole else format_float(value)
             lines.append(f"{name}{text} {number}\n")

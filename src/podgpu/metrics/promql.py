@@ -198,6 +198,7 @@ def field_query(field: str, labels: str, select_names: Callable[[Sequence[str]],
     rename = rename_of(field)
     if rename is None:
         return query
+
     blank = f"{DCGM_BLANK * rename.factor:.0f}"
     newer = f"max {labels} (({select_names(new_names)}) < {blank})"
     return f"{query} or {newer} / {rename.factor!r}"

@@ -39,6 +39,7 @@ def _make_message(family: Family) -> pb.MetricFamily:
         metric = message.metric.add()
         for name, value in sample.labels.pairs:
             metric.label.add(name=name, value=value)
+
         number = float(sample.value)
         if family.dcgm_numbers:
             number = round(number, _DCGM_DECIMALS)
@@ -69,6 +70,7 @@ def prefers_protobuf(accept: str) -> bool:
         quality = _parse_quality(values.get("q", "1"))
         if media_type == "text/plain":
             text = max(text, quality)
+
         is_message = values.get("proto") == _MESSAGE and values.get("encoding") == "delimited"
         if media_type == _MEDIA_TYPE and is_message:
             wanted = max(wanted, quality)

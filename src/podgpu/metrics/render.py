@@ -110,6 +110,7 @@ def _source(source: SourceStatus) -> Iterator[Row]:
         yield "podgpu_exporter_source_up", labels, int(source.up)
         if source.seconds is not None:
             yield "podgpu_exporter_collect_duration_seconds", labels, source.seconds
+
     for reason, count in sorted(source.errors.items()):
         yield "podgpu_exporter_source_errors_total", {**labels, "reason": reason}, count
     for reason, count in sorted(source.unmapped.items()):
@@ -262,6 +263,7 @@ def _xids(device: GpuOrInstance, names: Mapping[str, str]) -> Iterator[Row]:
         labels = {**names, "xid": str(xid.xid)}
         yield "podgpu_xid_errors_total", labels, xid.total
         yield "podgpu_xid_last_seen_timestamp_seconds", labels, xid.last_seen
+
         for culprit in xid.culprits:
             of_container = {**labels, **holder_names(culprit)}
             yield "podgpu_container_xid_errors_total", of_container, culprit.total
@@ -372,7 +374,6 @@ class _GpuManagerContainer:
             percents[card] = _add(self.percents[index])
             mebibytes[card] = None if used is None else int(used // MIB)
         percents["total"] = _add(percents.values())
-
         mebibytes["total"] = _add(mebibytes.values())
 
         held = _add(self.held_bytes)

@@ -122,7 +122,6 @@ class ExternalScaler:
         names = list(identity.get("x509_common_name", ()))
         names += identity.get("x509_subject_alternative_name", ())
         texts = {name.decode("utf-8", "replace") for name in names}
-
         if self._client_names.isdisjoint(texts):
             raise forbidden(
                 f"the certificate of {', '.join(sorted(texts)) or '(no name)'} "
@@ -177,6 +176,7 @@ def load_credentials(certificate: Pem, key: Pem, client_ca: Pem) -> Any:
         certificate_pem = certificate.read()
         key_pem = key.read()
         ca_pem = client_ca.read()
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         load_pair(context, certificate_pem, key_pem, f"{certificate.name} and {key.name}")
         load_authorities(context, ca_pem, client_ca.name)

@@ -117,6 +117,7 @@ class PodSelector:
             return False
         if self.name and pod.name != self.name:
             return False
+
         labels = dict(pod.labels) if self.labels else {}
         return all(requirement.matches(labels) for requirement in self.labels)
 

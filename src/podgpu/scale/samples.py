@@ -60,6 +60,7 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
     samples = RoundSamples(at, _sample_scopes(state), {}, set())
     node_names = {pod.node for pod in pods.by_key.values()}
     has_node_names = any(node.name in node_names for node in state.nodes)
+
     for pod, by_node in _find_devices(state).items():
         name = _find_node(pods.by_key.get(pod), by_node, has_node_names)
         if name is not None:
@@ -67,6 +68,7 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
             samples.rows[pod] = _make_row(_measure(devices, state.settings))
             if any(device.shares_by_mps for device in devices):
                 samples.mps.add(pod)
+
         if by_node:
             samples.ignored[pod] = ", ".join(by_node)
     return samples
@@ -98,6 +100,7 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
     for node in state.nodes:
         if node.stale:
             continue
+
         for _, parts in groupby(node.held, key=attrgetter("device_key")):
             by_pod = group_by(parts, lambda part: part.holder.pod_name)
             is_alone = len(by_pod) == 1

@@ -268,7 +268,6 @@ class Seen:
     @property
     def notes(self) -> list[str]:
         notes = list(self.view.notes)
-
         for node in self.view.nodes:
             if node.old:
                 age = "" if node.age_seconds is None else f": {node.age_seconds:.0f} s"
@@ -327,6 +326,7 @@ class Feed:
                 key = line.row[1:3]
                 newest = bytes([utilization_byte(line.utilization)])
                 points[key] = (self._points.get(key, b"") + newest)[-_POINTS:]
+
         self._points = points
 
     def select(self, uuid: str) -> None:

@@ -189,8 +189,8 @@ class Screen:
         """Moves the cursor to the selected row, and scrolls so that the cursor is visible."""
         rows = self._rows
         self._cursor = _clamp(self._cursor, len(rows) - 1)
-        selected = self._selected
 
+        selected = self._selected
         if selected is not None and selected in rows and rows[self._cursor] != selected:
             self._cursor = rows.index(selected)
 
@@ -216,6 +216,7 @@ class Screen:
         width, height = size
         table = self._make_table(seen, width)
         notes = _render_notes(seen, width, now)
+
         head: list[Spans] = [[(_make_title(seen, self.source, self.order), "title")]]
         if height >= _MIN_HEIGHT_OF_TOTALS:
             head.append(render_totals(seen.view.totals, seen.view.currency, width))
@@ -244,6 +245,7 @@ class Screen:
             _, line = table.lines[self._cursor]
             self.detailed_uuid = line.gpu.uuid
             self._details = render_details(line, seen, width)
+
         self._details_scroll = _clamp(self._details_scroll, len(self._details) - self._height)
 
     def _render_body(self, table: Table) -> list[Spans]:
@@ -251,6 +253,7 @@ class Screen:
             return [[(line, "")] for line in _HELP[: self._height]]
         if self._details:
             return self._details[self._details_scroll : self._details_scroll + self._height]
+
         rows = table.render(self._scroll, self._scroll + self._height)
         if not rows:
             return [[("no line matches the filter", "dim")]]
@@ -501,7 +504,6 @@ def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
     for holder in holders:
         if holder.wait_ratio is not None:
             waits[holder.text] = {runner.text: runner.seconds for runner in holder.waits_for}
-
     if len(waits) < 2:
         return
 

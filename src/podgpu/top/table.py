@@ -301,6 +301,7 @@ def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
     for column in _OPTIONAL:
         if column in widths and room() < min(holder, _READABLE_HOLDER):
             del widths[column]
+
     widths[_HOLDER] = max(1, min(holder, room()))
     if _HISTORY in widths:
         widths[_HISTORY] += min(room() - widths[_HOLDER], _MAX_HISTORY - widths[_HISTORY])
@@ -413,6 +414,7 @@ def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
     waste = Waste()
     if totals.waste is not None:
         waste = totals.waste.cost_per_hour or waste
+
     hourly = allocated_cost + (waste.unallocated or 0.0)
     cost = f"{format_money(hourly, currency)}/h"
     if waste.total:

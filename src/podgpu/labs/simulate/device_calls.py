@@ -289,7 +289,6 @@ def read_field_values(gpu: SimulatedGpu, fields: Iterable[Any]) -> Any:
     """Implements nvmlDeviceGetFieldValues. `fields` are ids, or pairs of id and scope."""
     wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in fields]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
-
     for value, (field_id, scope) in zip(values, wanted, strict=True):
         reader = _FIELDS.get(field_id)
         number = reader(gpu, scope) if reader else None

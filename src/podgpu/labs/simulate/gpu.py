@@ -186,6 +186,7 @@ class SimulatedGpu:
         model = self.model
         second = math.floor(self.at)
         device = LoadActivity() if self.mig_enabled else self._activity_of(second)
+
         instances: dict[int, LoadActivity] = {}
         for instance in self.instances:
             activity = self._activity_of(second, instance.gi_id)
@@ -275,6 +276,7 @@ class SimulatedGpu:
             ran = [sample for sample in samples if sample.shares.get(pid)]
             if not ran:
                 continue
+
             total = sum(sample.shares[pid] for sample in ran)
             last_ran = ran[-1].wall_us
             yield pid, last_ran, total / len(samples)

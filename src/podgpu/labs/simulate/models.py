@@ -70,7 +70,6 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
         values[column] = re.split("[-.]", row[column])
     for column in ("memory", "reserved"):
         values[column] = int(float(row[f"{column}_mib"]) * MIB)
-
     values["pci_device"] = int(row["pci_device"], 16)
 
     names = ("name", "compute_slices", "memory_slices", "memory_mib")

@@ -431,6 +431,7 @@ class RoundRobinLog:
         while self._at < until:
             for load in loads.values():
                 self._begin_period(load)
+
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)
             if ready:

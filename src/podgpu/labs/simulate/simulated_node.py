@@ -319,6 +319,7 @@ class DemoNode:
             create_files(self.root, self._proc, tenant, pid)
             if tenant.duty:
                 self.driver.place(self.load_of(tenant))
+
         self.kubelet.pods = tuple(pods(self._pids))
 
     def remove_pod(self, namespace: str, pod: str) -> None:

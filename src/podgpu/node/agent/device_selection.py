@@ -114,6 +114,7 @@ def _parse_ids(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         if not part:
             continue
+
         first, _, last = part.partition("-")
         end = int(last or first) + 1
         numbers.update(range(int(first), end))

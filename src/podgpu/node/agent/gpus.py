@@ -58,8 +58,8 @@ class TelemetryResult:
     def values(self) -> dict[str, FieldValues]:
         """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}
-        values_of = {}
 
+        values_of = {}
         for reading in self.readings.values():
             for device, values in reading.values.items():
                 if device.key in shown:
@@ -335,6 +335,7 @@ class TelemetryCollector:
         for index, why in self._inventory.unreachable.items():
             if not reads_all and not self._selection.shows_gpu(index):
                 continue
+
             name = f"gpu{index}"
             reason = "hung" if index in self._inventory.hung else "unreachable"
             message = f"GPU {index} does not answer: {why}"

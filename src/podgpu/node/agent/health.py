@@ -222,6 +222,7 @@ class HealthWatch:
         self._gpus = {gpu.uuid: self._gpus.get(gpu.uuid) or _CheckedGpu() for gpu in gpus}
         shown = {device.uuid for device in result.selected}
         usual_links = _usual_links(gpus, result.readings)
+
         for device in gpus:
             gpu = self._gpus[device.uuid]
             gpu.details = None
@@ -310,7 +311,6 @@ class HealthWatch:
 
             uuid, _ = split_key(event.device)
             gpu = self._gpus.get(uuid)
-
             if spec.needs_action:
                 self._add_failure((uuid, XID), event.at)
             if gpu is not None and spec.needs_action:
@@ -409,6 +409,7 @@ class HealthWatch:
         for uuid, gpu in self._gpus.items():
             if gpu.details is None:
                 continue
+
             failures = self._list_failures(uuid, now)
             is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
             own = opinions.get(uuid, ()) if is_known else ()
@@ -421,6 +422,7 @@ class HealthWatch:
             device_key, xid = key
             culprits = tuple(self._culprits.get(key, {}).values())
             count = XidCount(xid, total, self._xid_seen[key], recent[key], culprits)
+
             device = devices[device_key]
             device["xids"] = (*device.get("xids", ()), count)
             device["last_xid"] = self._last_xids[device_key]
@@ -480,9 +482,9 @@ class HealthWatch:
         `details`: of each condition that was checked. None if the GPU does not have it.
         """
         recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
+
         present = []
         healthy = []
-
         for name in conditions():
             if name == RECURRING and recurring:
                 present.append(Condition(name, min(one.first for one in recurring)))

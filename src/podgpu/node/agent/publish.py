@@ -172,6 +172,7 @@ def _add_running(holder: Holder, processes: Iterable[RunningProcess]) -> Holder:
     """Adds the holder's own processes. On a node with Kubernetes, documents list no processes."""
     if not holder.user:
         return holder
+
     running = []
     for process in processes:
         if process.owner is not None and process.owner.key == holder.key:
@@ -198,9 +199,9 @@ def _build_gpus(
 
     by_key = group_by_key((key, name) for name, key in unsupported)
     builder = _DeviceBuilder(telemetry, telemetry.values, holders, usage, health, by_key)
+
     gpus = []
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
-
     for device in devices.values():
         if device.gi_id is None:
             gpus.append(device)
@@ -288,8 +289,8 @@ def list_unsupported(
     """Returns name and device key of each configured field that a selected device lacks."""
     names = fields()
     shown = {device.key for device in telemetry.selected}
-    unsupported = []
 
+    unsupported = []
     for reading in telemetry.readings.values():
         for key, number in reading.unsupported:
             if number in configured and key in shown:
@@ -504,10 +505,12 @@ class ChangeLog:
                 if self._faults.recover(key):
                     _log.info("%s: answers again", name)
                 continue
+
             fault = _SAME_FAULT.get(source.error, source.error)
             if source.name == COUNTERS and source.error == "malformed":
                 # Compares mistakes in the counter file by message, so that another one is logged.
                 fault = source.message
+
             if self._faults.fail(key, fault):
                 message = source.message.removeprefix(f"{source.name}: ")
                 _log.warning("%s: %s; podgpu continues and retries", name, message)

@@ -250,7 +250,6 @@ class Schedule:
         has passed.
         """
         due = []
-
         for group in self.groups:
             interval = group.interval
 

@@ -212,7 +212,6 @@ def add_owners(
     held = group_by_key((one.device, one) for one in assignments if one.holder.key)
 
     owned: dict[str, list[OwnedUsage]] = {}
-
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid)
@@ -328,10 +327,10 @@ def _merge_workloads(
     A holder gets the UID and user of its processes if its source has none.
     """
     workloads: dict[WorkloadKey, Workload] = {}
-
     for owner in owners:
         if owner.workload:
             workloads.setdefault(owner.workload.key, owner.workload)
+
     shares = {}
     for assignment in assignments:
         holder = assignment.holder
@@ -412,8 +411,8 @@ def _find_unallocated(
 
     unclear = {request.pod_name for request in allocation.vcuda}
     unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
-    used: set[tuple[str, WorkloadKey]] = set()
 
+    used: set[tuple[str, WorkloadKey]] = set()
     for owned in chain.from_iterable(usages.values()):
         if owned.device.key not in allocation.reserved:
             for pod in _list_pods(owned):

@@ -150,6 +150,7 @@ def _list_devices(gpu: DeviceState, by_name: bool) -> list[DeviceValues]:
     minor = gpu.index if by_name else None
     device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
     devices: list[DeviceValues] = [(device, gpu.fields or {})]
+
     for instance in gpu.instances:
         uuids = [holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders]
         mig_uuids = tuple(uuid for uuid in uuids if uuid)

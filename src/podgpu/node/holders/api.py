@@ -115,7 +115,6 @@ class ApiAccess:
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
         watcher = self.watch(path, selector, lambda body: read_map(body, "data").get(CONFIGMAP_KEY))
-
         if not watcher.wait_synced(self.sync_seconds):
             _log.warning(
                 "ConfigMap %s cannot be read yet (%s); starting with the counters of -f",

@@ -205,6 +205,7 @@ def _select_results(
     """
     pool, device = claim.device
     own = [result for result in results if result.pool == pool and result.device == device]
+
     _, claim_name = claim.name
     names = requests.get((claim.holder, claim_name), {""})
     if not own or "" in names:
@@ -326,6 +327,7 @@ def _parse_slice_device(body: KubeObject) -> SliceDevice:
     device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the fields in `basic`
     attributes = _strip_domains(read_map(device, "attributes"))
     uuid = read_map(attributes, "uuid").get("string")
+
     capacity = []
     for name, entry in _strip_domains(read_map(device, "capacity")).items():
         capacity.append((name, str(entry["value"])))

@@ -59,18 +59,23 @@ class Identities:
 
     def __post_init__(self) -> None:
         self.current = self.current.union(*map(_to_workloads, self.pods))
+
         # UID of a static pod -> UID of its mirror pod in the API server
         self.api_uids = {record.uid: record.api_uid for record in self.pods if record.api_uid}
+
         # False if /var/log/pods cannot be read
         self._has_pod_logs = any(log.uid for log in self.logged)
+
         # A cache, because `complete` is called every second.
         self._completed: dict[Workload, Workload] = {}
+
         self._index_uids()
         self._index_containers()
 
     def _index_uids(self) -> None:
         self._by_uid: _WorkloadsById = defaultdict(set)
         self._uids: _IdsByName = defaultdict(set)
+
         for known in self.logged | self.current:
             uid = known.uid
             if uid:

@@ -177,7 +177,6 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
     The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource).
     """
     held = {(one.device, one.holder): one for one in by_claim.assignments}
-
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
         if key in held:

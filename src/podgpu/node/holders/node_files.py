@@ -292,7 +292,6 @@ class ProcessHolders(AllocationSource):
         keys = {device.key for device in devices}
         shares: dict[tuple[str, Workload], float | None] = {}
         unmapped = set()
-
         for process in processes:
             place = places[process.pid]
             if place.outcome in FAILED_LOOKUPS:

@@ -165,6 +165,7 @@ class AllocationCache:
             if holder.source_instance != answer.source_instance:
                 earlier[workload] = holder
                 counts.update(map(_resource_key, holder.assignments))
+
         reassigned = {key for key in map(_resource_key, answer.assignments) if counts[key] == 1}
 
         missing = {}
@@ -330,6 +331,7 @@ class AllocationReader:
                 # An empty list is no evidence.
                 is_listed = pod in listed or not listed
                 listed_at[pod] = now if is_listed else self._listed_at.get(pod, now)
+
         self._listed_at = listed_at
         return {pod for pod, at in listed_at.items() if now - at > GRACE_SECONDS}
 
@@ -398,7 +400,6 @@ def _add_reading(
     """Adds the assignments of one source, and returns the rejected ones."""
     rejected = []
     by_holder = group_by(reading.assignments, lambda claim: claim.holder)
-
     for holder, claims in by_holder.items():
         try:
             completed = complete(holder)

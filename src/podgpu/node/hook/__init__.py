@@ -37,6 +37,7 @@ class HookCounters:
         samples: dict[str, list[Sample]] = {name: [] for name in _COUNTERS}
         with self._lock:
             values = self._values.copy()
+
         for (name, text), value in values.items():
             labels = Labels((label, text) for label in _COUNTERS[name])
             samples[name].append(Sample(labels, value))

@@ -155,6 +155,7 @@ def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
     annotation = pod.annotations.get(KOORDINATOR_DEVICES, "")
     annotations = ((KOORDINATOR_DEVICES, annotation),)
     record = PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations)
+
     gpus = []
     for held in read_grants(record):
         device_id = parse_device_id(held.text)

@@ -126,7 +126,6 @@ class Hook:
         Returns True if the runtime reported its containers before the end.
         """
         cards = (lambda: self.writer.cards) if self.inject else None
-
         plugin = Plugin(self.writer.update, self._counters, cards)
         problem = self._serve(plugin)
         if not self._stopping.is_set():

@@ -113,6 +113,7 @@ def _cut(
 def encode(message: Message) -> bytes:
     header = _MESSAGE_HEADER.pack(len(message.data), message.stream, message.kind, 0)
     content = header + message.data
+
     frames = bytearray()
     for start in range(0, len(content), _MAX_SENT_FRAME):
         frame = content[start : start + _MAX_SENT_FRAME]

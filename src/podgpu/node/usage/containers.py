@@ -303,6 +303,7 @@ class ProcessOwners:
                 if early.at <= oldest:
                     del self._early[pid]
                     continue
+
                 lookup = self._lookups.get(pid)
                 if lookup is not None and lookup.outcome == "gone":
                     self._lookups[pid] = early.lookup

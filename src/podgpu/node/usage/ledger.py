@@ -250,8 +250,8 @@ class OwnedUsage:
         # Samples are inexact and processes can run concurrently, so the sum can be too large.
         if measured > usage.window_ns:
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
-
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
+
         if total is None or measured > total:
             return Division(measured, parts)
 
@@ -864,6 +864,7 @@ class Ledger:
             account = Account(workload, self._counted_since)
         elif not workload.uid:
             workload = structs.replace(workload, uid=account.workload.uid)
+
         account.workload = workload
 
         if workload.namespace:
@@ -884,6 +885,7 @@ class Ledger:
             for name, account in self._accounts.pop(key).items():
                 self._closed[key, name] = account
             self._owners.pop(key, None)
+
         for uuid in self._windows.keys() - self._listed:
             del self._windows[uuid]
 

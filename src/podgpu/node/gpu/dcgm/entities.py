@@ -98,6 +98,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
     ids = (c_uint32 * s.MAX_GPUS)()
     count = c_int()
     connection.call("dcgmGetAllDevices", ids, byref(count))
+
     states = {}
     for gpu_id in ids[: count.value]:
         state = c_int()
@@ -108,6 +109,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
     hierarchy = s.make_struct(s.MigHierarchy)
     with suppress(Unsupported):
         connection.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
+
     migs = []
     for entry in hierarchy.entries[: hierarchy.count]:
         entity = Entity(entry.entity.group, entry.entity.id)

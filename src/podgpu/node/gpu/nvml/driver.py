@@ -266,6 +266,7 @@ def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
         name = driver.call("nvmlDeviceGetName", mig)
         profile = _PROFILE.search(name)
         device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
+
         # An instance may have several MIG devices.
         known = instances.get(gi_id, DeviceHandle(device, mig))
         mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
@@ -565,6 +566,7 @@ class DevicePlan:
         for _, recipe in users:
             for field_id in recipe.ids:
                 requests.add((field_id, recipe.scope))
+
         batch = sorted(requests)
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, batch)
         entries = dict(zip(batch, answer, strict=True))

@@ -177,7 +177,6 @@ def _read_syslog() -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_TAIL_BYTES)
     size = libc.klogctl(_SYSLOG_ACTION_READ_ALL, buffer, _TAIL_BYTES)
-
     if size < 0:
         why = os.strerror(ctypes.get_errno())
         raise SourceError("kernel_log", f"the kernel log cannot be read ({why}): {_ADVICE}")

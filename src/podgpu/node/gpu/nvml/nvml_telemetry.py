@@ -202,6 +202,7 @@ class NvmlTelemetry:
         for index in range(self._listed):
             if index in opened or index in self._pending:
                 continue
+
             new.append(index)
             self._pending[index] = self._clock()
             target = partial(_look_up, self._driver, index, self._lookups)
@@ -216,6 +217,7 @@ class NvmlTelemetry:
             device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
             gpu.layout = (replace(opened, device=device),)
             gpu.usage_reader.continue_after(previous.usage_reader)
+
         self._gpus[uuid] = gpu
 
     def _read_bus(self) -> None:
@@ -236,7 +238,6 @@ class NvmlTelemetry:
 
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         none_answers = bool(answers or self._errors) and not any(answers)
-
         if self._wants_restart or none_answers:
             return True
         return self._listed < (self.expected or 0) and elapsed >= SEARCH_SECONDS
@@ -430,7 +431,6 @@ class NvmlGpu:
         unsupported: list[tuple[str, int]] = []
         dropped = []
         errors = []
-
         for one in self.layout:
             plan = self._find_plan(one, fields)
             values[one.device] = plan.read(now)
@@ -510,6 +510,7 @@ class NvmlGpu:
             layout = ", ".join(one.device.profile for one in devices[1:]) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, layout)
             self._drop_plans()
+
         self.layout = devices
 
     def _find_plan(self, one: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:

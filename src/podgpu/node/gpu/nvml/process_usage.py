@@ -379,6 +379,7 @@ class UsageReader:
             if not all(are_valid):
                 return None
             return sum(percents) * window_ns // (100 * len(percents))
+
         if _SAMPLES not in self._guard.unsupported:
             return None
 
@@ -444,7 +445,6 @@ class UsageReader:
         before = self._last_energy
         now = self._clock()
         is_due = before is None or now - before.time >= _ENERGY_SECONDS - _EARLY_SECONDS
-
         if self._energy_is_known and not is_due and not has_changed and power is not None:
             return None
 

@@ -104,9 +104,11 @@ class RecordDecoder:
         """Checks that the sequence numbers continue those of the last chunk."""
         if not numbers:
             return
+
         first = numbers[0] if self._next_number is None else self._next_number
         end = first + len(numbers)
         expected = [number % _NUMBERS for number in range(first, end)]
+
         if numbers != expected:
             pairs = zip(numbers, expected, strict=True)
             number, wanted = next(pair for pair in pairs if pair[0] != pair[1])
@@ -114,6 +116,7 @@ class RecordDecoder:
             raise SwitchLogError(
                 "sequence_gap", f"{lost} records are missing in the context-switch log"
             )
+
         self._next_number = end % _NUMBERS
 
 
@@ -223,7 +226,6 @@ class Timeline:
         saved = all_pids[start + 1 :: 2]
         expected = [~pid for pid in switched_in[: len(saved)]]
         is_alternating = min(switched_in, default=0) >= 0 and saved == expected
-
         if not is_alternating or all_times != sorted(all_times):
             raise SwitchLogError(
                 "disorder", "the records of the context-switch log contradict each other"

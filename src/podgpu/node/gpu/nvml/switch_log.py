@@ -187,7 +187,6 @@ class ContextSwitchLog:
     def _find_gpu(self, pci_bus_id: str) -> int:
         wanted = pci_bus_id.lower().partition(".")[0]
         attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
-
         for gpu_id in attached:
             if gpu_id in _NO_GPU:
                 continue
