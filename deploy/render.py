@@ -20,7 +20,7 @@ from podgpu import REGISTRY, __version__
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "podgpu"
 MANIFESTS = ROOT / "deploy" / "manifests"
-NAMESPACE = "podgpu"
+NAMESPACE = "monitoring"
 OPERATOR = "monitoring.coreos.com/v1"
 """API version of the Prometheus operator. If the cluster has it, the value `auto` means enabled."""
 
@@ -28,14 +28,12 @@ _SOURCE = re.compile(r"^# Source: podgpu/templates/(.+)\n", re.MULTILINE)
 _HELMS_OWN = re.compile(
     r"^ +(?:app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE
 )
-_NAMESPACE = f"""---
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: {NAMESPACE}
-  labels:
-    # Stricter levels reject hostPath (for the kubelet's socket) and hostPID (for the usage of each container).
-    pod-security.kubernetes.io/enforce: privileged
+_BEFORE = f"# Before: kubectl create namespace {NAMESPACE}\n"
+"""The manifests contain no Namespace: others use it too, and `kubectl delete -f` would delete it."""
+_PRIVILEGED = f"""\
+# If Pod Security is enforced, the namespace must allow the level privileged, because of hostPath (for the kubelet's
+# socket) and hostPID (for the usage of each container):
+# kubectl label namespace {NAMESPACE} pod-security.kubernetes.io/enforce=privileged
 """
 
 
@@ -134,8 +132,9 @@ def rendered(manifest: Manifest) -> str:
     settings = []
     for value in manifest.values:
         settings += ["--set", value]
-    text = template(*settings)
-    parts = [body for source, body in _documents(text) if source.startswith(manifest.templates)]
+    documents = _documents(template(*settings))
+    parts = [body for source, body in documents if source.startswith(manifest.templates)]
+    text = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)
 
     head = (
         f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: edit the "
@@ -144,9 +143,10 @@ def rendered(manifest: Manifest) -> str:
     if manifest.values:
         head += f"# Values: {', '.join(manifest.values)}\n"
     if manifest.namespace:
-        head += _NAMESPACE
-    without_trailing_blanks = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)
-    return head + _HELMS_OWN.sub("", without_trailing_blanks)
+        head += _BEFORE
+        if "hostPath:" in text:
+            head += _PRIVILEGED
+    return head + _HELMS_OWN.sub("", text)
 
 
 def _documents(text: str) -> Iterator[tuple[str, str]]:

@@ -46,16 +46,32 @@ README = """\
 podgpu shows which pod uses which GPU, how much of it, and what that costs. It replaces dcgm-exporter, or runs beside
 it, and does not need DCGM. Documentation: <{project}>.
 
-```
-helm install podgpu oci://{registry}/charts/podgpu --version {version} --set cluster.enabled=true \\
-  --namespace podgpu --create-namespace
+No image and no chart are published yet. Build both in the repository (needs Python 3.11 or later, but no Docker), and
+push the image to a registry from which your nodes can pull:
+
+```console
+$ make release
+$ skopeo copy --all oci-archive:dist/podgpu-image-{version}.tar docker://registry.example.com/podgpu:{version}
+$ helm upgrade --install podgpu deploy/helm/podgpu --namespace monitoring --create-namespace \\
+    --set image.repository=registry.example.com/podgpu,cluster.profile=full
 ```
 
-On a cluster without GPUs (kind, minikube), run the demo with simulated GPUs:
+The packed chart, `dist/podgpu-{version}.tgz`, can replace `deploy/helm/podgpu`. With a registry of your own, also from there:
 
+```console
+$ helm push dist/podgpu-{version}.tgz oci://registry.example.com/charts
+$ helm upgrade --install podgpu oci://registry.example.com/charts/podgpu --version {version} --namespace monitoring \\
+    --create-namespace --set image.repository=registry.example.com/podgpu,cluster.profile=full
 ```
-helm install podgpu oci://{registry}/charts/podgpu --version {version} --set demo.enabled=true
-kubectl port-forward service/podgpu-demo 9401
+
+`autoscale` and `demo` need the image with the tag `{version}-autoscale`. On a cluster without GPUs (kind, minikube), run the demo with
+simulated GPUs:
+
+```console
+$ skopeo copy --all oci-archive:dist/podgpu-image-{version}-autoscale.tar docker://registry.example.com/podgpu:{version}-autoscale
+$ helm upgrade --install podgpu deploy/helm/podgpu --namespace monitoring --create-namespace \\
+    --set image.repository=registry.example.com/podgpu,demo.enabled=true
+$ kubectl -n monitoring port-forward service/podgpu-demo 9401
 ```
 
 ## Values
@@ -104,7 +120,7 @@ def render_readme() -> str:
     values.yaml.
     """
     rows = "".join(f"| `{key}` | {default} | {about} |\n" for key, default, about in read_values())
-    return README.format(project=PROJECT_URL, registry=REGISTRY, version=__version__, rows=rows)
+    return README.format(project=PROJECT_URL, version=__version__, rows=rows)
 
 
 def read_values() -> Iterator[tuple[str, str, str]]:

@@ -273,7 +273,8 @@ def test_a_missing_secret_of_keda_is_refused(tmp_path: Path) -> None:
     with _store(tmp_path) as store:
         store.objects[f"/api/v1/namespaces/{NAMESPACE}"] = b'{"kind": "Namespace"}'
         done = run_helm(*command, *place)
-        assert "there is no Secret podgpu-keda-server in the namespace podgpu" in done.stderr
+        missing = f"there is no Secret podgpu-keda-server in the namespace {NAMESPACE}"
+        assert missing in done.stderr
         secret = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "podgpu-keda-server"}}
         path = f"/api/v1/namespaces/{NAMESPACE}/secrets/podgpu-keda-server"
         store.objects[path] = json.dumps(secret).encode()
