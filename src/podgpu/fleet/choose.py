@@ -156,11 +156,14 @@ class _Chooser:
         return owners
 
     def _is_kept(self, reading: NodeReading) -> bool:
-        is_recent = self.now - reading.read_at <= self.settings.drop_after
-        return is_recent or bool(reading.listed and reading.state.devices)
+        age = self.now - reading.read_at
+        if age <= self.settings.drop_after:
+            return True
+        return bool(reading.listed and reading.state.devices)
 
     def is_stale(self, reading: NodeReading) -> bool:
-        return reading.state.stale or self.now - reading.read_at > self.settings.stale_after
+        age = self.now - reading.read_at
+        return reading.state.stale or age > self.settings.stale_after
 
     def is_rival(self, reading: NodeReading, other: NodeReading) -> bool:
         """Returns True if `reading` is current and comes from another exporter than `other`."""
@@ -193,13 +196,15 @@ class _Chooser:
         for node in self.before.values():
             for reading in (node.reading, node.silent):
                 if reading and reading.target not in targets:
-                    unread.append(replace(reading, listed=False))
+                    unlisted = replace(reading, listed=False)
+                    unread.append(unlisted)
 
         silent: dict[str, NodeReading] = {}
         for reading in unread:
-            is_podgpu = reading.state.producer == "podgpu"
-            if is_podgpu and _has_holders(reading.state) and self._is_kept(reading):
-                silent |= dict.fromkeys(_present_gpus(reading.state), reading)
+            state = reading.state
+            if state.producer == "podgpu" and _has_holders(state) and self._is_kept(reading):
+                for uuid in _present_gpus(state):
+                    silent[uuid] = reading
 
         return silent
 
@@ -545,10 +550,12 @@ def _describe_sources(
 
 
 def _describe_gone(name: str, state: NodeState) -> Alert:
+    _, do = words_for(NODE_GONE)
+    problem = f"node {name} does not answer"
     gpus = sum(map(is_shown, state.devices))
-    with_it = f", with its {plural(gpus, 'GPU')}" if gpus else ""
-    text = f"node {name} does not answer{with_it}: {words_for(NODE_GONE)[1]}"
-    return Alert("broken", text, name)
+    if gpus:
+        problem += f", with its {plural(gpus, 'GPU')}"
+    return Alert("broken", f"{problem}: {do}", name)
 
 
 def _describe_lost(name: str, state: NodeState, broken: Iterable[DeviceState]) -> Iterator[Alert]:

@@ -151,7 +151,9 @@ def compared_with(slow: SlowGpu) -> str:
 
 
 def explain_slow(slow: SlowGpu) -> str:
-    return _WORDS[slow.reason].format(percent=f"{slow.difference * 100:.0f} %")
+    percent = slow.difference * 100
+    words = _WORDS[slow.reason]
+    return words.format(percent=f"{percent:.0f} %")
 
 
 # Values

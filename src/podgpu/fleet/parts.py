@@ -44,11 +44,12 @@ class WasteRate(msgspec.Struct, frozen=True, omit_defaults=True):
     cost_per_hour: Waste | None = None
 
     def plus(self, other: WasteRate) -> WasteRate:
+        gpus = self.gpus.plus(other.gpus)
         if self.cost_per_hour is None or other.cost_per_hour is None:
             cost = self.cost_per_hour or other.cost_per_hour
         else:
             cost = self.cost_per_hour.plus(other.cost_per_hour)
-        return WasteRate(self.gpus.plus(other.gpus), cost)
+        return WasteRate(gpus, cost)
 
     def rounded(self) -> WasteRate | None:
         """Returns None if nothing is known."""
@@ -216,7 +217,9 @@ def is_blind(gpu: DeviceState) -> bool:
 
 
 def is_shown(gpu: DeviceState) -> bool:
-    return not gpu.hidden or any(not instance.hidden for instance in gpu.instances)
+    if not gpu.hidden:
+        return True
+    return any(not instance.hidden for instance in gpu.instances)
 
 
 def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
@@ -283,24 +286,31 @@ def divide_device(holders: Sequence[Holder]) -> list[float]:
     """Returns each holder's share of the GPU or MIG instance."""
     if len(holders) == 1 and holders[0].share_ratio in (None, 1):
         return [1.0]
-    shares = [holder.share_ratio for holder in holders]
-    return _divide([None if share is None else min(share, 1.0) for share in shares])
+
+    wanted = []
+    for holder in holders:
+        share = holder.share_ratio
+        wanted.append(None if share is None else min(share, 1.0))
+    return _divide(wanted)
 
 
 def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
     """Returns True if the driver reports only the use of the MPS server, not the holder's own."""
-    is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
-    return is_unmeasured and device.known_usage.method == "mps"
+    if device.known_usage.method != "mps":
+        return False
+    return holder.usage is not None and holder.usage.utilization_ratio is None
 
 
 def device_utilization(device: GpuOrInstance) -> float | None:
     own = [holder.known_usage.utilization_ratio for holder in device.holders]
-    return _whole(device.utilization_ratio, device.known_usage.utilization_ratio, own)
+    window = device.known_usage.utilization_ratio
+    return _whole(device.utilization_ratio, window, own)
 
 
 def device_memory(device: GpuOrInstance) -> int | None:
     own = [holder.known_usage.memory_used_bytes for holder in device.holders]
-    return _whole(device.memory_used_bytes, device.known_usage.memory_used_bytes, own)
+    window = device.known_usage.memory_used_bytes
+    return _whole(device.memory_used_bytes, window, own)
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:

@@ -32,7 +32,10 @@ def repair_of(gpu: DeviceState) -> str:
     """Returns the most drastic repair that the conditions of the GPU need, or an empty string."""
     recovery = find_recovery(gpu)
     wanted = {find_repair(each.name, each.detail, recovery) for each in gpu.conditions}
-    return next((repair for repair in REPAIRS if repair in wanted), "")
+    for repair in REPAIRS:
+        if repair in wanted:
+            return repair
+    return ""
 
 
 def make_repair(

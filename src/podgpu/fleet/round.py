@@ -90,7 +90,9 @@ class RollingAverage:
             if scope.scope in AVERAGED:
                 ratios[scope] = mean.mean / settings.full
         self._rounds.append((now, ratios))
-        while self._rounds[0][0] < now - settings.window + settings.interval / 2:
+
+        oldest = now - settings.window + settings.interval / 2
+        while self._rounds[0][0] < oldest:
             self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:

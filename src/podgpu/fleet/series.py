@@ -225,8 +225,11 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
-    own = zip(Scope._fields, scope, strict=True)
-    return Labels((*more, *(pair for pair in own if pair[1])))
+    pairs = list(more)
+    for name, value in zip(Scope._fields, scope, strict=True):
+        if value:
+            pairs.append((name, value))
+    return Labels(pairs)
 
 
 # Idle holders
@@ -272,7 +275,8 @@ def _slow_samples(state: ClusterState) -> list[Sample]:
 
 
 def _list_device_labels(node: NodeEntry, part: HeldPart) -> list[tuple[str, str]]:
-    labels = list(zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True))
+    place = _place(node, part.gpu, part.instance)
+    labels = list(zip(_PLACE_LABELS, place, strict=True))
     if part.instance is not None:
         labels.append(("gpu_instance", str(part.instance.id)))
     return labels

@@ -190,9 +190,11 @@ class Spending:
         return self._increase(name, before, now, NS, self._most_seconds)
 
     def _joules_of(self, gpu: DeviceState, before: int | None, now: int | None) -> float | None:
-        limit = gpu.power_limit_mw
-        watts = MAX_WATTS if limit is None else min(MAX_WATTS, _MARGIN * limit / 1000)
-        return self._increase("energy", before, now, MJ, watts * self._most_seconds)
+        watts = MAX_WATTS
+        if gpu.power_limit_mw is not None:
+            watts = min(watts, _MARGIN * gpu.power_limit_mw / 1000)
+        most_joules = watts * self._most_seconds
+        return self._increase("energy", before, now, MJ, most_joules)
 
     def _increase(
         self, name: str, before: int | None, now: int | None, scale: int, most: float

@@ -217,8 +217,11 @@ def build_cluster_state(
 def _list_unread(outcomes: Iterable[TargetOutcome], nodes: Iterable[NodeReading]) -> list[Note]:
     """Returns the errors of targets of which no earlier reading is left."""
     read = {node.target for node in nodes}
-    failed = [outcome for outcome in outcomes if outcome.error]
-    return [Note(one.target, one.text) for one in failed if one.target not in read]
+    notes = []
+    for outcome in outcomes:
+        if outcome.error and outcome.target not in read:
+            notes.append(Note(outcome.target, outcome.text))
+    return notes
 
 
 def _list_alerts(
@@ -231,8 +234,12 @@ def _list_alerts(
     for node in nodes:
         alerts += describe_node(node.name, node.state, node.gone)
     alerts += others
-    alerts += [Alert("warning", note.text) for note in unread[:MAX_NOTES]]
-    alerts += [Alert("warning", budget.warning) for budget in budgets if budget.warning]
+
+    for note in unread[:MAX_NOTES]:
+        alerts.append(Alert("warning", note.text))
+    for budget in budgets:
+        if budget.warning:
+            alerts.append(Alert("warning", budget.warning))
     return sort_alerts(alerts)
 
 
@@ -374,9 +381,10 @@ def _describe_unlabelled(
 
 
 def _bound_notes(notes: Sequence[Note]) -> tuple[Note, ...]:
-    if len(notes) <= MAX_NOTES:
+    more = len(notes) - MAX_NOTES
+    if more <= 0:
         return tuple(notes)
-    return (*notes[:MAX_NOTES], Note("other notes", f"and {len(notes) - MAX_NOTES} more"))
+    return (*notes[:MAX_NOTES], Note("other notes", f"and {more} more"))
 
 
 def bound_texts(texts: Sequence[str], most: int = MAX_NOTES) -> list[str]:
@@ -492,8 +500,9 @@ def mean_by_scope(
         if node.stale:
             continue
 
+        node_owners = node.reading.owners or owners
         for gpu, instance, value in measured_devices(node, settings):
-            for scope in _find_scopes(node, gpu, instance, node.reading.owners or owners):
+            for scope in _find_scopes(node, gpu, instance, node_owners):
                 used = sums.setdefault(scope, _UsedSum())
                 if value > 0:
                     used.devices += 1

@@ -363,14 +363,15 @@ def _sum_unallocated(counts: FleetCounts, prices: Prices) -> WasteRate:
     allocated: dict[tuple[str, str], float] = defaultdict(float)
     for share in counts.held:
         model, fraction = parent_and_fraction(share.model)
-        allocated[share.cluster, model] += share.allocated * (fraction or 0.0)
+        size = fraction or 0.0
+        allocated[share.cluster, model] += share.allocated * size
 
     unallocated = WasteRate()
     for (cluster, model), gpus in counts.models.items():
         free = max(0.0, gpus - allocated[cluster, model])
+        waste = Waste(unallocated=free)
         price = _find_price(prices, model)
-        rate = make_rate(Waste(unallocated=free), 1.0, price)
-        unallocated = unallocated.plus(rate)
+        unallocated = unallocated.plus(make_rate(waste, 1.0, price))
 
     return unallocated
 

@@ -420,7 +420,8 @@ def fit_charges(steps: Iterable[tuple[int, Charge]]) -> TokenFit | NoFit:
     for step, charge in steps:
         amounts = charge.amounts
         own = TokenStep(amounts.busy_seconds, amounts.prompt_tokens, amounts.generated_tokens)
-        sums[step] = sums.get(step, TokenStep()).plus(own)
+        before = sums.get(step, TokenStep())
+        sums[step] = before.plus(own)
     return fit_tokens(list(sums.values()))
 
 
@@ -441,7 +442,11 @@ def add_tokens(
 
 
 def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
-    return sum_charges(one for one in usage if (one.account != UNALLOCATED) == is_held)
+    selected = []
+    for charge in usage:
+        if (charge.account != UNALLOCATED) == is_held:
+            selected.append(charge)
+    return sum_charges(selected)
 
 
 def _make_waste(held: Amounts, idle: float, underused: float, unallocated: float) -> Waste:

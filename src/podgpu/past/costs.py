@@ -5,6 +5,7 @@ Charges and sums are those of `/api/v1/range` (`past/bill.py`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import fsum
@@ -231,7 +232,8 @@ def widest_range(query: CostsQuery, now: float) -> RangeQuery:
 
 def first_forecast_day(now: float) -> int:
     """Returns the start of the oldest day that a forecast needs."""
-    return min(month_start(now), floor_time(now, DAY) - _MEAN_DAYS * DAY)
+    first_mean_day = floor_time(now, DAY) - _MEAN_DAYS * DAY
+    return min(month_start(now), first_mean_day)
 
 
 def make_costs(
@@ -346,9 +348,13 @@ def _split(
             for own in rows.values():
                 own.append(None)
             continue
-        charges = group_by(step.charges, lambda one: names.get(name_row(one, query), _OTHERS))
+
+        charges: dict[RowName, list[Charge]] = defaultdict(list)
+        for charge in step.charges:
+            name = names.get(name_row(charge, query), _OTHERS)
+            charges[name].append(charge)
         for name, own in rows.items():
-            own.append(step._replace(charges=charges.get(name, [])))
+            own.append(step._replace(charges=charges[name]))
 
     return rows
 

@@ -112,8 +112,8 @@ def parse_events_query(query: Mapping[str, str]) -> EventQuery:
     end = parse_time(query, "to")
     if not given:
         return EventQuery(seconds, end=end)
-
-    return EventQuery(seconds, given[0], query[given[0]], end)
+    [selector] = given
+    return EventQuery(seconds, selector, query[selector], end)
 
 
 def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
@@ -270,8 +270,11 @@ def _condition_event(at: float, spans: list[Span]) -> Event:
 
 
 def _recovery_text(spans: list[Span]) -> str:
+    was = spans[0].message
     spec = conditions().get(spans[0].name)
-    return f"{_name_gpus(spans)}: {spec.was if spec else spans[0].message}"
+    if spec:
+        was = spec.was
+    return f"{_name_gpus(spans)}: {was}"
 
 
 def _name_gpus(spans: list[Span]) -> str:

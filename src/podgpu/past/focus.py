@@ -210,4 +210,5 @@ def _make_allocation(day: RangeAnswer, row: RangeRow) -> dict[str, str]:
 
 
 def _write_object(values: Mapping[str, str]) -> str:
-    return json.dumps({name: value for name, value in values.items() if value})
+    known = {name: value for name, value in values.items() if value}
+    return json.dumps(known)

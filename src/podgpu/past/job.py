@@ -270,10 +270,10 @@ def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
     others = [span for span in spans if not _is_of(span, summary)]
     for span in own:
         for other in others:
+            start = max(span.from_, other.from_)
             end = min(span.to or math.inf, other.to or math.inf)
-            if end - max(span.from_, other.from_) > _BRIEF:
+            if end - start > _BRIEF:
                 return True
-
     return False
 
 

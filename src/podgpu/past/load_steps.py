@@ -88,11 +88,13 @@ class _Sums:
 
     @property
     def value(self) -> int:
-        is_covered = self.covered >= _LEAST_COVERED * COARSE
-        if not is_covered or self.measured < _LEAST_MEASURED * self.allocated:
+        if self.covered < _LEAST_COVERED * COARSE:
+            return UNKNOWN
+        if self.measured < _LEAST_MEASURED * self.allocated:
             return UNKNOWN
         is_idle = self.idle >= CERTAINLY_IDLE * self.allocated
-        return step_value(self.busy / self.covered, is_idle)
+        busy_gpus = self.busy / self.covered
+        return step_value(busy_gpus, is_idle)
 
 
 def _is_measured(account: UsageAccount) -> bool:
@@ -207,6 +209,7 @@ def write_past_loads(
     for load in loads:
         value = step_value(load.busy, is_idle=not load.busy)
         busy = value.to_bytes(STEP_BYTES, "little") * _STEPS
+        memory = round(load.memory / MIB)
         account_id = find_account(load.account, load.node)
-        rows.append((load.time, account_id, busy, round(load.memory / MIB)))
+        rows.append((load.time, account_id, busy, memory))
     db.executemany("INSERT OR REPLACE INTO load VALUES (?, ?, ?, ?)", rows)

@@ -120,10 +120,15 @@ def _find_range(db: Connection, query: SavingsQuery, now: float) -> FleetLoad:
     end = floor_time(now, COARSE)
     fleet = FleetLoad(end - query.seconds, end)
     since = _find_start(db)
-    if since is None or since > fleet.start:
-        fleet.start = end if since is None else min(end, ceil_time(since, COARSE))
-        fleet.known_from = float(fleet.start)
-        fleet.recorded_from = _find_earlier_record(db, fleet.start)
+    if since is None:
+        fleet.start = end
+    elif since > fleet.start:
+        fleet.start = min(end, ceil_time(since, COARSE))
+    else:
+        return fleet
+
+    fleet.known_from = float(fleet.start)
+    fleet.recorded_from = _find_earlier_record(db, fleet.start)
     return fleet
 
 
@@ -141,9 +146,10 @@ def _find_earlier_record(db: Connection, known_from: float) -> float | None:
 
 
 def _add_steps(fleet: FleetLoad, history: _History) -> None:
+    unknown = _unknown(fleet.start, fleet.end)
     for pod in fleet.pods:
         key = pod.account.key
-        pod.steps = history.steps.get(key, _unknown(fleet.start, fleet.end))
+        pod.steps = history.steps.get(key, unknown)
         pod.peak_bytes = history.memory.get(key)
 
 
@@ -219,8 +225,9 @@ def _read_history(
 def _add_earlier_memory(db: Connection, memory: dict[int, int], first: int) -> None:
     """Raises the largest memory (MiB) of the accounts to that before `first`."""
     for account, mib in db.execute(_EARLIER_MEMORY, (first,)):
-        if mib is not None and account in memory:
-            memory[account] = max(memory[account], mib)
+        if mib is None or account not in memory:
+            continue
+        memory[account] = max(memory[account], mib)
 
 
 class HeldPod(NamedTuple):

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import repeat
 from operator import add, mul
 from typing import NamedTuple
 
@@ -307,7 +306,8 @@ def find_worst(mix: Mix) -> list[float]:
 
 @lru_cache(maxsize=64)
 def _all_lanes(count: int, value: int) -> int:
-    return int.from_bytes(b"".join(repeat(value.to_bytes(STEP_BYTES, "little"), count)), "little")
+    lane = value.to_bytes(STEP_BYTES, "little")
+    return int.from_bytes(lane * count, "little")
 
 
 def _spread(high: int) -> int:

@@ -333,7 +333,9 @@ class _RangeReader:
     async def _read_vectors(self, start: float, end: float, step: int) -> Vectors:
         if not self.rule:
             return await self._read_counters(start, end, step)
-        function = f"sum_over_time({{}}[{round((end - start) * 1000) - 1}ms])"
+        # The range excludes its start.
+        length = round((end - start) * 1000) - 1
+        function = f"sum_over_time({{}}[{length}ms])"
         return await self._read_rule(self.rule, function, end)
 
     async def _describe_gaps(self, usage: Sequence[Charge], start: float, step: int) -> None:
@@ -415,6 +417,13 @@ class _RangeReader:
         return group_by(samples, lambda sample: sample.labels.get("kind", ""))
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
+        queries = self._write_counters(start, end, step)
+        asked = [self._ask(kind, query, end) for kind, query in queries.items()]
+        results = await asyncio.gather(*asked)
+        return dict(zip(queries, results, strict=True))
+
+    def _write_counters(self, start: float, end: float, step: int) -> dict[str, str]:
+        """Returns the query for each kind of usage."""
         window = f"{round(end - start)}s"
         queries = {}
         for kind, (counter, matcher) in _COUNTERS.items():
@@ -427,10 +436,7 @@ class _RangeReader:
         if self.server.reads_tokens:
             cluster = self.server.cluster_label
             queries |= token_queries(cluster, self.server.match, window, length, step)
-
-        asked = [self._ask(kind, query, end) for kind, query in queries.items()]
-        results = await asyncio.gather(*asked)
-        return dict(zip(queries, results, strict=True))
+        return queries
 
     def _write_shares(self, window: str) -> str:
         series = select(("podgpu_allocation_share_ratio",), self.server.match)
@@ -448,6 +454,7 @@ class _RangeReader:
         series = select(_GPU_NAMES, self.server.match)
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({series})"
         counts = f"count_over_time(({gpus})[{length}ms:{step}s])"
+
         keys = [cluster, *MODEL_LABELS]
         if self.prices.label_names:
             keys += UUID_LABELS
@@ -509,13 +516,25 @@ class _RangeReader:
             return []
 
         pods = sorted({name for _, (_, name) in accounts})
-        queries = self._write_token_steps(pods)
-        asked = [self.client.query_range(query, first, last, COARSE) for query in queries.values()]
         try:
-            results = await asyncio.gather(*asked)
+            vectors = await self._query_token_steps(pods, first, last)
         except SourceError as error:
             self.notes.append(f"missing: cost of prompt and generated tokens: {error}")
             return []
+
+        steps = []
+        for at, step in sorted(vectors.items()):
+            for one in _make_token_charges(step, self.server.cluster_label, accounts):
+                steps.append((at // COARSE, one))
+        return steps
+
+    async def _query_token_steps(
+        self, pods: Sequence[str], first: int, last: int
+    ) -> dict[int, dict[str, list[ParsedSample]]]:
+        """Returns the samples by time and kind. Raises SourceError."""
+        queries = self._write_token_steps(pods)
+        asked = [self.client.query_range(query, first, last, COARSE) for query in queries.values()]
+        results = await asyncio.gather(*asked)
 
         vectors: dict[int, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
         for kind, lines in zip(queries, results, strict=True):
@@ -524,11 +543,7 @@ class _RangeReader:
                     sample = ParsedSample("", labels, value)
                     vectors[round(at)][kind].append(sample)
 
-        steps = []
-        for at, step in sorted(vectors.items()):
-            for one in _make_token_charges(step, self.server.cluster_label, accounts):
-                steps.append((at // COARSE, one))
-        return steps
+        return vectors
 
     def _write_token_steps(self, pods: Sequence[str]) -> dict[str, str]:
         """Returns the queries for busy time and tokens in steps of 5 minutes."""

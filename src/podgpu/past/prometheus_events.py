@@ -306,8 +306,11 @@ def _holder_span(gpu: _Gpu, period: _Period, holder: Workload, account: int) -> 
 
 
 def _condition_span(gpu: _Gpu, period: _Period, name: str) -> Span:
-    text = words_for(name)[0] if name in conditions() else name
-    return _make_span(gpu, period, CONDITION)._replace(name=name, message=text)
+    text = name
+    if name in conditions():
+        text, _ = words_for(name)
+    span = _make_span(gpu, period, CONDITION)
+    return span._replace(name=name, message=text)
 
 
 def _make_span(gpu: _Gpu, period: _Period, kind: str) -> Span:

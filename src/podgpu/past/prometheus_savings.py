@@ -210,7 +210,8 @@ class _LoadReader:
 
         held = select(("podgpu_allocation_info",), self.server.match)
         of_gpu = by(self.server.cluster_label, "instance", "UUID", *_RULE_LABELS)
-        return f"group {of_gpu} ({held}) and on ({', '.join(labels)}) {least}"
+        on_labels = f"on ({', '.join(labels)})"
+        return f"group {of_gpu} ({held}) and {on_labels} {least}"
 
     async def count_pods(self) -> int:
         """Returns the number of pods that the rules have recorded lately."""

@@ -186,7 +186,9 @@ class PrometheusPast(Past):
         if answer is None:
             answer = await read_costs(self._server, query, prices, state)
             self._costs.add(query, prices, answer)
-        return replace_fields(answer, budgets=select_budgets(state.budgets, query.range))
+
+        budgets = select_budgets(state.budgets, query.range)
+        return replace_fields(answer, budgets=budgets)
 
     async def savings(self, query: SavingsQuery) -> SavingsAnswer:
         query = query._replace(is_csv=False)
@@ -342,20 +344,22 @@ class _HistoryReader:
 
     def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
         """Returns queries for the figures of the given devices, or of all devices."""
-        memory = self._select(("podgpu_device_memory_used_bytes",), uuids)
-        memory = f"max {by(*_KEYS)} ({memory})"
+        util = self._field(UTIL, uuids)
+        engine = self._field(ENGINE, uuids)
+        used_mib = self._field(FB_USED, uuids)
+        series = self._select(("podgpu_device_memory_used_bytes",), uuids)
+        used_bytes = f"max {by(*_KEYS)} ({series})"
         queries = {
-            "utilization_ratio": (
-                f"({self._field(UTIL, uuids)}) / 100 or {self._field(ENGINE, uuids)}"
-            ),
-            "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
+            "utilization_ratio": f"({util}) / 100 or {engine}",
+            "memory_used_bytes": f"({used_mib}) * {MIB} or {used_bytes}",
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
         return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
-        return f"group {by(*_KEYS)} ({select_held(*pod, self._match)})"
+        series = select_held(*pod, self._match)
+        return f"group {by(*_KEYS)} ({series})"
 
     def _while_held(self, query: str, pod: PodName | None) -> str:
         if pod is None:
@@ -372,8 +376,9 @@ class _HistoryReader:
         return f"group by (job, instance, namespace, pod) (up) and on (job, instance) ({exporters})"
 
     def _of_holders(self, name: str, uuids: Sequence[str]) -> str:
+        series = self._select((name,), uuids)
         labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
-        return f"max {labels} ({self._select((name,), uuids)})"
+        return f"max {labels} ({series})"
 
     def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
         series = self._select(("podgpu_device_health",), uuids)

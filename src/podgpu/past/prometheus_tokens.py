@@ -47,7 +47,9 @@ class PodTokens:
 
     def cover(self, amounts: Amounts, held: float) -> Amounts:
         """Limits the time for which tokens are known to that of the counters."""
-        part = min(1.0, self.seconds / held) if held else 0.0
+        part = 0.0
+        if held:
+            part = min(1.0, self.seconds / held)
         return amounts._replace(token_seconds=amounts.token_seconds * part)
 
 
@@ -118,10 +120,10 @@ def read_tokens(
     for engine in engines():
         for sample in vectors.get(f"{_PREFIX}{engine.name}", ()):
             labels = sample.labels
+            cluster = labels.get(cluster_label, "")
             name = labels.get("namespace", ""), labels.get("pod", "")
-            pod = pods.setdefault((labels.get(cluster_label, ""), name), PodTokens())
+            pod = pods.setdefault((cluster, name), PodTokens())
             _add(pod, engine, sample)
-
     return pods
 
 

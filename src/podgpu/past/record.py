@@ -158,10 +158,10 @@ def _charge_rest(
     """
     held_seconds = sum(one.amounts.allocated_seconds for one in charges)
     rest = charge_rest(node.seconds, size, held_seconds, price)
-    joules = node.rest[key]
+    joules = node.rest[key] or 0.0
     if gpu.usage is None:
         joules = _watts(gpu) * rest.allocated_seconds
-    return rest._replace(energy_joules=max(0.0, (joules or 0.0) - users_joules))
+    return rest._replace(energy_joules=max(0.0, joules - users_joules))
 
 
 def _watts(gpu: DeviceState) -> float:

@@ -135,10 +135,12 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
     for record in slices:
         every += record.urls
 
+    # URLs with an IPv6 address come last.
     every.sort(key=lambda entry: ("[" in entry[1], entry[1]))
     urls: dict[str, str] = {}
     for uid, url in every:
-        urls.setdefault(uid or url, url)
+        pod = uid or url
+        urls.setdefault(pod, url)
 
     return tuple(dict.fromkeys(urls.values()))
 

@@ -330,7 +330,9 @@ def _find_first_tokens(
 def _find_quantile_between(
     before: Mapping[float, float], after: Mapping[float, float]
 ) -> float | None:
-    counts = {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
+    counts = {}
+    for bound, count in after.items():
+        counts[bound] = count - before.get(bound, 0.0)
     return find_quantile(counts, _QUANTILE)
 
 

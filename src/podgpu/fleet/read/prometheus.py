@@ -172,7 +172,8 @@ class PrometheusClient:
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         series = []
         for element in await self._read("api/v1/query_range", query, form):
-            series.append(RangeSeries(element.metric, self._to_numbers(element.values)))
+            points = self._to_numbers(element.values)
+            series.append(RangeSeries(element.metric, points))
         return series
 
     def _to_numbers(self, points: Iterable[tuple[float, str]]) -> list[tuple[float, float]]:
@@ -180,9 +181,10 @@ class PrometheusClient:
         try:
             numbers = [(at, float(text)) for at, text in points]
         except ValueError as error:
-            text = f"{self.name} returned an invalid value: {_shorten(str(error))}"
+            problem = _shorten(str(error))
+            text = f"{self.name} returned an invalid value: {problem}"
             raise SourceError("malformed", text) from error
-        return [point for point in numbers if math.isfinite(point[1])]
+        return [(at, number) for at, number in numbers if math.isfinite(number)]
 
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
@@ -411,9 +413,10 @@ class PrometheusCollector:
             yield Note(f"queries {failed}", f"these Prometheus queries failed: {failed}")
 
         if not any(target.state.devices for target in targets):
-            and_match = " and that --match is right" if self._match else ""
-            text = f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}"
-            yield Note("no GPU metrics", text)
+            advice = "check that it scrapes the exporters"
+            if self._match:
+                advice += " and that --match is right"
+            yield Note("no GPU metrics", f"Prometheus has no GPU metrics: {advice}")
 
     def _list_warnings(self) -> list[Note]:
         """Returns the warnings of the server, whose texts podgpu does not know."""
@@ -501,10 +504,19 @@ def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:
     shares = []
     for key, allocated in sorted(means["allocated"].items()):
         cluster, namespace, model = key
-        name = cluster if has_clusters else ""
-        idle = min(allocated, means["idle"].get(key, 0.0))
+        if not has_clusters:
+            cluster = ""
+        idle = means["idle"].get(key, 0.0)
         underused = means["underused"].get(key)
-        shares.append(FleetShare(name, namespace, model, allocated, idle, underused))
+        share = FleetShare(
+            cluster,
+            namespace,
+            model,
+            allocated,
+            min(allocated, idle),
+            underused,
+        )
+        shares.append(share)
 
     return shares
 
@@ -611,8 +623,11 @@ class PodOwners:
         self, client: PrometheusClient, match: str, cluster_label: str, cluster: str
     ) -> None:
         """`cluster`: empty if the series of GPUs have no `cluster_label`."""
+        of_cluster = ""
+        if cluster:
+            of_cluster = f"{cluster_label}={quote(cluster)}"
         self._client = client
-        self._matchers = (f"{cluster_label}={quote(cluster)}" if cluster else "", match)
+        self._matchers = (of_cluster, match)
         self.known: dict[PodName, WorkloadOwner] = {}
         self._queried_at = -math.inf
 
@@ -642,7 +657,8 @@ class PodOwners:
         """
         owners: dict[PodName, WorkloadOwner] = {}
         for first in range(0, len(pods), _PODS_PER_QUERY):
-            owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
+            chunk = pods[first : first + _PODS_PER_QUERY]
+            owners |= await self._query_owners(chunk, window, at)
         return owners
 
     async def _query_owners(
@@ -689,11 +705,15 @@ def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, W
         labels = sample.labels
         name = labels.get(f"exported_{label}") or labels.get(label, "")
         namespace = labels.get("exported_namespace") or labels.get("namespace", "")
-        owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
+        kind = labels.get("owner_kind", "")
+        owner_name = labels.get("owner_name", "")
         # Older versions of kube-state-metrics write <none>.
-        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})
-        if name and is_owned:
-            key = namespace, name
-            owners[key] = min(owner, owners.get(key, owner))
+        is_owned = {kind, owner_name}.isdisjoint({"", "<none>"})
+        if not name or not is_owned:
+            continue
+
+        key = namespace, name
+        owner = WorkloadOwner(kind, owner_name)
+        owners[key] = min(owner, owners.get(key, owner))
 
     return owners

@@ -78,7 +78,11 @@ class ScrapeTarget:
 
     def __init__(self, url: str, access: Access | None, timeout: float) -> None:
         self._metrics = HttpClient(
-            url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics"
+            url,
+            access,
+            timeout=timeout,
+            max_bytes=MAX_METRICS_BYTES,
+            default_path="/metrics",
         )
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
@@ -141,11 +145,11 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     """
     devices = []
     for gpu in state.devices:
-        instances = tuple(_reduce_device(instance, keep_fields) for instance in gpu.instances)
+        instances = [_reduce_device(instance, keep_fields) for instance in gpu.instances]
         reduced = _reduce_device(gpu, keep_fields)
         # That the driver advises nothing decides what to do about an XID.
         healthy = (RECOVERY,) if RECOVERY in gpu.healthy else ()
-        devices.append(replace(reduced, healthy=healthy, instances=instances))
+        devices.append(replace(reduced, healthy=healthy, instances=tuple(instances)))
 
     dropped = select_keys(state.dropped, optional_numbers())
     return replace(state, devices=tuple(devices), entities=(), vcuda=(), dropped=dropped)
