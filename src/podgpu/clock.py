@@ -64,8 +64,10 @@ def parse_moment(text: str, now: float, needs_zone: bool = False) -> float:
     """
     text = text.strip()
     if _AGE.fullmatch(text):
-        parts = _AGE_PART.findall(text)
-        return now - sum(float(number) * _AGE_SECONDS[unit] for number, unit in parts)
+        age = 0.0
+        for number, unit in _AGE_PART.findall(text):
+            age += float(number) * _AGE_SECONDS[unit]
+        return now - age
     if _UNIX_SECONDS.fullmatch(text):
         return float(text)
 

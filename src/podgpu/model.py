@@ -213,7 +213,9 @@ class Workload(Document, frozen=True):
         """The job, or `user NAME` if the workload has neither job nor container. Empty for pods and
         containers.
         """
-        return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
+        if not self.job and self.user and not self.container_id:
+            return f"user {self.user}"
+        return self.job
 
     @property
     def text(self) -> str:

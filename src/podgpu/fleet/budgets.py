@@ -87,8 +87,10 @@ def parse_budgets(content: bytes, file: str) -> BudgetFile:
 
     parsed = decode_yaml(content, file, BudgetFile)
     for number, budget in enumerate(parsed.budgets):
-        is_label = bool(budget.label and budget.value)
-        if bool(budget.namespace) == is_label or bool(budget.label) != bool(budget.value):
+        has_namespace = bool(budget.namespace)
+        has_label = bool(budget.label)
+        is_incomplete = has_label != bool(budget.value)
+        if is_incomplete or has_namespace == has_label:
             text = "a budget needs either a namespace, or a label and its value"
             raise UsageError(f"{file}: budgets[{number}]: {text}")
 

@@ -538,7 +538,9 @@ def _describe_sources(
     failing = []
     for source in state.sources:
         # Failures of gpu0, gpu1… are conditions of these GPUs.
-        if source.up is False and not is_gpu_source(source) and source.name not in ignored:
+        if is_gpu_source(source) or source.name in ignored:
+            continue
+        if source.up is False:
             failing.append(source.name)
 
     if failing:

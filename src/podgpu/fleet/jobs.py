@@ -217,7 +217,8 @@ def _measure_throttling(
         return {}
 
     seconds = node.reading.read_at - earlier.reading.read_at
-    earlier_gpu = next((each for each in earlier.state.devices if each.uuid == gpu.uuid), None)
+    devices = {each.uuid: each for each in earlier.state.devices}
+    earlier_gpu = devices.get(gpu.uuid)
     if earlier_gpu is None or seconds <= 0:
         return {}
 

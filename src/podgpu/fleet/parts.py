@@ -229,7 +229,9 @@ def holders_of(gpu: DeviceState, device: GpuOrInstance) -> Sequence[Holder]:
     holders, except if a scheduler reserved the device for them.
     """
     holders = device.holders
-    if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
+    if not holders:
+        return holders
+    if len(holders) == 1 and holders[0].key and not gpu.conditions:
         return holders
 
     lost = is_lost(gpu)
@@ -277,7 +279,8 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
     fractions = _divide(wanted)
     devices: list[tuple[MigInstance | None, float]] = list(zip(instances, fractions, strict=True))
     if not gpu.hidden:
-        devices.append((None, max(0.0, 1.0 - sum(fractions))))
+        remainder = 1.0 - sum(fractions)
+        devices.append((None, max(0.0, remainder)))
 
     return devices
 

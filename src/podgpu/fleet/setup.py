@@ -63,7 +63,8 @@ def _has_pods(state: NodeState) -> bool:
 def hint_labels(states: Iterable[NodeState]) -> Iterable[SetupHint]:
     """Yields a hint if no exporter reads labels, so that cost by team is not known."""
     ours = [state for state in states if state.producer == "podgpu"]
-    if any(map(_has_pods, ours)) and not any(state.pod_labels for state in ours):
+    have_labels = any(state.pod_labels for state in ours)
+    if not have_labels and any(map(_has_pods, ours)):
         yield SetupHint(
             "labels",
             "The labels of pods are not read, so there is no cost by team.",

@@ -244,8 +244,9 @@ def describe_rejected(rejected: Rejected) -> str:
     """Returns a note for the node. Empty if nothing was rejected."""
     if not rejected:
         return ""
-    counts = ", ".join(f"{name}: {count}" for name, count in sorted(rejected.items()))
+    counts = [f"{name}: {count}" for name, count in sorted(rejected.items())]
     return (
         "its counters increased by more than is possible in the time, so these increases are not"
-        f" charged ({counts}): check that its exporter is the real podgpu or dcgm-exporter"
+        f" charged ({', '.join(counts)}): check that its exporter is the real podgpu or"
+        " dcgm-exporter"
     )

@@ -574,9 +574,9 @@ def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
 def read_field(device: GpuOrInstance, name: str, full: float = 1.0) -> float | None:
     """Returns the value of a field that is `full` on a fully busy device."""
     value = device.fields.get(name) if device.fields else None
-    if isinstance(value, int | float) and 0 <= value <= full * MAX_RATIO:
-        return value
-    return None
+    if not isinstance(value, int | float):
+        return None
+    return value if 0 <= value <= full * MAX_RATIO else None
 
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:

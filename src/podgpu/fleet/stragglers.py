@@ -207,7 +207,10 @@ def _is_even(sample: JobGpuSample, usual: JobGpuSample) -> bool:
     for name, floor in _WORK.items():
         amount = getattr(sample, name)
         expected = getattr(usual, name)
-        if amount is not None and expected > floor and abs(amount / expected - 1.0) > _EVEN_WORK:
+        if amount is None or expected <= floor:
+            continue
+        difference = abs(amount / expected - 1.0)
+        if difference > _EVEN_WORK:
             return False
     return True
 
@@ -402,10 +405,14 @@ class _Siblings(NamedTuple):
         count = len(self.values) - 1
         if count < 1:
             return None
+
         place = bisect_left(self.values, value)
         lower = (count - 1) // 2
         upper = count // 2
-        return (self.values[lower + (lower >= place)] + self.values[upper + (upper >= place)]) / 2
+        # Values from `place` on move up by one, because the one at `place` is left out.
+        lower += lower >= place
+        upper += upper >= place
+        return (self.values[lower] + self.values[upper]) / 2
 
 
 class _WorkingGpu(NamedTuple):

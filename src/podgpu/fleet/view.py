@@ -778,7 +778,9 @@ def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None)
         if field is not None:
             known_fields.append((field, value))
 
-    known_fields.sort(key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id))
+    # Fields without a place in the order come last, by number.
+    known_fields.sort(key=lambda pair: pair[0].id)
+    known_fields.sort(key=lambda pair: order.get(pair[0].id, len(order)))
 
     views = []
     for field, value in known_fields:

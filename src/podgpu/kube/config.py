@@ -125,7 +125,8 @@ def _check_secrecy(config: ApiConfig) -> None:
     """Raises NoApi if a token would be sent without encryption."""
     address = urlsplit(config.server)
     has_token = bool(config.token or config.token_file or config.plugin)
-    if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
+    is_local = is_loopback(address.hostname or "")
+    if address.scheme != "https" and has_token and not is_local:
         raise NoApi(
             f"{config.origin}: the server {config.server} is plain HTTP, so the user's token "
             "could be read on the network: write https:// in clusters[].cluster.server"
@@ -166,7 +167,9 @@ def _find_service_account(environ: Mapping[str, str], directory: str) -> ApiConf
     port = environ.get("KUBERNETES_SERVICE_PORT")
     token = os.path.join(directory, "token")
     ca = os.path.join(directory, "ca.crt")
-    if not (host and port and os.path.exists(token) and os.path.exists(ca)):
+    if not host or not port:
+        return None
+    if not os.path.exists(token) or not os.path.exists(ca):
         return None
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
@@ -216,7 +219,8 @@ class _Entry:
         """Resolves a path relative to the kubeconfig."""
         if not name:
             return ""
-        return os.path.join(os.path.dirname(os.path.abspath(self.file)), name)
+        folder = os.path.dirname(os.path.abspath(self.file))
+        return os.path.join(folder, name)
 
     def pem(self, name: str) -> Pem:
         """Returns the PEM text of the key NAME-data.

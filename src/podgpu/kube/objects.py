@@ -176,8 +176,10 @@ def parse_pod(
 
 def _sort_pairs(values: Mapping[str, Any]) -> Pairs:
     """Interns the texts, because many objects have the same ones."""
-    pairs = [(intern(key), intern(str(value))) for key, value in values.items()]
-    return tuple(sorted(pairs))
+    pairs = []
+    for key, value in sorted(values.items()):
+        pairs.append((intern(key), intern(str(value))))
+    return tuple(pairs)
 
 
 def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[str, str]]]:

@@ -207,7 +207,9 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_memory_bytes = max(memory, default=None)
 
     _add_causes(summary, history, end)
-    summary.errors = sum(mark.condition not in (*_THROTTLING, IDLE) for mark in history.marks)
+    summary.errors = 0
+    for mark in history.marks:
+        summary.errors += mark.condition != IDLE and mark.condition not in _THROTTLING
 
 
 def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
@@ -228,8 +230,11 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
             elif _is_broken(mark):
                 failed.append(interval)
 
-            if mark.condition == NODE_GONE and any(mark.at == one.end for one in held):
-                held.append(interval)  # the holders of the node are unknown meanwhile
+            if mark.condition == NODE_GONE:
+                ends = [one.end for one in held]
+                # The holders of the node are unknown meanwhile.
+                if mark.at in ends:
+                    held.append(interval)
 
         # Conditions of the time before the history are not known.
         known = []

@@ -131,7 +131,8 @@ class LoadSteps:
                 seconds = COARSE
 
             held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
-            is_alone = len(held) == 1 or len({charge.account for charge in held}) == 1
+            accounts = {charge.account for charge in held}
+            is_alone = len(accounts) == 1
             for charge in held:
                 key = charge.account, gpu.node
                 own = sums.get(key)

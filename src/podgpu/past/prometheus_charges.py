@@ -394,7 +394,8 @@ class _RangeReader:
             covered = sum(count.value for count in counts) * seconds
             if covered >= 0.99 * length:
                 return name
-            if covered and not await self._may_have_gpus(end - covered - 2 * seconds):
+            before = end - covered - 2 * seconds
+            if covered and not await self._may_have_gpus(before):
                 return name  # the server has no older samples
 
         return ""

@@ -236,16 +236,19 @@ def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Per
 
     A short gap, and a gap in an `ignored` period, does not end a period.
     """
-    changes = [(at, True) for at in series.came] + [(at, False) for at in series.went]
-    changes.sort()
+    came = [(at, True) for at in series.came]
+    went = [(at, False) for at in series.went]
+    changes = sorted(came + went)
     periods: list[_Period] = []
     start = -math.inf
     is_present = not changes[0][1]
     for at, is_start in changes:
         if is_start and not is_present:
             start = at
-            if periods and _is_ignored(_Period(periods[-1].end, at), ignored):
-                start = periods.pop().start
+            if periods:
+                gap = _Period(periods[-1].end, at)
+                if _is_ignored(gap, ignored):
+                    start = periods.pop().start
         elif not is_start and is_present:
             periods.append(_Period(start, at))
         is_present = is_start
@@ -343,7 +346,8 @@ def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:
     """Returns the spans of a pod, and the conditions of its GPUs while it held them."""
     own: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.kind == HOLDER and f"{span.namespace}/{span.pod}" == pod:
+        name = f"{span.namespace}/{span.pod}"
+        if span.kind == HOLDER and name == pod:
             own[span.uuid].append(span)
 
     selected = []

@@ -111,10 +111,12 @@ class Window(NamedTuple):
         """
         runs: list[list[int]] = []  # first and last step
         for step in sorted(steps):
-            if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
-                runs[-1][1] = step
-            else:
-                runs.append([step, step])
+            if runs:
+                missing = step - runs[-1][1] - 1
+                if missing * self.step <= _MAX_GAP_SECONDS:
+                    runs[-1][1] = step
+                    continue
+            runs.append([step, step])
 
         spans: list[tuple[float, float | None]] = []
         for first, last in runs:

@@ -103,7 +103,8 @@ def _record_conditions(
 def _charge_holders(
     parts: Sequence[HeldPart], node: NodeEntry, state: ClusterState
 ) -> Iterator[Charge]:
-    has_own_figures = not node.stale and (len(parts) > 1 or any(map(_differs, parts)))
+    are_different = len(parts) > 1 or any(map(_differs, parts))
+    has_own_figures = are_different and not node.stale
     for part in parts:
         usage = part.holder.usage
         figures = None

@@ -132,7 +132,10 @@ def _describe(cause: Cause) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
+    percent = 100 * ratio
+    if 0 < ratio < 0.1:
+        return f"{percent:.1f} %"
+    return f"{percent:.0f} %"
 
 
 def _duration(seconds: float) -> str:
@@ -184,7 +187,8 @@ def _describe_waits(facts: SlowFacts) -> str:
     waits = _find_waits(facts, LEAST_RATIO)[:_MOST_WAITS]
     if not waits:
         return ""
-    return f"; now {', '.join(f'{_percent(one.ratio)} for {one.holder}' for one in waits)}"
+    texts = [f"{_percent(wait.ratio)} for {wait.holder}" for wait in waits]
+    return f"; now {', '.join(texts)}"
 
 
 def _find_wait_limits(facts: SlowFacts) -> Iterable[str]:

@@ -135,8 +135,11 @@ class SqlitePast(Past):
         cached = self._points  # local, because another thread may replace self._points
         points: dict[int, Mapping[str, float | None]] = {}
         for at in times:
-            is_final = at in cached and at + times.step <= now - FINE
-            points[at] = cached[at] if is_final else read_utilization(db, at, at + times.step)
+            end = at + times.step
+            if at in cached and end <= now - FINE:
+                points[at] = cached[at]
+            else:
+                points[at] = read_utilization(db, at, end)
 
         self._points = points
 

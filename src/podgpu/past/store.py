@@ -437,7 +437,8 @@ class HistoryStore(HistoryFile):
             rows.spans[gpu_id, account_id, HOLDER, charge.container, ""] = rows.time
             if charge.figures is not None:
                 key = gpu_id, account_id
-                rows.own[key] = rows.own.get(key, Figures()).plus(charge.figures)
+                figures = rows.own.get(key, Figures())
+                rows.own[key] = figures.plus(charge.figures)
 
         for condition in gpu.conditions:
             account_id = GPU_ITSELF
@@ -447,9 +448,10 @@ class HistoryStore(HistoryFile):
                 kind = IDLE
 
             span = (gpu_id, account_id, kind, condition.name, condition.message)
+            rows.spans[span] = rows.time
             since = condition.since
-            is_new = since is not None and self.last_round - _LATEST < since <= now + 1
-            rows.spans[span] = round(since) if since is not None and is_new else rows.time
+            if since is not None and self.last_round - _LATEST < since <= now + 1:
+                rows.spans[span] = round(since)
 
     def _find_gpu(self, gpu: GpuSample) -> int:
         key = (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index, gpu.taken_from)

@@ -68,7 +68,9 @@ def measure_common(first: Iterable[Interval], second: Iterable[Interval]) -> flo
     others = unite(second)
     for one in unite(first):
         for other in others:
-            seconds += max(0.0, min(one.end, other.end) - max(one.start, other.start))
+            start = max(one.start, other.start)
+            end = min(one.end, other.end)
+            seconds += max(0.0, end - start)
     return seconds
 
 
@@ -88,6 +90,7 @@ def rank_causes(causes: Iterable[Cause], gpus: int) -> list[Cause]:
         seconds = cause.seconds or 0.0
         if ratio >= LEAST_RATIO or seconds >= least_seconds:
             lasting.append(cause)
+
     return sorted(lasting, key=lambda cause: cause.ratio or 0.0, reverse=True)
 
 

@@ -333,10 +333,12 @@ class _Room:
             self._use_counters(candidate.id, device.counters)
             return True
 
+        none = Fraction(0)
+        capacities = dict(device.capacity)
         amounts = _find_amounts(request, device)
         for name, amount in amounts:
-            capacity = dict(device.capacity).get(name, Fraction(0))
-            if self._consumed.get((candidate.id, name), Fraction(0)) + amount > capacity:
+            consumed = self._consumed.get((candidate.id, name), none)
+            if consumed + amount > capacities.get(name, none):
                 return False
 
         self._consume(candidate.id, amounts)

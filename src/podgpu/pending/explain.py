@@ -426,7 +426,8 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
         if key in ("in_use", "too_large"):
             unhealthy += check.candidate.node.count_unhealthy(resource)
 
-    if key == "in_use" and len(checks) > 1 and needed > 1 and sum(frees) >= needed:
+    is_enough_in_sum = len(checks) > 1 and needed > 1 and sum(frees) >= needed
+    if key == "in_use" and is_enough_in_sum:
         key = "fragmented"
 
     names = cut_names(_list_names(failure.key, wish, checks))

@@ -132,7 +132,8 @@ def _is_kept(
     """Returns True if preempting pods need the rest of the node."""
     preempting = []
     for other in cluster.nominated.get(candidate.node.name, ()):
-        if other.uid != pod.uid and other.needs.priority >= wish.needs.priority:
+        has_priority = other.needs.priority >= wish.needs.priority
+        if other.uid != pod.uid and has_priority:
             preempting.append(other)
 
     if not preempting:

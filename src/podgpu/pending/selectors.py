@@ -118,8 +118,10 @@ def parse_pod_selectors(spec: KubeObject) -> tuple[NodeSelector, ...]:
     selectors = []
     labels = read_map(spec, "nodeSelector")
     if labels:
-        term = tuple(Requirement(key, "In", (value,)) for key, value in sorted(labels.items()))
-        selectors.append(NodeSelector((term,), is_set=True))
+        term = []
+        for key, value in sorted(labels.items()):
+            term.append(Requirement(key, "In", (value,)))
+        selectors.append(NodeSelector((tuple(term),), is_set=True))
 
     affinity = read_map(read_map(spec, "affinity"), "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -193,8 +195,10 @@ def parse_taints(entries: Iterable[KubeObject]) -> tuple[Taint, ...]:
     """Returns the taints that keep new pods away."""
     taints = []
     for entry in entries:
-        if entry.get("effect") in _REPELLING:
-            taints.append(Taint(entry["key"], entry.get("value") or "", entry["effect"]))
+        effect = entry.get("effect")
+        if effect in _REPELLING:
+            value = entry.get("value") or ""
+            taints.append(Taint(entry["key"], value, effect))
     return tuple(taints)
 
 

@@ -138,9 +138,12 @@ class _Memory(Generic[Key, Value]):
     def find(self, key: Key) -> tuple[Value] | None:
         """Returns the answer in a tuple, because None may be an answer."""
         answer = self._answers.get(key)
-        if answer is None or self._clock() - answer[0] >= _REMEMBER_SECONDS:
+        if answer is None:
             return None
-        return (answer[1],)
+        read_at, value = answer
+        if self._clock() - read_at >= _REMEMBER_SECONDS:
+            return None
+        return (value,)
 
     def add(self, key: Key, value: Value) -> None:
         self._answers.pop(key, None)

@@ -24,8 +24,9 @@ class NodeLock:
         if self._descriptor is not None:
             return True
 
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(self.directory, flags)
         except OSError as error:
             self.problem = f"cannot open {self.directory}: {error.strerror}"
             return False

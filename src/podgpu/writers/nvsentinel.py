@@ -119,12 +119,14 @@ class SentinelWriter:
             ) from error
 
         for uuid, record in changed.items():
-            self._reported[uuid] = _Reported(tuple(record.problems), record.details.get(XID, ""))
+            xid = record.details.get(XID, "")
+            self._reported[uuid] = _Reported(tuple(record.problems), xid)
 
     def _make(self, uuid: str, record: GpuRecord) -> dict[str, Any]:
         is_healthy = not record.problems
-        texts = [f"{record.name} ({uuid}): {text}" for text in record.problems.values()]
-        text = "; ".join(texts) or f"{record.name} ({uuid}): podgpu knows no problem"
+        gpu = f"{record.name} ({uuid})"
+        problems = list(record.problems.values()) or ["podgpu knows no problem"]
+        text = "; ".join(f"{gpu}: {problem}" for problem in problems)
         entities = []
         for kind, value in self._entities.get(uuid) or [("GPU_UUID", uuid)]:
             entities.append({"entity_type": kind, "entity_value": value})

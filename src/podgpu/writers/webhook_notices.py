@@ -177,7 +177,9 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     is_removed = node.reading.listed is False
     grave = []
     for condition in gpu.conditions:
-        if is_grave(condition.name) and not (is_removed and condition.name == NODE_GONE):
+        if is_removed and condition.name == NODE_GONE:
+            continue
+        if is_grave(condition.name):
             grave.append(condition)
 
     if not grave:
@@ -324,8 +326,11 @@ class NoticeBook:
     def _is_new(self, item: Item) -> bool:
         if self._repeats_old:
             return True
-        seen = self._first_seen or {}
-        began = seen.get(item.key, self._started) if item.since is None else item.since
+
+        began = item.since
+        if began is None:
+            seen = self._first_seen or {}
+            began = seen.get(item.key, self._started)
         return began > self._started
 
     def _find_recovered(

@@ -111,8 +111,10 @@ class WriteQueue:
             _log.warning("--write %s: %s; podgpu retries", writer, text)
 
     def _recover(self, writer: str) -> None:
-        if any(name == writer and each.failures for (name, _), each in self._waiting.items()):
-            return
+        for (name, _), waiting in self._waiting.items():
+            if name == writer and waiting.failures:
+                return
+
         self.problems.pop(writer, None)
         if self._faults.recover(writer):
             _log.info("--write %s: works again", writer)

@@ -98,7 +98,8 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     if chosen is None:
         return EndpointSliceRecord(service, problem=_explain_ports(service, ports))
 
-    is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
+    names = f"{chosen.get('appProtocol')} {chosen.get('name')}"
+    is_https = https or "https" in names.lower()
     scheme = "https" if is_https else "http"
     urls = []
     for endpoint in endpoints:
@@ -110,7 +111,12 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
 
 
 def _explain_ports(service: tuple[str, str], ports: Iterable[KubeObject]) -> str:
-    existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
+    shown = []
+    for port in ports:
+        name = port.get("name") or "unnamed"
+        shown.append(f"{name} ({port['port']})")
+    existing = few_of(shown)
+
     return (
         f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; "
         f"it has {existing}: rename a port"

@@ -310,12 +310,15 @@ def _find_first_tokens(
     has_restarted = bool(history) and not _is_later(history[-1][1], buckets)
     if has_restarted:
         history.clear()
-    if len(history) > 1 and history[-1][0] - history[-2][0] < _KEPT_EVERY:
-        history.pop()
-
+    if len(history) > 1:
+        seconds = history[-1][0] - history[-2][0]
+        if seconds < _KEPT_EVERY:
+            history.pop()
     history.append((now, buckets))
+
     start = now - _QUANTILE_SECONDS
-    while len(history) > 2 and history[1][0] <= start - _BEFORE_SECONDS:
+    oldest = start - _BEFORE_SECONDS
+    while len(history) > 2 and history[1][0] <= oldest:
         history.popleft()
 
     middle = history[0][1]

@@ -276,7 +276,8 @@ async def _find_targets(
 
     on_gpu = f"on ({', '.join(gpu_labels)})"
     conditions = _write_conditions(query, node, server, where, on_gpu)
-    samples = await client.query(f"max {by(*labels)} (({gpus}){conditions})", query.at)
+    selected = f"max {by(*labels)} (({gpus}){conditions})"
+    samples = await client.query(selected, query.at)
 
     samples.sort(key=lambda sample: [sample.labels.get(label, "") for label in labels])
     if query.sort:

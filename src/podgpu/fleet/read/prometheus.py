@@ -216,7 +216,8 @@ class PrometheusClient:
             )
             raise SourceError("malformed", text) from error
 
-        if status in (401, 403) or (status != 200 and not answer.error):
+        is_unexplained = status != 200 and not answer.error
+        if is_unexplained or status in (401, 403):
             raise self._http.status_error(response)
 
         if status != 200 or answer.data is None:

@@ -323,7 +323,9 @@ def _find_states(gpu: GpuView) -> set[str]:
 
 
 def _is_selected(node: NodeView, gpu: GpuView, name: str, model: str, namespace: str) -> bool:
-    if name not in ("", node.name) or model.lower() not in gpu.model.lower():
+    if name and name != node.name:
+        return False
+    if model.lower() not in gpu.model.lower():
         return False
     if not namespace:
         return True

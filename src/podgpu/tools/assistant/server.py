@@ -148,7 +148,8 @@ def _is_allowed(scope: Scope, token_file: str) -> bool:
 def read_token(path: str) -> bytes:
     """Raises SourceError if the file has no usable token."""
     token = read_bounded(path, _MAX_TOKEN_BYTES).strip()
-    if not token or not token.isascii() or any(byte <= 32 or byte == 127 for byte in token):
+    is_printable = all(32 < byte < 127 for byte in token)
+    if not token or not is_printable:
         raise SourceError("unauthorized", f"{path} has no usable token: write one line into it")
     return token
 

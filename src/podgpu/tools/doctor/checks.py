@@ -139,7 +139,8 @@ def read_gpus(
         return telemetry.read(gpu, chosen)
 
     gpus = listed.value.gpus
-    results = workers.run({f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}, deadline)
+    jobs = {f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}
+    results = workers.run(jobs, deadline)
     readings: dict[Device, GpuReading] = {}
     failures: dict[Device, ReadError] = {}
     for gpu in gpus:
@@ -183,7 +184,8 @@ def check_gpus(
 
 
 def _count_names(names: Iterable[str]) -> str:
-    return ", ".join(f"{number} × {name}" for name, number in Counter(names).items())
+    numbers = Counter(names)
+    return ", ".join(f"{number} × {name}" for name, number in numbers.items())
 
 
 def _count_models(gpus: Iterable[Device]) -> str:
@@ -207,9 +209,12 @@ def _check_driver(
             values.update(device_values)
 
     driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
-    nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
-    findings = [ok("driver", f"NVIDIA {driver}{nvml}, {plural(len(inventory.gpus), 'GPU')}")]
+    text = f"NVIDIA {driver}"
+    if _NVML_VERSION in values:
+        text += f", NVML {values[_NVML_VERSION]}"
+    text += f", {plural(len(inventory.gpus), 'GPU')}"
 
+    findings = [ok("driver", text)]
     findings += _check_count(inventory, expected)
     for index, error in inventory.unreachable.items():
         findings.append(wrong("GPUs", f"GPU {index} does not respond: {error}"))
@@ -472,7 +477,9 @@ def _check_mps(
     results = workers.run(jobs, deadline)
     shared = []
     for gpu in gpus:
-        if any(process.mps for process in results[f"processes-{gpu.uuid}"].value or ()):
+        result = results[f"processes-{gpu.uuid}"]
+        processes = result.value or ()
+        if any(process.mps for process in processes):
             shared.append(gpu.index)
 
     if not shared:
@@ -574,7 +581,8 @@ def check_device_files(dev: str) -> list[Finding]:
     There may be none, because WSL works without them.
     """
     files = [*Path(dev).glob("nvidiactl"), *Path(dev).glob("nvidia[0-9]*")]
-    closed = [str(path) for path in sorted(files) if not os.access(path, os.R_OK | os.W_OK)]
+    read_write = os.R_OK | os.W_OK
+    closed = [str(path) for path in sorted(files) if not os.access(path, read_write)]
     if closed:
         advice = (
             "use the NVIDIA runtime (runtimeClassName: nvidia), "
@@ -641,7 +649,8 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Find
         advice = "check that the API server runs, and that network policies allow connections to it"
         return [wrong("API server", "no complete response in time", advice)]
 
-    return [ok("API server", f"answers, {len(watches)} watch{'es' * (len(watches) > 1)}")]
+    noun = "watches" if len(watches) > 1 else "watch"
+    return [ok("API server", f"answers, {len(watches)} {noun}")]
 
 
 def check_holders(

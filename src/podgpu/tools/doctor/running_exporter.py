@@ -24,7 +24,8 @@ def find_exporter(proc: str) -> RunningExporter | None:
     if own is None:
         return None
 
-    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+    pids = [int(name) for name in os.listdir(proc) if name.isdecimal()]
+    for pid in sorted(pids):
         if _read_mount_namespace(proc, str(pid)) == own:
             arguments = _find_arguments(_read_cmdline(proc, pid))
             if arguments is not None:
@@ -53,6 +54,7 @@ def _read_cmdline(proc: str, pid: int) -> list[str]:
 def _find_arguments(words: Sequence[str]) -> Sequence[str] | None:
     """Returns what follows `podgpu exporter`, which may itself be arguments of Python."""
     for i, word in enumerate(words[:-1]):
-        if PurePath(word).name == "podgpu" and words[i + 1] == "exporter":
+        program = PurePath(word).name
+        if program == "podgpu" and words[i + 1] == "exporter":
             return words[i + 2 :]
     return None

@@ -109,7 +109,8 @@ def _make_labels(
     labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
     assignment = holders.get(device)
     if assignment is not None:
-        labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
+        added = [*holder_pairs(assignment.holder, policy), *assignment.attributes]
+        labels |= dict(sorted(added))
 
     return labels
 
@@ -170,7 +171,8 @@ class Enricher:
         if ambiguous:
             self.errors.add(SOURCE, "copies_differ", ambiguous)
 
-        sources = (SourceStatus(SOURCE, True, self.clock.monotonic() - started), *held.sources)
+        seconds = self.clock.monotonic() - started
+        sources = (SourceStatus(SOURCE, True, seconds), *held.sources)
         existing = {family.name for family in families}
         own = self._encode_self(sources, held, self.clock.wall(), existing)
         self._write(encode_parsed(families) + own)

@@ -133,7 +133,8 @@ def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     """Returns the path of the panel or variable that contains the string."""
     path = string.path
     for last in range(len(path) - 1, 0, -1):
-        if isinstance(path[last], int) and path[last - 1] in ("panels", "list"):
+        is_entry = isinstance(path[last], int)
+        if is_entry and path[last - 1] in ("panels", "list"):
             return path[: last + 1]
     return path
 
@@ -248,7 +249,11 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
         raise UsageError(f"{origin}: has no rules. A rule needs expr, and either alert or record")
 
     results = _rewrite_scalars(scalars)
-    intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
+    intended = []
+    for scalar in scalars:
+        result = results.get(scalar)
+        intended.append(scalar.value if result is None else result.text)
+
     for write in (_write_in_style, _write_quoted):
         changes = [_make_change(text, scalar, result, write) for scalar, result in results.items()]
         migrated = _apply_changes(text, changes)

@@ -229,7 +229,8 @@ class _Token(NamedTuple):
         """Removes the quotes of a string. Escapes stay, because names contain none."""
         if self.kind != "string":
             return self
-        return _Token(self.text[1:-1], self.start + 1, self.end - 1, "")
+        name = self.text[1:-1]
+        return _Token(name, self.start + 1, self.end - 1, "")
 
 
 def _tokenize(text: str) -> list[_Token]:
@@ -321,7 +322,9 @@ class _Rewriter:
         return token
 
     def _is_next(self, *texts: str) -> bool:
-        return self.next.kind in ("operator", "name") and self.next.text.lower() in texts
+        if self.next.kind not in ("operator", "name"):
+            return False
+        return self.next.text.lower() in texts
 
     def _accept(self, *texts: str) -> bool:
         is_next = self._is_next(*texts)
@@ -466,7 +469,8 @@ class _Rewriter:
         self._rename_labels(call, words, ())
 
         used = [word.unquote().text for word in labels + words]
-        if _NAME in used and any(metric in renamed_metrics() for metric in call.metrics):
+        is_renamed = not renamed_metrics().keys().isdisjoint(call.metrics)
+        if _NAME in used and is_renamed:
             self._fail(call, f"uses {_NAME}, which the migration changes")
 
         return call
