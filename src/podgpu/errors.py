@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -49,6 +49,17 @@ class Note(NamedTuple):
 
     key: str
     text: str
+
+
+ReadNotes = Callable[[], Sequence[Note]]
+
+
+def collect_notes(sources: Iterable[ReadNotes]) -> list[Note]:
+    """Returns the current notes of all components."""
+    notes: list[Note] = []
+    for read_notes in sources:
+        notes += read_notes()
+    return notes
 
 
 def texts_of(notes: Iterable[Note]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podgpu.charge import Amounts, Figures
+from podgpu.errors import collect_notes
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.settings import ViewSettings
@@ -108,7 +109,7 @@ def test_the_page_says_that_sqlite_is_made_for_fewer_gpus() -> None:
         )
         return cluster
 
-    assert cluster_of(8000).other_warnings() == []
-    (note,) = cluster_of(8001).other_warnings()
+    assert collect_notes(cluster_of(8000).warnings) == []
+    (note,) = collect_notes(cluster_of(8001).warnings)
     assert "8,001 GPUs" in note.text
     assert "--prometheus" in note.text

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from podgpu.http_client import HttpClient
+from podgpu.past.recorder import FILE_NAME
+from podgpu.past.store import HistoryStore
+from podgpu.web.exporter_app import node_pusher, node_recorder
+from podgpu.web.push import PushSettings, Receiver
 from tests.nodes.node import Description, Node, node_of
 from tests.web.server import Client, running
 
@@ -49,3 +54,18 @@ def test_live_but_not_ready_without_a_driver(folder: Path) -> None:
         assert health.status == 200
         for answer in (ready, health):
             assert "nvml: driver_not_loaded: no NVIDIA driver is loaded on this node" in answer.text
+
+
+def test_the_warnings_of_all_components_are_shown(node: Node, tmp_path: Path) -> None:
+    node.take_turns()
+    nobody = Receiver(HttpClient("http://127.0.0.1:1", timeout=10.0), "v1/metrics")
+    pusher = node_pusher(node.agent, PushSettings(nobody, None))
+    pusher.update()
+    other = HistoryStore(tmp_path / FILE_NAME)
+    recorder = node_recorder(node.agent, str(tmp_path))
+    with running(node.agent) as client:
+        text = client.ask("/livez").text
+    recorder.stop()
+    other.close()
+    assert "nothing listens there" in text
+    assert "in use by another podgpu" in text

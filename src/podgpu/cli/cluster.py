@@ -181,9 +181,7 @@ def _make_webhook(
     store = recorder or MemoryStore()
     webhook = Webhook(settings, lambda: cluster.published.state, store)
     cluster.readers.append(lambda _: webhook.reload())
-
-    others = cluster.other_warnings
-    cluster.other_warnings = lambda: [*others(), *webhook.warnings()]
+    cluster.warnings.append(webhook.warnings)
     return webhook
 
 

@@ -103,7 +103,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         health_writer = _make_health_writer(options, api, agent)
         if health_writer is not None:
             services.append(health_writer)
-            agent.other_warnings = lambda: (*recorder.warnings(), *health_writer.warnings())
+            agent.warnings.append(health_writer.warnings)
 
         if push is not None:
             services.append(node_pusher(agent, push))

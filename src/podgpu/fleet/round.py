@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from podgpu.clock import Clock, FaultLog
-from podgpu.errors import Note, SourceError, StartError
+from podgpu.errors import Note, ReadNotes, SourceError, StartError, collect_notes
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.parts import is_lost
@@ -114,8 +114,7 @@ class Cluster:
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        # returns warnings of other components
-        self.other_warnings: Callable[[], Sequence[Note]] = tuple
+        self.warnings: list[ReadNotes] = []  # of other components, for the page and probes
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
@@ -161,7 +160,7 @@ class Cluster:
             self.clock.wall(),
             prices=prices.at(self.read_time()),
             removed=removed,
-            notes=(*notes, *budget_notes, *self.other_warnings()),
+            notes=(*notes, *budget_notes, *collect_notes(self.warnings)),
             recorded=self.recorded_nodes,
             budgets=budgets,
             savings=self.read_savings(),

@@ -231,5 +231,5 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     cluster.read_time = recorder.read_time
     cluster.recorded_nodes = recorder.list_nodes()
     cluster.readers.append(add)
-    cluster.other_warnings = warnings
+    cluster.warnings.append(warnings)
     return recorder

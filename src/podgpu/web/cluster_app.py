@@ -131,6 +131,5 @@ def cluster_pusher(cluster: Cluster, settings: PushSettings) -> OtlpPusher:
         return nodes
 
     pusher = OtlpPusher(settings, read, cluster.clock)
-    others = cluster.other_warnings
-    cluster.other_warnings = lambda: [*others(), *pusher.warnings()]
+    cluster.warnings.append(pusher.warnings)
     return pusher

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from podgpu.errors import Note, texts_of
+from podgpu.errors import Note, collect_notes, texts_of
 from podgpu.fleet.choose import describe_node, sort_alerts
 from podgpu.fleet.prices import ReadPrices, no_prices
 from podgpu.fleet.round import PublishedState
@@ -137,7 +137,7 @@ def list_problems(agent: Agent) -> list[Note]:
         )
         notes.append(Note("no GPU in the driver", text))
 
-    notes += agent.other_warnings()
+    notes += collect_notes(agent.warnings)
     return notes
 
 
@@ -220,7 +220,7 @@ def node_recorder(
         PastFailure(span.uuid, span.condition, span.started, span.ended is None)
         for span in recorder.list_failures(since)
     )
-    agent.other_warnings = recorder.warnings
+    agent.warnings.append(recorder.warnings)
     return recorder
 
 
@@ -232,6 +232,5 @@ def node_pusher(agent: Agent, settings: PushSettings) -> OtlpPusher:
         return [PushedNode(published.state)] if agent.is_fresh(published) else []
 
     pusher = OtlpPusher(settings, read, agent.clock)
-    others = agent.other_warnings
-    agent.other_warnings = lambda: [*others(), *pusher.warnings()]
+    agent.warnings.append(pusher.warnings)
     return pusher

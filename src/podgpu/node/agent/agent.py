@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from podgpu.clock import Clock
-from podgpu.errors import Note, SourceError, StartError, UsageError
+from podgpu.errors import ReadNotes, SourceError, StartError, UsageError
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
 from podgpu.model import (
@@ -106,8 +106,7 @@ class Agent:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        # returns warnings of other components for the page
-        self.other_warnings: Callable[[], Sequence[Note]] = tuple
+        self.warnings: list[ReadNotes] = []  # of other components, for the page and probes
 
         self._telemetry = telemetry
         self._pod_labels = pod_labels
