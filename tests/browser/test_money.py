@@ -165,6 +165,37 @@ def test_the_cost_says_whether_a_restart_loses_the_history(
         assert ("a restart of podgpu loses it" in tab.text(".cost")) == in_memory
 
 
+def test_a_young_history_is_not_drawn_as_costs(tab: Tab, url: str, shown: Showing) -> None:
+    """Twelve of 17 days have no record."""
+    shown.picture = priced(three_nodes())
+    answer_of = records_of(shown.picture)
+
+    def forget(figures: dict[str, Any]) -> None:
+        for values in figures["steps"].values():
+            values[:12] = [None] * 12
+
+    def records(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        answer = answer_of(path, query)
+        if path == "costs" and answer is not None:
+            for row in (answer["totals"], *answer["rows"]):
+                forget(row)
+        return answer
+
+    shown.records = records
+    opened(tab, url, "#view=cost&range=month&by=label:team")
+    tab.wait_for("document.querySelectorAll('.costs .cost-step').length === 17", "the chart")
+    bars = "document.querySelectorAll('.costs .cost-step .cost-1').length"
+    assert tab.evaluate(bars) == 5
+    (empty,) = tab.texts(".cost-empty")
+    assert empty.startswith("no record before ")
+    assert "no record: 12 days" in tab.texts(".costs .chart-legend li")
+    visited(tab, url)
+    tab.wait_for("document.querySelector('#small-costs')?.checkVisibility()", "a small chart")
+    assert tab.text("#small-costs span").startswith("Cost, last 5 days: $")
+    assert tab.evaluate("document.querySelectorAll('#small-costs .cost-step').length") == 5
+    assert tab.evaluate("document.querySelectorAll('#small-costs .cost-gap').length") == 0
+
+
 def test_the_first_screen_has_a_small_chart_of_cost_and_use(tab: Tab, page: str) -> None:
     visited(tab, page)
     tab.wait_for("document.querySelector('#small-costs')?.checkVisibility()", "a chart")
@@ -195,7 +226,12 @@ def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
     assert tab.evaluate(partial) == 1, "today"
     *others, gap = tab.texts(".costs .chart-legend li")[3:]
     assert [text.rpartition(" ")[0] for text in others] == ["period", "budget per day"]
-    assert gap == "no record"
+    assert gap == "no record: 1 day"
+    height = "document.querySelector('.cost-gap').getBoundingClientRect().height"
+    assert tab.evaluate(height) < 5, "a day without a record does not look like a cost"
+    assert tab.evaluate("getComputedStyle(document.querySelector('.cost-gap')).fill") == "none"
+    [free] = [text for text in tab.texts(".costs .chart-legend li") if "unallocated" in text]
+    assert free.endswith("(paid for, held by nobody)")
     assert tab.texts(".budgets li") == [
         "team=nlp $4,400.00 of $4,000.00 this month (110 %), forecast $7,000.00 over budget",
         "team=vision $1,500.00 of $3,000.00 this month (50 %), forecast $2,500.00",

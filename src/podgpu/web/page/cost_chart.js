@@ -9,6 +9,7 @@ const SMALL_SECONDS = 600;
 const FEWEST_DAYS = 3;
 const WIDTH = 1000;
 const HEIGHT = 100;
+const LEAST_EMPTY = 0.2; // of the chart; a shorter part without records has no room for a text
 const GAP = 0.12; // between bars, as a part of a step
 const HOUR_SECONDS = 3600;
 const DAY_SECONDS = 86_400;
@@ -27,7 +28,8 @@ export class CostChart {
     this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
     this.axis = h("div", { class: "axis", "aria-hidden": "true" });
     const scale = h("div", { class: "chart-scale", "aria-hidden": "true" }, this.top, h("span", {}, "0"));
-    const body = h("div", { class: "chart-body" }, scale, this.svg);
+    this.empty = h("span", { class: "cost-empty", "aria-hidden": "true" });
+    const body = h("div", { class: "chart-body" }, scale, h("div", { class: "cost-bars" }, this.svg, this.empty));
     const keys = { tabindex: "0", role: "group", "aria-label": "Cost over time. Use the arrow keys to read one step." };
     this.plot = h("div", { class: "plot chart", ...keys }, this.value, body, this.axis);
     this.budgets = h("ul", { class: "budgets", "aria-label": "Budgets of this month" });
@@ -65,6 +67,7 @@ export class CostChart {
     setText(this.about, aboutText(data, bars));
     setText(this.top, bars.write(bars.most));
     place(this.svg, shapesOf(bars));
+    this.showEmpty();
     const length = bars.steps;
     const every = Math.ceil(length / MOST_TICKS);
     const ticks = [];
@@ -78,6 +81,15 @@ export class CostChart {
     place(this.budgets, bars.budgets.map((budget) => budgetItem(budget, bars.exact)));
     this.budgets.hidden = !bars.budgets.length;
     this.read(undefined);
+  }
+
+  // Says in the empty part of a young history that there are no records.
+  showEmpty() {
+    const { bars } = this;
+    const first = firstKnown(bars.sums);
+    this.empty.hidden = !(first >= LEAST_EMPTY * bars.steps);
+    this.empty.style.width = `${(100 * first) / bars.steps}%`;
+    setText(this.empty, `no record before ${bars.timeText(first)}`);
   }
 
   point(event) {
@@ -111,7 +123,8 @@ export class SmallCosts {
     this.range = "14d";
     this.text = h("span");
     this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    place(element, [this.text, this.svg]);
+    this.meaning = h("span", { class: "small-meaning" });
+    place(element, [this.text, this.svg, this.meaning]);
   }
 
   // `isShown`: false in other views, and for a past time.
@@ -139,12 +152,21 @@ export class SmallCosts {
     const bars = barsOf(data, data.rows ?? [], (row) => row.namespace ?? "");
     const total = bars.isCost ? data.totals.cost : data.totals.gpu_hours;
     const use = data.totals.mean_use;
-    const length = bars.isDay ? `${bars.steps} days` : `${bars.steps} hours`;
+    const first = firstKnown(bars.sums); // a young history begins with its first record
+    const steps = bars.steps - first;
+    const length = plural(steps, bars.isDay ? "day" : "hour");
+    setText(this.meaning, `bars: ${bars.isCost ? "cost" : "GPU-hours"}, line: use`);
     setText(this.text, [`${bars.isCost ? "Cost" : "GPU-hours"}, last ${length}: ${bars.write(total)}`, use !== undefined && `${percent(use)} used of what is held`].filter(Boolean).join(" \u00b7 "));
-    const sum = { values: bars.sums, tint: "others" };
-    const shapes = shapesOf({ ...bars, lines: [sum], previous: [], limit: undefined });
-    place(this.svg, [...shapes, useLine(data.totals.steps?.mean_use ?? [])]);
+    const sums = bars.sums.slice(first);
+    const sum = { values: sums, tint: "others" };
+    const shapes = shapesOf({ ...bars, steps, sums, complete: bars.complete.slice(first), lines: [sum], previous: [], limit: undefined });
+    place(this.svg, [...shapes, useLine((data.totals.steps?.mean_use ?? []).slice(first))]);
   }
+}
+
+// The step of the first record.
+function firstKnown(sums) {
+  return Math.max(0, sums.findIndex(Number.isFinite));
 }
 
 // The use, from 0 to 100 %. It is interrupted where it is unknown.
@@ -235,7 +257,8 @@ function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
     const from = (i + GAP / 2) * width;
     const until = (i + 1 - GAP / 2) * width;
     const box = (low, high, kind) => svg("path", { class: kind, d: `M${from.toFixed(1)},${y(low).toFixed(2)}V${y(high).toFixed(2)}H${until.toFixed(1)}V${y(low).toFixed(2)}Z` });
-    if (sum === undefined) return svg("g", { class: "cost-step" }, box(0, most, "cost-gap"));
+    // Without a record, there is no bar: it would look like a cost.
+    if (sum === undefined) return svg("g", { class: "cost-step" }, svg("path", { class: "cost-gap", d: `M${from.toFixed(1)},${HEIGHT - 2}H${until.toFixed(1)}` }));
     let low = 0;
     const parts = [];
     for (const { values, tint } of lines) {
@@ -255,12 +278,13 @@ function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
   return shapes;
 }
 
-function legendOf({ lines, previous, limit, exact, sums }) {
+function legendOf({ lines, previous, limit, exact, sums, isDay }) {
   const entry = (tint, ...text) => h("li", {}, h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" }), ...text);
-  const entries = lines.map(({ name, tint, sum }) => entry(tint, h("bdi", {}, name), ` ${exact(sum)}`));
+  const entries = lines.map(({ name, tint, sum }) => entry(tint, h("bdi", {}, name), ` ${exact(sum)}${tint === "free" ? " (paid for, held by nobody)" : ""}`));
   if (previous.some(Number.isFinite)) entries.push(entry("before", "period before"));
   if (limit !== undefined) entries.push(entry("budget", `budget per day ${exact(limit)}`));
-  if (sums.includes(undefined)) entries.push(entry("gap", "no record"));
+  const missing = sums.filter((sum) => sum === undefined).length;
+  if (missing) entries.push(entry("gap", `no record: ${plural(missing, isDay ? "day" : "hour")}`));
   return entries;
 }
 
