@@ -1,4 +1,4 @@
-"""The tab *Savings*: the figures of the JSON, on screens of all sizes."""
+"""The tab *Waste*: what is wasted, and savings: the figures of the JSON, on screens of all sizes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,52 @@ def test_the_page_shows_the_figures_of_the_json(tab: Tab, client: Client) -> Non
     assert f"{error:.1f}" in tab.text(".savings section .about")
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "dark")])
+def test_what_is_wasted_by_whom_and_what_to_do(tab: Tab, client: Client) -> None:
+    tab.open(f"{client.address.url}/#view=savings&range=24h")
+    tab.wait_for("document.querySelector('.waste-row')", "the rows")
+    waste = json.loads(client.ask("/api/v1/waste?range=24h&by=owner").body)
+    totals = waste["totals"]
+    parts = totals["waste"]["cost"]
+    wasted = sum(parts.values())
+    ratio = f"{100 * wasted / totals['cost']:.0f}"
+    headline = tab.text(".waste-headline").replace("\u202f", " ")
+    assert headline == (
+        f"€{wasted:,.2f} of €{totals['cost']:,.2f} ({ratio} %) was wasted in the last 24 hours."
+    )
+    legend = " ".join(tab.texts(".waste-legend"))
+    assert f"idle €{parts['idle']:,.2f} held, and nothing ran on it" in legend
+    assert f"unallocated €{parts['unallocated']:,.2f}" in legend
+    assert f"€{totals['cost'] - wasted:,.2f} not wasted" in legend, "the parts are the whole"
+
+    rows = tab.texts(".waste-row")
+    sums = [sum(row["waste"]["cost"].values()) for row in waste["rows"]]
+    shown = sorted([*sums, parts["unallocated"]], reverse=True)
+    assert len(rows) == min(8, sum(one >= 0.005 for one in shown))
+    for text, cost in zip(rows, shown, strict=False):
+        assert f"€{cost:,.2f}" in text
+    [idle] = [text for text in rows if text.startswith("ml/idle ")]
+    assert (
+        "idle for all of 48.0 GPU-hours To do: stop it, or ask its owner: it was idle all the time"
+        in idle
+    )
+    [free] = [text for text in rows if text.startswith("unallocated GPUs")]
+    assert "held by nobody To do: if no pod waits for them, fewer nodes would do" in free
+    assert tab.texts("#tab-savings[aria-current=page]") == ["Waste"]
+
+    tab.evaluate("location.hash = '#view=savings&range=24h&ns=ml'")
+    tab.wait_for("document.querySelectorAll('.waste-row').length === 3", "without unallocated")
+    assert tab.text(".waste-headline").startswith("Of all: ")
+
+
+def test_the_tile_leads_to_who_wastes(tab: Tab, client: Client) -> None:
+    tab.open(f"{client.address.url}/#")
+    tab.wait_for("document.querySelector('.total-wasted')", "the tile")
+    assert "by whom" in tab.text(".total-wasted")
+    tab.click(".total-wasted")
+    tab.wait_for("document.querySelector('.waste-row')", "the rows")
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1024, "dark"), (390, "dark")])
 def test_nothing_is_cut(tab: Tab, client: Client, width: int, theme: str) -> None:
     tab.look(width, 900, theme)
     show(tab, client)

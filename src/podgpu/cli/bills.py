@@ -13,7 +13,14 @@ from podgpu.cli.tables import UNKNOWN, write_table
 from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view, parse_at
 from podgpu.errors import UsageError, one_line, utc_text
-from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row, parse_range_query
+from podgpu.past.bill import (
+    RangeAnswer,
+    RangeFigures,
+    RangeRow,
+    RangeWaste,
+    describe_row,
+    parse_range_query,
+)
 from podgpu.past.sqlite import parse_range
 from podgpu.view_address import decode_answer
 
@@ -21,6 +28,7 @@ RANGE_PATH = "api/v1/range"
 WASTE_PATH = "api/v1/waste"
 TIMEOUT = 90.0  # longer than a query to Prometheus
 EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
+_DO_UNALLOCATED = "podgpu why: do pods wait for them? If none, fewer nodes would do"
 _MONTH = "month"
 _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
 
@@ -57,6 +65,13 @@ def _wasted_cost(figures: RangeFigures) -> Waste:
     return figures.waste.cost or Waste()
 
 
+def _write_wasted(figures: RangeFigures) -> str:
+    """Writes the sum of the parts."""
+    waste = _wasted_cost(figures)
+    is_known = waste != Waste()
+    return _write_cost(waste.total if is_known else None, figures)
+
+
 COLUMNS = {
     "gpu_hours": BillColumn("GPU-hours", lambda row: write_number(row.gpu_hours)),
     "allocated": BillColumn("Allocated, h", lambda row: write_number(row.allocated_hours)),
@@ -69,6 +84,7 @@ COLUMNS = {
     "use": BillColumn("Use of what it holds", _write_use),
     "energy": BillColumn("Energy, kWh", lambda row: write_number(row.energy_kwh)),
     "cost": BillColumn("Cost{}", lambda row: _write_cost(row.cost, row)),
+    "wasted": BillColumn("Wasted{}", _write_wasted),
     "wasted_idle": BillColumn(
         "Wasted{}, idle", lambda row: _write_cost(_wasted_cost(row).idle, row)
     ),
@@ -143,32 +159,79 @@ def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) 
     return 0
 
 
+def _write_waste(answer: RangeAnswer) -> str:
+    """Writes how much was wasted of everything, in money or, without prices, in GPU-hours."""
+    totals = answer.totals
+    waste = _wasted_cost(totals)
+    whole = totals.cost
+    unit = answer.currency
+    if whole is None:
+        waste = _wasted_hours(totals)
+        whole = totals.gpu_hours
+        unit = "GPU-hours"
+    ratio = f" ({waste.total / whole:.0%})" if whole else ""
+    parts = [
+        ("idle", waste.idle),
+        ("under-used", waste.underused),
+        ("unallocated", waste.unallocated),
+    ]
+    written = [f"{name} {write_number(part)}" for name, part in parts]
+    wasted = f"{write_number(waste.total)} of {write_number(whole)} {unit}{ratio}"
+    return f"Wasted: {wasted}: {', '.join(written)}."
+
+
 def _write_bill(
     answer: RangeAnswer, title: str, names: Sequence[str], namespace: str
 ) -> Iterator[str]:
     simulated = " (SIMULATED GPUs)" if answer.simulated else ""
     yield f"{title}, {utc_text(answer.from_)} to {utc_text(answer.to)}{simulated}"
+    is_waste = "wasted" in names
+    if is_waste:
+        yield _write_waste(answer)
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
 
     rows = []
     for row in answer.rows:
         if namespace in ("", row.namespace):
-            rows.append([describe_row(row, nameless), *write_cells(names, row)])
+            todo = [row.do or UNKNOWN] if is_waste else []
+            rows.append([describe_row(row, nameless), *write_cells(names, row), *todo])
 
     notes = list_notes(answer)
     if not rows and namespace:
         notes.append(f"no pod of the namespace {namespace!a} held a GPU in this period")
     if answer.totals.allocated_hours and _wasted_hours(answer.totals).underused is None:
         notes.append("under-used time is not known: no exporter counted it (docs/usage.md#waste)")
+    if is_waste:
+        notes.append("podgpu savings says which of these GPUs could be given back")
 
     for note in notes:
         yield f"- {one_line(note)}"
     yield ""
 
     total = "Total of all namespaces" if namespace else "Total"
-    rows.append([total, *write_cells(names, answer.totals)])
     header = [answer.by.removeprefix("label:").capitalize(), *write_titles(names, answer.currency)]
-    yield from write_table(header, rows, text_columns=1)
+    if not is_waste:
+        rows.append([total, *write_cells(names, answer.totals)])
+        yield from write_table(header, rows, text_columns=1)
+        return
+
+    unallocated = _find_unallocated(answer.totals)
+    if unallocated.waste is not None:
+        cells = dict.fromkeys(names, UNKNOWN)
+        for name in ("wasted", "wasted_unallocated"):
+            cells[name] = COLUMNS[name].write(unallocated)
+        rows.append([describe_row(unallocated), *cells.values(), _DO_UNALLOCATED])
+    rows.append([total, *write_cells(names, answer.totals), UNKNOWN])
+    yield from write_table([*header, "What to do"], rows, text_columns=1, last_texts=1)
+
+
+def _find_unallocated(totals: RangeFigures) -> RangeRow:
+    """Returns the part of the waste that no row of `/api/v1/waste` has."""
+    row = RangeRow(unallocated=True)
+    if totals.waste is not None and totals.waste.hours.unallocated:
+        cost = totals.waste.cost and Waste(unallocated=totals.waste.cost.unallocated)
+        row.waste = RangeWaste(Waste(unallocated=totals.waste.hours.unallocated), cost)
+    return row
 
 
 def list_notes(answer: RangeAnswer) -> list[str]:

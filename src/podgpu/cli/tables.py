@@ -11,9 +11,14 @@ _GAP = "  "
 
 
 def write_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    text_columns: int,
+    last_texts: int = 0,
 ) -> Iterator[str]:
-    """Yields the lines. The first `text_columns` columns are texts; the others are numbers."""
+    """Yields the lines. The first `text_columns` columns and the last `last_texts` are texts; the
+    others are numbers.
+    """
     table = [list(header)]
     for row in rows:
         table.append([one_line(cell) for cell in row])
@@ -22,6 +27,6 @@ def write_table(
     for line in table:
         cells = []
         for column, (cell, width) in enumerate(zip(line, widths, strict=True)):
-            is_text = column < text_columns
+            is_text = column < text_columns or column >= len(line) - last_texts
             cells.append(cell.ljust(width) if is_text else cell.rjust(width))
         yield _GAP.join(cells).rstrip()

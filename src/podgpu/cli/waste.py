@@ -9,7 +9,16 @@ import click
 from podgpu.cli.bills import WASTE_PATH, print_bill
 from podgpu.cli.options import make_command
 
-_COLUMNS = ("allocated", "idle", "underused", "use", "wasted_idle", "wasted_underused")
+_COLUMNS = (
+    "allocated",
+    "idle",
+    "underused",
+    "use",
+    "wasted",
+    "wasted_idle",
+    "wasted_underused",
+    "wasted_unallocated",
+)
 
 
 @make_command(
@@ -19,7 +28,8 @@ _COLUMNS = ("allocated", "idle", "underused", "use", "wasted_idle", "wasted_unde
 )
 @click.pass_context
 def command(ctx: click.Context, /, **_options: Any) -> int:
-    """Print how long GPUs were held and idle or under-used in a period, the largest waste first.
+    """Print how much was wasted in a period, by whom, and what to do: how long GPUs were held and
+    idle or under-used, the largest waste first, and what nobody held.
 
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """

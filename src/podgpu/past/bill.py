@@ -132,6 +132,7 @@ class RangeRow(RangeFigures, kw_only=True):
     cost_per_hour: float | None = None
     idle_since: int | None = None
     unknown_because: str = ""  # reason why the idle time of some GPUs is unknown
+    do: str = ""  # what to do about its waste; only in `/api/v1/waste`
 
 
 class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):

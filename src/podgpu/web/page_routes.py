@@ -34,6 +34,7 @@ from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
 from podgpu.past.savings import encode_savings_csv, parse_savings_query
 from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.past.waste_advice import advise_row
 from podgpu.pending.queue import QueueSnapshot, make_queue, parse_queue_query
 from podgpu.web.access import Viewer, viewer_of
 from podgpu.web.redaction import (
@@ -418,6 +419,9 @@ class _BillRoutes:
         query = parse_range_query(request.query, order)
         query = query._replace(visible=await _find_visible(request, self.past, query))
         answer = await self.past.range(query)
+        if query.order == "wasted":
+            for row in answer.rows:
+                row.do = advise_row(row, answer.to)
         if not query.is_csv:
             return await _json_response(request, answer)
 

@@ -263,6 +263,7 @@ class Page {
   showWaiting({ scope, setup = [] }, view) {
     const isRead = scope === "cluster" && !setup.some(({ missing }) => missing === "queue");
     const pods = isRead || view === "queue" ? this.queue.count(view === "queue") : undefined;
+    this.waiting = pods;
     byId("queue-count").hidden = !pods;
     setText(byId("queue-count"), pods ? count(pods) : "");
     setAttribute(byId("tab-queue"), "title", pods ? `${plural(pods, "pod")} ${pods === 1 ? "waits" : "wait"} for GPUs` : undefined);
@@ -304,7 +305,7 @@ class Page {
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
     else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
-    else if (view === "savings") this.savings.show(criteria);
+    else if (view === "savings") this.savings.show(criteria, this.waiting);
     else if (view === "queue") this.queue.show(criteria);
     else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
     else return this.showDevices(anew, at);

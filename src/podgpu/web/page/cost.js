@@ -283,7 +283,7 @@ function sumsText(totals, currency) {
   ].filter(Boolean);
 }
 
-function ownerText(row) {
+export function ownerText(row) {
   return row.owner?.name ? `${row.owner.kind ?? ""}/${row.owner.name}` : undefined;
 }
 
@@ -295,7 +295,7 @@ function podText(row) {
   return row.uid ? `pod ${row.uid}` : undefined;
 }
 
-function nameOf(row, by) {
+export function nameOf(row, by) {
   if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
   if (row.hidden) return [row.cluster, "other namespaces"].filter(Boolean).join("/");
   const group = by === "namespace" ? "(no namespace)" : "(without this label)";

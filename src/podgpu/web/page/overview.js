@@ -35,7 +35,7 @@ export class Overview {
     this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.unheld, this.broken];
     this.power = new Plain("Power", "power");
     this.cost = new Plain("Cost/h", "cost", "#view=cost&range=month");
-    this.wasted = new Plain("Wasted/h", "wasted", "#view=cost&by=pod&order=wasted");
+    this.wasted = new Plain("Wasted/h", "wasted", "#view=savings&range=24h");
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
@@ -91,7 +91,7 @@ export class Overview {
     const { cost, waste, wasted, unpriced } = totals;
     this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
     const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";
-    this.wasted.show(totalMoney(wasted, picture.currency), parts, money(wasted, picture.currency));
+    this.wasted.show(totalMoney(wasted, picture.currency), [parts, "by whom \u2192"].filter(Boolean).join(" \u00b7 "), money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
   }
 

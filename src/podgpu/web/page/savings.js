@@ -1,10 +1,11 @@
-// Shows which GPUs could be given back, and what the pods would notice: one line per recommendation, with the figures of its pods.
+// The tab Waste: what is wasted, by whom, and which GPUs could be given back, and what the pods would notice: one line per recommendation, with the figures of its pods.
 
 import { noneText, Question } from "./ask.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { amount, duration, localTimes, memory, money, parts, percent, plural, span, totalMoney, UNKNOWN } from "./format.js";
 import { Table } from "./table.js";
+import { WasteSummary } from "./waste.js";
 
 const EVERY_SECONDS = 300; // the figures change every 5 minutes
 const RANGES = ["24h", "7d"];
@@ -40,8 +41,11 @@ export class Savings {
     this.shared = h("section", {}, h("h2", {}, "Pods that share GPUs already"), this.sharedAbout, this.sharedTable.element);
     this.notes = h("p", { class: "message" });
     const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges), tabs("Kind", this.kinds), this.about, this.csv);
-    this.element = h("div", { class: "savings" }, head, this.sums, this.message, this.list, this.more, this.left, this.shared, this.notes);
+    this.waste = new WasteSummary(onAnswer);
+    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges));
+    const kinds = h("div", { class: "table-head" }, tabs("Kind", this.kinds), this.about, this.csv);
+    const title = h("h2", { class: "savings-title" }, "What could be given back?");
+    this.element = h("div", { class: "savings" }, head, this.waste.element, title, kinds, this.sums, this.message, this.list, this.more, this.left, this.shared, this.notes);
     this.more.addEventListener("click", () => {
       this.limit += AT_ONCE;
       this.drawn = undefined;
@@ -51,14 +55,17 @@ export class Savings {
 
   leave() {
     this.question.forget();
+    this.waste.forget();
   }
 
-  show(criteria) {
+  // `waiting`: how many pods wait for GPUs; undefined if it is not known.
+  show(criteria, waiting) {
     const range = RANGES.includes(criteria.range) ? criteria.range : "7d";
     const kind = criteria.by in KINDS ? criteria.by : "";
     const here = { view: "savings", q: criteria.q, cluster: criteria.cluster, ns: criteria.ns, range, by: kind };
     RANGES.forEach((other, i) => mark(this.ranges[i], { ...here, range: other }, other === range));
     Object.keys(KINDS).forEach((other, i) => mark(this.kinds[i], { ...here, by: other }, other === kind));
+    this.waste.show(range, criteria, waiting);
     const url = `api/v1/savings?range=${range}`;
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);

@@ -1,0 +1,156 @@
+// Answers "what is wasted, by whom, and what to do?" at the top of the tab Waste. The server decides what is wasted.
+
+import { noneText, Question } from "./ask.js";
+import { nameOf, ownerText } from "./cost.js";
+import { podHash, wordsOf, writeHash } from "./criteria.js";
+import { h, place, plain, setText } from "./dom.js";
+import { amount, localTimes, money, percent, plural } from "./format.js";
+import { wasteOf } from "./totals.js";
+
+const EVERY_SECONDS = 60;
+const MOST_ROWS = 8;
+const LEAST = 0.005; // less is written as 0.00
+const ALL = 0.995; // of the allocated hours
+const MISSING = "This server does not compute waste: its podgpu is older than this page.";
+const PARTS = [
+  ["idle", "idle", "held, and nothing ran on it"],
+  ["underused", "under-used", "something ran, but less than what is held; a service may need it as a reserve"],
+  ["unallocated", "unallocated", "no pod or job held it, and nothing ran on it"],
+];
+const UNCOUNTED = "Under-used time is not known: no exporter counts it, so this is a lower bound.";
+
+export class WasteSummary {
+  constructor(onAnswer) {
+    this.question = new Question(onAnswer);
+    this.headline = h("p", { class: "waste-headline" });
+    this.bar = h("div", { class: "waste-bar", "aria-hidden": "true" });
+    this.legend = h("ul", { class: "waste-legend" });
+    this.list = h("ol", { class: "waste-rows" });
+    this.more = h("a", { class: "to-pods" });
+    this.notes = h("p", { class: "message" });
+    this.element = h("section", { class: "waste" }, h("h2", {}, "What is wasted, and by whom?"), this.headline, this.bar, this.legend, this.list, this.more, this.notes);
+  }
+
+  forget() {
+    this.question.forget();
+  }
+
+  // `waiting`: how many pods wait for GPUs; undefined if it is not known.
+  show(range, criteria, waiting) {
+    const { state, data, message } = this.question.want(`api/v1/waste?range=${range}&by=owner`, EVERY_SECONDS);
+    const isReady = state === "ready";
+    for (const part of [this.bar, this.legend, this.list, this.more]) part.hidden = !isReady;
+    const { q, cluster, ns } = criteria;
+    const written = JSON.stringify([data?.to, state, range, q, cluster, ns, waiting]);
+    if (written === this.written) return;
+    this.written = written;
+    if (!isReady) {
+      setText(this.headline, noneText(state, message, MISSING));
+      this.notes.hidden = true;
+      return;
+    }
+    this.draw(data, range, criteria, waiting);
+  }
+
+  draw(data, range, criteria, waiting) {
+    const totals = data.totals ?? {};
+    const unit = unitOf(data);
+    const waste = wasteOf(totals.waste?.[unit.kind]);
+    const whole = totals[unit.whole] ?? 0;
+    const wasted = waste.total ?? 0;
+    const { q, cluster, ns } = criteria;
+    const scope = q || cluster || ns ? "Of all: " : ""; // the filter selects rows
+    setText(this.headline, scope + headlineText(wasted, whole, range, unit));
+    const parts = PARTS.filter(([name]) => waste.parts[name] !== undefined);
+    const rest = Math.max(0, whole - wasted);
+    place(this.bar, [...parts.map(([name]) => segment(name, waste.parts[name])), segment("used", rest)]);
+    const used = totals.unknown_hours >= LEAST ? "used, or use not known" : "used";
+    place(this.legend, [
+      ...parts.map(([name, title, meaning]) => entry(name, title, unit.write(waste.parts[name]), meaning)),
+      entry("used", used, unit.write(rest), "not wasted"),
+    ]);
+    const rows = rowsOf(data, unit, waste.parts.unallocated, waiting).filter((row) => isMatch(row, criteria));
+    const shown = rows.slice(0, MOST_ROWS);
+    const most = Math.max(...shown.map((row) => row.wasted), 0) || 1;
+    this.list.hidden = !shown.length;
+    place(this.list, shown.map((row) => rowElement(row, most, wasted, unit)));
+    const left = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row.wasted, 0);
+    const more = rows.length > MOST_ROWS ? `${plural(rows.length - MOST_ROWS, "other")}: ${unit.write(left)}. ` : "";
+    setText(this.more, `${more}All figures, by pod, owner, namespace or team`);
+    this.more.href = writeHash({ view: "cost", range, by: "owner", order: "wasted" });
+    const uncounted = totals.allocated_hours && waste.parts.underused === undefined ? [UNCOUNTED] : [];
+    const notes = [...uncounted, ...(data.notes ?? []).map(localTimes)].join(" \u00b7 ");
+    this.notes.hidden = !notes;
+    setText(this.notes, notes);
+  }
+}
+
+// In money or, without prices, in GPU-hours.
+function unitOf({ totals, currency }) {
+  if (totals?.cost === undefined) return { kind: "hours", whole: "gpu_hours", write: (hours) => `${amount(hours)} GPU-hours` };
+  return { kind: "cost", whole: "cost", write: (cost) => money(cost, currency) };
+}
+
+function headlineText(wasted, whole, range, unit) {
+  const time = range === "24h" ? "the last 24 hours" : "the last 7 days";
+  if (!whole) return `There is no record in ${time}.`;
+  if (wasted < LEAST) return `Nothing of ${unit.write(whole)} was wasted in ${time}.`;
+  return `${unit.write(wasted)} of ${unit.write(whole)} (${percent(wasted / whole)}) was wasted in ${time}.`;
+}
+
+function segment(name, value) {
+  const element = h("span", { class: `waste-part is-${name}` });
+  element.style.flexGrow = value;
+  element.hidden = !(value > 0);
+  return element;
+}
+
+function entry(name, title, value, meaning) {
+  return h("li", {}, h("span", { class: `key waste-part is-${name}`, "aria-hidden": "true" }), h("strong", {}, `${title} ${value}`), h("span", { class: "waste-meaning" }, meaning));
+}
+
+// Returns who wasted most, first. Unallocated GPUs are nobody's.
+function rowsOf(data, unit, unallocated, waiting) {
+  const rows = (data.rows ?? []).map((row) => {
+    const waste = wasteOf(row.waste?.[unit.kind]);
+    return { row, name: nameOf(row, "owner"), href: linkOf(row), wasted: waste.total ?? 0, why: whyText(row, waste), todo: row.do ?? "" };
+  });
+  if (unallocated >= LEAST) {
+    const todo = waiting ? `${plural(waiting, "pod")} ${waiting === 1 ? "waits" : "wait"} for GPUs: the tab Queue says why` : waiting === 0 ? "no pod waits for them: fewer nodes would do" : "if no pod waits for them, fewer nodes would do";
+    rows.push({ row: {}, name: "unallocated GPUs", href: writeHash({ state: "free" }), wasted: unallocated, why: "held by nobody", todo });
+  }
+  return rows.filter(({ wasted }) => wasted >= LEAST).sort((a, b) => b.wasted - a.wasted);
+}
+
+function whyText(row, { parts }) {
+  const isIdle = (parts.idle ?? 0) >= (parts.underused ?? 0);
+  if (isIdle && row.idle_hours >= ALL * row.allocated_hours) return `idle for all of ${amount(row.allocated_hours)} GPU-hours`;
+  const use = row.mean_use === undefined ? "" : `used ${percent(row.mean_use)} of ${amount(row.allocated_hours)} GPU-hours`;
+  const idle = row.idle_hours >= LEAST ? `idle for ${amount(row.idle_hours)} of them` : "";
+  return [use, idle].filter(Boolean).join(", ");
+}
+
+function linkOf(row) {
+  if (row.pod) return podHash(row.namespace ?? "", row.pod, row.cluster);
+  if (!row.owner) return undefined;
+  return writeHash({ view: "pods", cluster: row.cluster, ns: row.namespace, q: ownerText(row), order: "wasted" });
+}
+
+function isMatch({ row, name }, { q, cluster, ns }) {
+  const text = name.toLowerCase();
+  return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && wordsOf(q).every((word) => text.includes(word));
+}
+
+function rowElement({ name, href, wasted, why, todo }, most, whole, unit) {
+  const fill = h("span", { class: "waste-fill" });
+  fill.style.width = `${(100 * wasted) / most}%`;
+  return h(
+    "li",
+    { class: "waste-row" },
+    h("span", { class: "waste-who" }, h(href ? "a" : "span", { href }, h("bdi", {}, plain(name)))),
+    h("span", { class: "waste-sum" }, h("strong", {}, unit.write(wasted)), ` ${percent(wasted / whole)}`),
+    h("span", { class: "waste-track", "aria-hidden": "true" }, fill),
+    h("span", { class: "waste-why" }, why),
+    h("span", { class: "waste-do" }, todo ? `To do: ${plain(todo)}` : ""),
+  );
+}
