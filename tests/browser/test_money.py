@@ -55,7 +55,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
 def test_cost_and_waste_per_hour(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$49.64", "$10.00")
-    assert tab.text(".total-wasted .total-more") == "idle\xa0$5.00, unallocated\xa0$5.00"
+    more = "idle\xa0$5.00, unallocated\xa0$5.00 \xb7 by whom \u2192"
+    assert tab.text(".total-wasted .total-more") == more
     assert tab.count("#setup") == 0
     tab.choose("ns", "notebooks")
     tab.wait_for(
