@@ -20,6 +20,7 @@ from podgpu.model import (
     Workload,
 )
 from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.health import HealthReport
 from podgpu.node.agent.publish import build_node_state
 from podgpu.node.agent.usage_collector import UsageResult
 
@@ -41,7 +42,7 @@ def make_state(
         TelemetryResult((device,), (device,), readings, at=1.0),
         Allocation(tuple(assignments)),
         UsageResult(uses),
-        {},
+        HealthReport(),
         node="h",
         **more,
     )

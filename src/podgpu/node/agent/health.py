@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from podgpu.clock import Clock, RepeatFilter, UnixTime
@@ -61,6 +62,7 @@ from podgpu.model import (
 from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.xid_blame import Verdict
 
+_Event = TypeVar("_Event", bound=Hashable)
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
 _LEAST_GPUS = 3  # of a model, to know its usual number of links
 _CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
@@ -155,6 +157,30 @@ class PastFailure(NamedTuple):
     is_present: bool  # the condition had not ended when the exporter stopped
 
 
+class DeviceHealth(msgspec.Struct, eq=False):
+    """What is known of a GPU or a MIG instance, in the fields of `GpuOrInstance`."""
+
+    xids: tuple[XidCount, ...] = ()
+    last_xid: int | None = None
+    # event -> number in the window, number since the start
+    clock_events: dict[str, tuple[int, int]] = {}
+    kubernetes_health: str = ""
+
+
+class GpuHealth(NamedTuple):
+    """What was checked of a GPU, in the fields of `DeviceState`."""
+
+    conditions: tuple[Condition, ...] = ()
+    healthy: tuple[str, ...] = ()
+    failures: tuple[FailureCount, ...] = ()
+    last_holders: tuple[Workload, ...] = ()
+
+
+class HealthReport(NamedTuple):
+    devices: Mapping[str, DeviceHealth] = {}  # by device key; the others have no events
+    gpus: Mapping[str, GpuHealth] = {}  # by UUID; only selected GPUs are checked
+
+
 class _Caused(NamedTuple):
     first: float
     last: float
@@ -195,7 +221,7 @@ class HealthWatch:
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._gpus: dict[str, _CheckedGpu] = {}
-        self._xids = EventLog(xid_window)
+        self._xids: EventLog[tuple[str, int]] = EventLog(xid_window)  # by device key and XID
         # Unix time of the last XID, by device key and XID
         self._xid_seen: dict[tuple[str, int], float] = {}
         self._last_xids: dict[str, int] = {}
@@ -208,7 +234,8 @@ class HealthWatch:
         # by device key and XID, then by workload
         self._culprits: dict[tuple[str, int], dict[WorkloadKey, XidCulprit]] = {}
 
-        self._clock_events = EventLog(clock_window)
+        # by device key and event
+        self._clock_events: EventLog[tuple[str, str]] = EventLog(clock_window)
         self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
@@ -387,36 +414,43 @@ class HealthWatch:
         assignments: Sequence[Assignment],
         telemetry: TelemetryResult,
         kubernetes: Mapping[str, KubernetesHealth],
-    ) -> dict[str, dict[str, Any]]:
-        """Returns the health fields of `DeviceState` and `MigInstance`, by device key and name.
-
-        GPUs that disappeared, and lost GPUs, keep their last holders. `kubernetes`: what Kubernetes
-        thinks, by device key.
-        """
+    ) -> HealthReport:
+        """`kubernetes`: what Kubernetes thinks, by device key."""
         now = self._clock()
-        held = group_by_key((split_key(one.device)[0], one.holder) for one in assignments)
-        for uuid, gpu in self._gpus.items():
-            if uuid in held or not (uuid in telemetry.absent or LOST in gpu.since):
-                gpu.holders = tuple(dict.fromkeys(held.get(uuid, ())))
+        holders = group_by_key(
+            (split_key(assignment.device)[0], assignment.holder) for assignment in assignments
+        )
+        self._update_holders(holders, telemetry)
 
-        devices: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        devices: defaultdict[str, DeviceHealth] = defaultdict(DeviceHealth)
         self._report_xids(devices, now)
         self._report_clock_events(devices, now)
         for key, opinion in kubernetes.items():
-            devices[key]["kubernetes_health"] = opinion.health
+            devices[key].kubernetes_health = opinion.health
 
         opinions = group_by_key((split_key(key)[0], each) for key, each in kubernetes.items())
+        gpus = {}
         for uuid, gpu in self._gpus.items():
             if gpu.details is None:
                 continue
 
             failures = self._list_failures(uuid, now)
+            # Without any answer of the GPU, there is nothing to compare with Kubernetes.
             is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
             own = opinions.get(uuid, ()) if is_known else ()
-            devices[uuid] |= self._report_gpu(gpu, gpu.details, failures, own, uuid in held, now)
-        return devices
+            gpus[uuid] = self._report_gpu(gpu, gpu.details, failures, own, uuid in holders, now)
+        return HealthReport(devices, gpus)
 
-    def _report_xids(self, devices: defaultdict[str, dict[str, Any]], now: float) -> None:
+    def _update_holders(
+        self, holders: Mapping[str, Sequence[Workload]], telemetry: TelemetryResult
+    ) -> None:
+        """Sets the holders of each GPU. A GPU that is lost or has disappeared keeps its last."""
+        for uuid, gpu in self._gpus.items():
+            is_lost = uuid in telemetry.absent or LOST in gpu.since
+            if uuid in holders or not is_lost:
+                gpu.holders = tuple(dict.fromkeys(holders.get(uuid, ())))
+
+    def _report_xids(self, devices: defaultdict[str, DeviceHealth], now: float) -> None:
         recent = self._xids.count_recent(now)
         for key, total in sorted(self._xids.totals.items()):
             device_key, xid = key
@@ -424,16 +458,15 @@ class HealthWatch:
             count = XidCount(xid, total, self._xid_seen[key], recent[key], culprits)
 
             device = devices[device_key]
-            device["xids"] = (*device.get("xids", ()), count)
-            device["last_xid"] = self._last_xids[device_key]
+            device.xids = (*device.xids, count)
+            device.last_xid = self._last_xids[device_key]
 
-    def _report_clock_events(self, devices: defaultdict[str, dict[str, Any]], now: float) -> None:
+    def _report_clock_events(self, devices: defaultdict[str, DeviceHealth], now: float) -> None:
         recent = self._clock_events.count_recent(now)
         totals = self._clock_events.totals
         for key in sorted(recent.keys() | totals.keys()):
             device_key, event = key
-            events = devices[device_key].setdefault("clock_events", {})
-            events[event] = recent[key], totals[key]
+            devices[device_key].clock_events[event] = recent[key], totals[key]
 
     def _report_gpu(
         self,
@@ -443,7 +476,7 @@ class HealthWatch:
         opinions: Sequence[KubernetesHealth],
         is_held: bool,
         now: float,
-    ) -> dict[str, Any]:
+    ) -> GpuHealth:
         gpu.forget_old_xids(now)
         details = dict(checked)
         since = dict(gpu.since)
@@ -464,12 +497,12 @@ class HealthWatch:
                 present.append(Condition(name, self._to_unix(gpu.since[name]), detail))
 
         was_lost_in_use = not is_held and details.get(LOST) is not None
-        return {
-            "conditions": tuple(present),
-            "healthy": tuple(healthy),
-            "failures": tuple(failures),
-            "last_holders": gpu.holders if was_lost_in_use else (),
-        }
+        return GpuHealth(
+            conditions=tuple(present),
+            healthy=tuple(healthy),
+            failures=tuple(failures),
+            last_holders=gpu.holders if was_lost_in_use else (),
+        )
 
     def _judge(
         self,
@@ -662,24 +695,24 @@ def _usual_links(gpus: Sequence[Device], readings: Mapping[str, GpuReading]) -> 
     return usual
 
 
-class _Bucket(NamedTuple):
+class _Bucket(NamedTuple, Generic[_Event]):
     began: float
-    counts: Counter[tuple[str, Any]]
+    counts: Counter[_Event]
 
 
-class EventLog:
+class EventLog(Generic[_Event]):
     """Counts events per device: since the start (`totals`), and within a time window.
 
     Events in the window are counted per second, which limits memory if a GPU reports many XIDs.
     """
 
     def __init__(self, window: float) -> None:
-        self.totals: Counter[tuple[str, Any]] = Counter()
+        self.totals: Counter[_Event] = Counter()
         self._window = window
-        self._buckets: deque[_Bucket] = deque()
-        self._recent: Counter[tuple[str, Any]] = Counter()  # sum of the buckets
+        self._buckets: deque[_Bucket[_Event]] = deque()
+        self._recent: Counter[_Event] = Counter()  # sum of the buckets
 
-    def add(self, events: Sequence[tuple[str, Any]], now: float) -> None:
+    def add(self, events: Sequence[_Event], now: float) -> None:
         """Adds events to the time window. Does not change `totals`."""
         if not self._buckets or now - self._buckets[-1].began >= 1.0:
             self._buckets.append(_Bucket(now, Counter()))
@@ -688,7 +721,7 @@ class EventLog:
         newest.counts.update(events)
         self._recent.update(events)
 
-    def count_recent(self, now: float) -> Counter[tuple[str, Any]]:
+    def count_recent(self, now: float) -> Counter[_Event]:
         while self._buckets and self._buckets[0].began <= now - self._window:
             self._recent -= self._buckets.popleft().counts
         return self._recent

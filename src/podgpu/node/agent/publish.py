@@ -50,6 +50,7 @@ from podgpu.model import (
     split_key,
 )
 from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.health import DeviceHealth, GpuHealth, HealthReport
 from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
 from podgpu.node.holders.reader import describe, explain
@@ -72,6 +73,8 @@ _STARTED_AT = time.time()
 _IDENTITY = ("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled")
 _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
 _UNUSED = GpuOrInstance()
+_NO_EVENTS = DeviceHealth()
+_UNCHECKED = GpuHealth()
 _POWER_LIMIT = 164  # DCGM_FI_DEV_ENFORCED_POWER_LIMIT
 _FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
 _GIB = 1024**3
@@ -85,14 +88,14 @@ def build_node_state(
     telemetry: TelemetryResult,
     allocation: Allocation,
     usage: UsageResult,
-    health: Mapping[str, dict[str, Any]],
+    health: HealthReport,
     unsupported: Iterable[UnsupportedField] = (),
     pod_labels: PodLabels | None = None,
     **members: Any,
 ) -> NodeState:
     """Builds the document from the latest readings.
 
-    `health`: result of `HealthWatch.report`. `unsupported`: result of `list_unsupported`.
+    `unsupported`: result of `list_unsupported`.
     `members`: other fields of `NodeState`.
     """
     holders = _join_holders(allocation, usage)
@@ -184,15 +187,15 @@ def _build_gpus(
     telemetry: TelemetryResult,
     holders: Mapping[str, Sequence[Holder]],
     usage: UsageResult,
-    health: Mapping[str, dict[str, Any]],
+    health: HealthReport,
     unsupported: Iterable[UnsupportedField],
 ) -> tuple[DeviceState, ...]:
     known = {device.uuid for device in telemetry.devices}
     used = list(holders)
-    for key, members in health.items():
+    for key, device_health in health.devices.items():
         uuid, _ = split_key(key)
         # XIDs of GPUs that `podgpu forget` removed are omitted.
-        if "xids" in members and uuid in known:
+        if device_health.xids and uuid in known:
             used.append(key)
 
     devices = _find_devices(telemetry, used)
@@ -218,7 +221,7 @@ class _DeviceBuilder:
     _values: Mapping[str, FieldValues]  # of selected devices
     _holders: Mapping[str, Sequence[Holder]]
     _usage: UsageResult
-    _health: Mapping[str, dict[str, Any]]
+    _health: HealthReport
     _unsupported: Mapping[str, Sequence[str]]
 
     def build_instance(self, device: Device, number: int) -> MigInstance:
@@ -233,10 +236,15 @@ class _DeviceBuilder:
             ns = values.get(number)
             if isinstance(ns, int):
                 throttled_ns[reason] = ns
+        health = self._health.gpus.get(device.uuid, _UNCHECKED)
         gpu = DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
             throttled_ns=throttled_ns,
             instances=tuple(instances),
+            conditions=health.conditions,
+            healthy=health.healthy,
+            failures=health.failures,
+            last_holders=health.last_holders,
             **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
             **self._build_members(device),
         )
@@ -270,7 +278,8 @@ class _DeviceBuilder:
 
         holders = self._holders.get(key, ())
         unsupported = self._unsupported.get(key, ())
-        members = {
+        health = self._health.devices.get(key, _NO_EVENTS)
+        return {
             "hidden": device not in self._telemetry.selected,
             **figures,
             "usage": totals,
@@ -278,9 +287,8 @@ class _DeviceBuilder:
             "orphans": self._usage.orphans.get(key, ()),
             "fields": None if values is None else by_name(values),
             "unsupported": tuple(unsupported),
+            **structs.asdict(health),
         }
-        members |= self._health.get(key, {})
-        return members
 
 
 def list_unsupported(
