@@ -155,6 +155,29 @@ def test_a_pod_with_one_gpu_may_fit_a_mig_instance(
 ) -> None:
     found = ask(make_pod("one", busy, model=model, peak_bytes=memory * GIB))
     assert [line.target.split()[3] for line in found.advice] == [size] * bool(size)
+    for line in found.advice:
+        assert line.says == (
+            f"Its GPU was at most {busy * 100:.0f} % busy in a mean of 5 minutes, and its memory"
+            f" at most {memory:.1f} GiB."
+        )
+
+
+def test_a_mig_instance_is_named_with_its_memory() -> None:
+    """Memory is that of the GPU, which has 80 GiB here."""
+    [line] = ask(make_pod("one", 0.11, model=MODEL, peak_bytes=8.0 * GIB)).advice
+    assert line.target == "a MIG instance 1g (10 GiB)"
+    assert "more memory than a MIG instance 1g (10 GiB) has" in line.falsified_by
+
+
+def test_the_most_money_comes_first_then_the_most_gpus() -> None:
+    pods = [
+        make_pod("cheap", 0.0, price=1.0),
+        make_pod("dear", 0.0, price=9.0),
+        make_pod("free-2", 0.0, price=None, gpus=2.0, devices=2),
+        make_pod("free-1", 0.0, price=None),
+    ]
+    found = ask(*pods)
+    assert [line.pods[0].pod for line in found.advice] == ["dear", "cheap", "free-2", "free-1"]
 
 
 # Share
@@ -294,7 +317,10 @@ def test_no_known_use_is_not_called_no_record() -> None:
 def test_without_prices_savings_are_in_gpus_only() -> None:
     fleet = make_fleet(make_pod("idle", 0.0, price=None, cost=None))
     found = make_savings(SavingsQuery(), fleet, "")
-    assert (found.totals.saved.gpus, found.totals.saved.cost) == (1, None)
+    totals = found.totals
+    assert (totals.saved.gpus, totals.saved.cost) == (1, None)
+    assert (totals.before.gpus, totals.before.cost) == (1, None)
+    assert (totals.after.gpus, totals.after.cost) == (0, None)
     assert "--prices" in found.notes[-1]
 
 

@@ -130,6 +130,10 @@ def test_csv_has_a_row_per_pod_and_adds_up(client: Client) -> None:
     ]
     assert sum(float(row["SavedCostPerMonth"] or 0) for row in rows) == 7300
     assert {row["Currency"] for row in rows} == {"EUR"}
+    lines = [int(row["Line"]) for row in rows]
+    assert lines == sorted(lines)
+    assert lines[0] == 1
+    assert lines[-1] == len(set(lines)) < len(rows), "pods that share a GPU are one line"
 
 
 def test_a_longer_range_is_cut_to_the_record(client: Client) -> None:

@@ -651,11 +651,17 @@ def test_our_clock_that_was_set_makes_no_pod_idle(step: float) -> None:
 
 
 @pytest.mark.parametrize("containers", ["two GPUs", "one GPU"])
-def test_a_pod_is_idle_as_long_as_its_least_idle_container(containers: str) -> None:
+@pytest.mark.parametrize("last_to_work", ["main", "side"])
+def test_a_pod_is_idle_as_long_as_its_least_idle_container(
+    containers: str, last_to_work: str
+) -> None:
     stage = Stage([pod("a")])
     for turn in range(12):
-        first = holder("a", utilization=0.0)
-        second = holder("a", container="side", utilization=0.0 if turn > 5 else 0.5)
+        ratios = {"main": 0.0, "side": 0.0}
+        if turn <= 5:
+            ratios[last_to_work] = 0.5
+        first = holder("a", utilization=ratios["main"])
+        second = holder("a", container="side", utilization=ratios["side"])
         if containers == "one GPU":
             stage.turn(n1=(gpu(0, first, second),))
         else:

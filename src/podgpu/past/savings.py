@@ -122,7 +122,7 @@ class UnreadPods(NamedTuple):
 
     pods: int = 0
     gpus: float = 0.0
-    price: float | None = 0.0  # of an hour of these GPUs
+    price: float | None = None  # of an hour of these GPUs
 
 
 ALL_READ = UnreadPods()
