@@ -174,7 +174,7 @@ def test_csv(url: str, command: str, capsys: pytest.CaptureFixture[str]) -> None
             "--range='banana': write a length of time, such as 30m, 1h, 24h, 7d or 12w, or month",
         ),
         (["waste", "--by", "team"], "--by='team': use pod, owner, namespace, model or label"),
-        (["pods", "--url", "http://"], "'http:': not the URL of an HTTP server"),
+        (["pods", "--url", "http://"], "--url 'http:': not the URL of an HTTP server"),
     ],
 )
 def test_wrong_options(
@@ -193,3 +193,9 @@ def test_a_month(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = datetime.now().astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     document = json.loads(printed(capsys, "cost", "--url", url, "--range", "month", "-o", "json"))
     assert document["from"] == min(first.timestamp(), document["to"])
+
+
+@pytest.mark.parametrize("command", ["pods", "waste", "cost", "report", "savings", "why"])
+def test_a_wrong_url_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--url", "http://["]) == 2
+    assert capsys.readouterr().err.startswith("podgpu: --url 'http://[': not the URL of an HTTP")

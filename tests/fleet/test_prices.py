@@ -218,7 +218,9 @@ def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) 
 
 
 def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--prices: .*does not exist"):
+    with pytest.raises(
+        UsageError, match=r"--prices: .*does not exist.*; for built-in prices, write example"
+    ):
         read_prices(str(tmp_path / "none.yml"))
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("currency: EUR", encoding="utf-8")

@@ -15,6 +15,7 @@ from podgpu.kube.service_proxy import KubeAddress, parse_service
 from podgpu.view_address import UrlAddress, ViewAddress
 
 _KUBE_OPTIONS = ("context", "service")
+_CHECK_SECONDS = 1.0  # not used: opening a client checks the URL, and connects to nothing
 
 
 def parse_at(text: str) -> float | None:
@@ -36,7 +37,13 @@ def make_at_query(at: float | None) -> dict[str, str]:
 
 def find_view(ctx: click.Context) -> ViewAddress:
     """Returns the address that --url or --kube selects."""
-    return find_kube_view(ctx, "url") or UrlAddress(ctx.params["url"])
+    kube_view = find_kube_view(ctx, "url")
+    if kube_view is not None:
+        return kube_view
+    address = UrlAddress(ctx.params["url"])
+    with naming_option("--url"):
+        address.open(_CHECK_SECONDS)
+    return address
 
 
 def find_kube_view(ctx: click.Context, *others: str) -> KubeAddress | None:

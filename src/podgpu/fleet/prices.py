@@ -15,6 +15,7 @@ changes:  # optional: prices that are valid from a date (UTC) on
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -25,7 +26,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from podgpu.errors import Note
+from podgpu.errors import Note, UsageError
 from podgpu.files import read_last_valid
 from podgpu.metrics.mig import parent_and_fraction
 
@@ -221,4 +222,9 @@ def read_prices(option: str) -> ReadPrices:
         content = files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes()
         example = parse_prices(content, _EXAMPLE_FILE, "example")
         return lambda: (example, ())
-    return read_last_valid("--prices", "prices", option, parse_prices, _MAX_FILE_BYTES)
+    try:
+        return read_last_valid("--prices", "prices", option, parse_prices, _MAX_FILE_BYTES)
+    except UsageError as error:
+        if os.path.exists(option):
+            raise
+        raise UsageError(f"{error}; for built-in prices, write {EXAMPLE}") from error
