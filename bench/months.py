@@ -17,8 +17,9 @@ from bench.history import INTERVAL, make_round
 from podgpu.charge import HeldTime, charge
 from podgpu.fleet.prices import Price, Prices
 from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
+from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR
-from podgpu.past.store import GpuSample, HistoryStore
+from podgpu.past.store import HistoryStore
 from tests.fleet.states import state_of
 
 MAX_GIB = 2.0

@@ -19,8 +19,9 @@ from podgpu.model import (
     WaitPart,
     WorkloadOwner,
 )
+from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.job import JobSummary, read_summary
-from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
+from podgpu.past.store import HistoryStore
 
 GIB = 1024**3
 START, MINUTES = 1_800_000_000, 60

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from podgpu.charge import Charge, UsageAccount
 from podgpu.past.events import EventQuery, read_events
-from podgpu.past.store import ConditionRecord, GpuSample, HistoryStore
+from podgpu.past.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.store import HistoryStore
 
 HOUR = 3600
 START = 1_800_000_000

@@ -22,12 +22,13 @@ from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings
 from podgpu.model import DeviceTotals
+from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.history_file import HistoryError
 from podgpu.past.record import cluster_recorder, make_records
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import read_gpu
 from podgpu.past.sqlite_charges import read_range, read_usage_start
-from podgpu.past.store import MAX_NEW_ACCOUNTS, GpuSample, HistoryStore
+from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 
 HOUR = 3600

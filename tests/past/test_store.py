@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
+from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_DEVICES, MAX_POINTS, read_gpu, read_job, read_pod
 from podgpu.past.sqlite_charges import read_range, read_usage_start
-from podgpu.past.store import MAX_NEW_ACCOUNTS, ConditionRecord, GpuSample, HistoryStore
+from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
 from tests.privilege import without_privilege
 
 COARSE, HOUR, DAY = 300, 3600, 86_400

@@ -29,10 +29,10 @@ from podgpu.labs.simulate.gpu import DRAM, LoadActivity, SimulatedGpu, compute_w
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.model import Workload, WorkloadOwner
+from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.load_steps import PastLoad
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
-from podgpu.past.store import ConditionRecord, GpuSample
 
 _LOAD_DAYS = 7
 _JOB_HOURS = 4.0

@@ -7,7 +7,7 @@ minutes, and the largest memory. 8,000 pods need 90 MB for eight days.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from podgpu.charge import UNALLOCATED, Charge, UsageAccount
 from podgpu.known import add_known
 from podgpu.model import MIB
+from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.mixes import CERTAINLY_IDLE, STEP_BYTES, UNKNOWN, step_value
 from podgpu.past.schema import COARSE, HOUR, floor_time
 
@@ -101,15 +102,6 @@ def _is_measured(account: UsageAccount) -> bool:
     return account.methods in _MEASURED
 
 
-class RecordedGpu(NamedTuple):
-    """The charges of one GPU or MIG instance in a round, and the memory used on it in bytes."""
-
-    node: str
-    is_instance: bool
-    charges: Sequence[Charge]
-    memory: float | None
-
-
 _Key = tuple[UsageAccount, str]  # with its node
 
 
@@ -119,7 +111,7 @@ class LoadSteps:
     def __init__(self) -> None:
         self._steps: dict[int, dict[_Key, _Sums]] = {}
 
-    def add(self, start: int, gpus: Iterable[RecordedGpu]) -> None:
+    def add(self, start: int, gpus: Iterable[GpuSample]) -> None:
         """Adds a round to the step that begins at this time."""
         sums = self._steps.setdefault(start, {})
         added: list[_Sums] = []
@@ -127,7 +119,7 @@ class LoadSteps:
             # All charges of a GPU add up to the time since the last round. The size of a MIG
             # instance is not known here; its steps only tell whether it was idle.
             seconds = sum(charge.amounts.allocated_seconds for charge in gpu.charges)
-            if gpu.is_instance:
+            if gpu.instance:
                 seconds = COARSE
 
             held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
@@ -141,10 +133,8 @@ class LoadSteps:
                 if not own.round_gpus:
                     added.append(own)
 
-                used = gpu.memory
-                if charge.figures is not None:
-                    used = charge.figures.memory_used_bytes
-
+                figures = charge.figures or gpu.figures
+                used = None if figures is None else figures.memory_used_bytes
                 own.add_gpu(seconds, used)
                 own.add(charge, is_alone)
 

@@ -25,9 +25,9 @@ from podgpu.known import divide_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
 from podgpu.past.bill import account_of
+from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import IDLE
-from podgpu.past.store import ConditionRecord, GpuSample
 
 _log = logging.getLogger(__name__)
 # Minimum difference from the GPU's utilisation for storing a sole holder's own values.

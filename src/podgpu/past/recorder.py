@@ -14,10 +14,11 @@ from typing import NamedTuple, TypeVar
 from podgpu.clock import Clock
 from podgpu.errors import Note, SourceError, StartError, UsageError
 from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
+from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.history_file import HistoryError
 from podgpu.past.load_steps import PastLoad
 from podgpu.past.schema import CONDITION, FINE
-from podgpu.past.store import GpuSample, HistoryStore
+from podgpu.past.store import HistoryStore
 
 FILE_NAME = "history.db"
 _OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2

@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
-from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
+from podgpu.charge import UNALLOCATED, Amounts, Figures, UsageAccount
+from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.history_file import HistoryFile
 from podgpu.past.load_steps import (
     LoadSteps,
     PastLoad,
-    RecordedGpu,
     write_past_loads,
     write_steps_of,
 )
@@ -129,29 +128,6 @@ WHERE gpu = ? AND account = ? AND kind = ? AND name = ? AND message = ? AND ende
 _HOURS_KEPT = f"ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0)"
 
 
-class ConditionRecord(NamedTuple):
-    """A condition of a GPU, such as ("xid", "XID 79: fallen off the bus")."""
-
-    name: str
-    message: str
-    since: float | None = None  # Unix time; None if it is unknown
-    account: UsageAccount | None = None  # the holder, if it is a condition of a holder (idle)
-
-
-class GpuSample(NamedTuple):
-    """State of a GPU or MIG instance. `figures` is None if the GPU could not be read."""
-
-    uuid: str
-    instance: str = ""
-    node: str = ""
-    gpu_index: int | None = None
-    figures: Figures | None = None
-    charges: Sequence[Charge] = ()  # of holders and, for what nobody held, of `UNALLOCATED`
-    conditions: Sequence[ConditionRecord] = ()
-    holders_known: bool = True  # if False, the previous holders still count as holders
-    taken_from: str = ""  # the node that had it before, if that node does not answer
-
-
 # Plain tuples: with 8,000 GPUs, named ones cost 40 ms per round.
 _Span = tuple[int, int, str, str, str]  # GPU, account, kind, name and message of an open span
 # OPEN or UNSETTLED, start of the 5 minutes, account, currency, node.
@@ -221,7 +197,7 @@ class HistoryStore(HistoryFile):
                     _add_up(self._unwritten, key, charge.amounts)
             # A time that may still move is unknown in savings.
             if is_settled:
-                self._loads.add(start, map(_read_load, gpus))
+                self._loads.add(start, gpus)
 
     def append_loads(self, loads: Sequence[PastLoad]) -> None:
         with self._transaction():
@@ -556,11 +532,6 @@ class HistoryStore(HistoryFile):
             self._db.execute(_MEAN_SAMPLES, step)
             self._db.execute(_COPY_GPU_VALUES, step)
             self._db.execute(_INSERT_ROUND, (COARSE, start))
-
-
-def _read_load(gpu: GpuSample) -> RecordedGpu:
-    memory = None if gpu.figures is None else gpu.figures.memory_used_bytes
-    return RecordedGpu(gpu.node, bool(gpu.instance), gpu.charges, memory)
 
 
 def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:
