@@ -21,6 +21,7 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
+from podgpu.past.answer import PeriodAnswer
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.past.sqlite_charges import (
@@ -135,20 +136,13 @@ class RangeRow(RangeFigures, kw_only=True):
     do: str = ""  # what to do about its waste; only in `/api/v1/waste`
 
 
-class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
-    from_: float = msgspec.field(name="from")
-    to: float
+class RangeAnswer(PeriodAnswer, kw_only=True):
     by: str
-    currency: str = ""
-    prices: str = ""
-    source: str = ""  # with Prometheus: name of the recording rule, or `counters`
-    simulated: bool = False
-    in_memory: bool = False  # a restart of podgpu loses the history
     recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
-    methods: list[str] = []  # how the use of the GPUs was measured
-    labels: list[str] = []  # names of the pod labels in the range
-    notes: list[str] = []  # messages about missing data
+    # How the use of the GPUs was measured.
+    methods: list[str] = msgspec.field(default_factory=list)
+    # Names of the pod labels in the range.
+    labels: list[str] = msgspec.field(default_factory=list)
     totals: RangeFigures
     rows: list[RangeRow]
 

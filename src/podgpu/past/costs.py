@@ -22,6 +22,7 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import group_by
+from podgpu.past.answer import PeriodAnswer
 from podgpu.past.bill import (
     RangeFigures,
     RangeQuery,
@@ -166,24 +167,16 @@ class Forecast(msgspec.Struct, kw_only=True):
     days: int  # number of these days
 
 
-class CostsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
-    from_: float = msgspec.field(name="from")
-    to: float
+class CostsAnswer(PeriodAnswer, kw_only=True):
     step_seconds: int
     by: str
-    currency: str = ""
-    prices: str = ""
-    source: str = ""  # with Prometheus: name of the recording rule, or `counters`
-    simulated: bool = False
-    in_memory: bool = False  # a restart of podgpu loses the history
     recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
-    notes: list[str] = []
     complete: list[bool]  # by step
     totals: CostsTotals
     rows: list[CostsRow]
     previous: PreviousPeriod
-    budgets: list[BudgetUse] = []  # of the namespaces or labels by which rows are made
+    # Of the namespaces or labels by which rows are made.
+    budgets: list[BudgetUse] = msgspec.field(default_factory=list)
     forecast: Forecast | None = None  # None without a complete day, or for a past period
 
 

@@ -16,6 +16,7 @@ import msgspec
 from podgpu.charge import UsageAccount
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner
+from podgpu.past.answer import PeriodAnswer
 from podgpu.past.bill import describe_owner
 from podgpu.past.focus import write_table
 from podgpu.past.schema import DAY, HOUR
@@ -240,26 +241,17 @@ class SavingsLimits(msgspec.Struct, kw_only=True):
     memory_headroom: float
 
 
-class SavingsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
-    from_: float = msgspec.field(name="from")
-    to: float
+class SavingsAnswer(PeriodAnswer, kw_only=True):
     step_seconds: int
     month_hours: float
-    currency: str = ""
-    prices: str = ""
-    source: str = ""
-    simulated: bool = False
-    in_memory: bool = False
     # False if there is less than a day of history, so that nothing can be said.
     is_computed: bool = msgspec.field(name="computed", default=True)
-    notes: list[str] = []
     limits: SavingsLimits
     totals: SavingsTotals
     kinds: list[SavedKind]
     advice: list[Advice]
     left_out: list[LeftOut]
-    shared: list[SharedPod] = []
+    shared: list[SharedPod] = msgspec.field(default_factory=list)
     # Mean of |predicted - measured wait|, as a share of time. None if no pods share a GPU.
     prediction_error_ratio: float | None = None
 
