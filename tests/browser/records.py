@@ -342,6 +342,7 @@ def summary(namespace: str, pod: str) -> dict[str, Any]:
         **{
             "gpu_hours": 2.0,
             "mean_use": 0.07,
+            "mean_device_use": 0.07,
             "peak_use": 0.31,
             "peak_memory_bytes": 5 * GIB,
             "idle_hours": 1.5,

@@ -124,6 +124,7 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
         "gpus": 1,
         "gpu_hours": 2.0,
         "mean_use": 0.7,
+        "mean_device_use": 0.7,
         "errors": 0,
         "causes": [
             {"cause": "waiting", "seconds": 2808, "ratio": 0.39},
@@ -179,6 +180,7 @@ def test_the_verdict_names_short_and_current_causes(
         "gpus": 1,
         "gpu_hours": 100.0,
         "mean_use": 0.7,
+        "mean_device_use": 0.7,
         "errors": 0,
         "causes": causes,
     }
@@ -213,6 +215,7 @@ def test_the_page_says_what_slowed_a_pod_down_and_what_is_not_known(
         "gpus": 1,
         "gpu_hours": 2.0,
         "mean_use": 0.7,
+        "mean_device_use": 0.7,
         "errors": 0,
         "why_slow": "Nothing slowed it down, of all that podgpu measures.",
         "checks": [none],

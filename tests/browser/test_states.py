@@ -128,6 +128,8 @@ def test_what_is_unknown_on_a_shared_gpu_does_not_include_power(
         "allocated_hours": 1.0,
         "used_hours": 0.7,
         "mean_use": 0.35,
+        "mean_device_use": 0.35,
+        "mean_share_use": 0.7,
         "energy_kwh": 0.4,
         "errors": 0,
     }

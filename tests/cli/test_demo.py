@@ -245,6 +245,8 @@ def check_summary(demo: Demo) -> None:
     assert (ended["gpus"], ended["nodes"], ended["owner"]["kind"]) == (2, ["node-3"], "Job")
     assert ended["to"] - ended["from"] == ended["duration_seconds"]
     assert 0.8 < ended["mean_use"] <= ended["peak_use"] <= 1.0
+    assert ended["mean_device_use"] == ended["mean_use"]
+    assert ended["mean_share_use"] == pytest.approx(ended["mean_use"], rel=0.05), "it was alone"
     assert ended["peak_memory_bytes"] == pytest.approx(61 * 1024**3, rel=0.01)
     assert ended["cost"] > 0
     assert ended["energy_kwh"] > 0

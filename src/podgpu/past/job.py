@@ -73,6 +73,8 @@ class JobSummary(RangeFigures, kw_only=True):
     duration_seconds: float  # time for which the pod held a GPU
     gpus: int = 0
     nodes: tuple[str, ...] = ()
+    mean_device_use: float | None = None  # the same as `mean_use` here: of the whole GPU
+    mean_share_use: float | None = None  # of what the pod holds, as `mean_use` of a range
     peak_use: float | None = None
     p95_use: float | None = None
     peak_memory_bytes: float | None = None
@@ -137,6 +139,7 @@ def read_summary(
         slowest=find_slowest(state, (namespace, pod)),
     )
     add_up(summary, own, summary.currency)
+    summary.mean_share_use = summary.mean_use
     fit = None
     if any(charge.amounts.token_seconds for charge in own):
         first = floor_time(started, COARSE)
@@ -201,6 +204,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         # Here, use is relative to the whole GPU or MIG instance. In /api/v1/range, it is relative
         # to the pod's share.
         summary.mean_use = _mean(use)
+        summary.mean_device_use = summary.mean_use
         summary.peak_use = max(use)
         summary.p95_use = max(p95)
 
@@ -360,10 +364,9 @@ def _has_others(part: HeldPart, summary: JobSummary) -> bool:
 
 
 def _measure_use(summary: JobSummary) -> float | None:
-    """Returns the mean use: on a shared GPU, of the pod's share, as in `/api/v1/range`."""
-    measured = summary.allocated_hours - (summary.unknown_hours or 0.0)
-    if summary.shared and measured > 0:
-        return summary.used_hours / measured
+    """Returns the mean use: on a shared GPU, of the pod's share."""
+    if summary.shared and summary.mean_share_use is not None:
+        return summary.mean_share_use
     return summary.mean_use
 
 

@@ -56,7 +56,6 @@ _GPUS_PER_QUERY = (
     70  # VictoriaMetrics rejects queries of more than 16 KiB, and each UUID is in it 5 times
 )
 _MAX_QUERIES = 4  # at the same time
-_LEAST_HELD = 0.8  # of a step
 _IDLE = -0.5  # a value below it says that the GPU was certainly idle
 _KEYS = (*UUID_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 _RULE_LABELS = ("namespace", "pod", "hpc_job")  # of a pod in the rules

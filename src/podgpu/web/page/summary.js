@@ -107,9 +107,8 @@ function slowElement({ node, index, uuid, says }) {
 // Returns the verdict, its colour, and the values and assumption behind it. Tensor, memory and power values exist only if
 // the pod does not share its GPUs.
 function judge(data) {
-  const { mean_use: use, tensor_active_ratio: tensor, shared, causes = [] } = data;
-  const share = shared ? data.used_hours / (data.allocated_hours - (data.unknown_hours ?? 0)) : 0; // as in the Cost view
-  const isOfShare = share > 0;
+  const { mean_device_use: use, mean_share_use: share, tensor_active_ratio: tensor, shared, causes = [] } = data;
+  const isOfShare = shared && share > 0;
   const judged = isOfShare ? share : use;
   const [, verdict, colour] = VERDICTS.find(([least]) => judged >= least) ?? [];
   if (!verdict) return { text: "", why: "" };
@@ -153,7 +152,7 @@ function lastingText({ cause, seconds, ratio }) {
 // Says why a GPU that is busy computes little. Empty if it does not, or if it is not known.
 function lowText(data) {
   const [leastOfPartly] = VERDICTS[1];
-  if (data.mean_use < leastOfPartly) return "";
+  if (data.mean_device_use < leastOfPartly) return "";
   const current = (data.causes ?? []).filter(({ cause }) => cause in CURRENT);
   if (current.length) return current.map(({ cause, value }) => CURRENT[cause](value)).join(", ");
   const power = powerRatio(data);
@@ -179,7 +178,7 @@ function factsOf(data, whole) {
   return [
     fact("Duration", duration(data.duration_seconds)),
     fact("GPU-hours", amount(data.gpu_hours)),
-    known(`Mean use of the ${whole}`, data.mean_use, percent),
+    known(`Mean use of the ${whole}`, data.mean_device_use, percent),
     known(`Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
     known(`Peak memory${ofOne}`, data.peak_memory_bytes, memory),
     known(`Mean power${ofOne}`, data.mean_power_watts, watts),
