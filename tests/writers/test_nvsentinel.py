@@ -64,6 +64,7 @@ def connector(path: Path) -> Iterator[Connector]:
 
 class Exporter:
     def __init__(self, path: Path, strategy: str = "") -> None:
+        self.devices: list[DeviceState] = []  # by default, made for the records
         self.clock = FakeClock()
         self.queue = WriteQueue(self.clock.monotonic, lambda limit: limit)
         clock = Clock(self.clock.monotonic, self.clock.wall)
@@ -76,7 +77,9 @@ class Exporter:
         self, records: Mapping[str, GpuRecord], stale: bool = False, after: float = 2.0
     ) -> None:
         self.clock.advance(after)
-        devices = [DeviceState(uuid=uuid, index=0, pci_bus_id="0000:04:00.0") for uuid in records]
+        devices = self.devices or [
+            DeviceState(uuid=uuid, index=0, pci_bus_id="0000:04:00.0") for uuid in records
+        ]
         state = NodeState(producer="podgpu", devices=tuple(devices))
         for write in self._writer.update(NodeUpdate(state, records, (), stale)):
             self.queue.put(write)
@@ -109,6 +112,15 @@ def test_broken_and_healthy_again(path: Path, connector: Connector) -> None:
     assert broken.node_name == "node-7"
     assert broken.processing_strategy == 2  # STORE_ONLY
     assert broken.generated_timestamp.seconds == 1_700_001_004
+
+
+def test_a_gpu_is_named_by_what_is_known_of_it(path: Path, connector: Connector) -> None:
+    exporter = Exporter(path)
+    exporter.devices = [DeviceState(uuid="a")]
+    exporter.see(a=XID)
+    [event] = connector.received
+    entities = [(one.entity_type, one.entity_value) for one in event.entities_impacted]
+    assert entities == [("GPU_UUID", "a")]
 
 
 def test_it_may_act_only_if_the_operator_says_so(path: Path, connector: Connector) -> None:

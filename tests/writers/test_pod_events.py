@@ -200,9 +200,13 @@ async def test_a_refused_event_is_written_later(
     async with Exporter(server, clock) as exporter:
         server.write_failures = [status, status]
         await exporter.tell(change(pods=()))
+        if status != 409:  # an Event with this name exists
+            problem = exporter.queue.problems["events"]
+            assert "the test lets this write fail" in problem
         for _ in range(10):
             clock.advance(1.0)
             await exporter.tell()
+        assert exporter.queue.problems == {}
     [event] = events(server)
     assert event["count"] == 1
     assert event["firstTimestamp"] == "2023-11-14T22:30:00Z"

@@ -326,6 +326,25 @@ def test_a_history_that_fails_repeats_nothing_before_a_restart(
     assert store.read_notices() == {}
 
 
+class ReadOnlyStore(MemoryStore):
+    is_in_memory = False
+
+    def write_notices(self, changes: Mapping[str, bytes | None]) -> None:
+        raise HistoryError("the disk is full")
+
+
+def test_a_history_that_cannot_be_written_is_a_warning(scene: Scene, receiver: Receiver) -> None:
+    scene.start(ReadOnlyStore())
+    scene.round(gpu(3))
+    assert scene.webhook.warnings() == []
+    scene.round(broken())
+    assert len(receiver.bodies) == 1
+    [warning] = scene.webhook.warnings()
+    assert warning.text.startswith(
+        "webhook: what was reported cannot be stored, so a restart repeats it: the disk is full"
+    )
+
+
 def test_what_is_over_before_the_receiver_answers_is_not_sent(
     scene: Scene, receiver: Receiver
 ) -> None:

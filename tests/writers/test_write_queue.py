@@ -134,6 +134,25 @@ async def test_a_problem_is_solved_when_no_object_of_the_writer_fails(
     assert queue.problems == {}
 
 
+async def test_a_problem_is_solved_while_another_writer_still_fails(
+    queue: WriteQueue, clock: FakeClock
+) -> None:
+    events, taints = Target(), Target()
+    events.error = SourceError("forbidden", "no events")
+    taints.error = SourceError("forbidden", "no taints")
+    queue.put(events.write("event"))
+    queue.put(taints.write("taint", writer="taints"))
+    await queue.flush()
+    assert queue.problems == {"events": "no events", "taints": "no taints"}
+    taints.error = None
+    queue.put(taints.write("other", key="two", writer="taints"))
+    await queue.flush()
+    assert "taints" in queue.problems, "its first object waits"
+    clock.advance(1.0)
+    await queue.flush()
+    assert queue.problems == {"events": "no events"}
+
+
 async def test_is_bounded(queue: WriteQueue, caplog: pytest.LogCaptureFixture) -> None:
     target = Target()
     for number in range(2000):

@@ -173,7 +173,6 @@ class EventWriter:
         series.count += written - series.was_present
         series.written = written
         last = _read_time(event) or 0.0
-        series.first = min(series.first, _read_time(event, "firstTimestamp") or series.first)
         age = max(0.0, self._clock.wall() - last)
         series.written_at = self._clock.monotonic() - age
         if series.unwritten and age >= EVENT_SECONDS:
