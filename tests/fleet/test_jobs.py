@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from podgpu.fleet.job_view import make_job, make_jobs
 from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.readings import ClusterReading
@@ -69,7 +71,7 @@ def test_the_slowest_gpu_is_an_alert_a_metric_and_in_the_json() -> None:
 
     (job,) = make_jobs(state).jobs
     assert (job.kind, job.name, job.pods, job.nodes, job.gpus) == ("JobSet", "run", 2, 2, 4)
-    assert (job.utilization_ratio, job.wait_ratio) == (0.98, None)
+    assert (job.utilization_ratio, job.wait_ratio) == (0.98, 0.0)
     assert job.slowest is not None
     assert (job.slowest.uuid, job.slowest.difference_ratio) == ("GPU-0", 0.05)
     assert WALL <= job.slowest.since <= WALL + 180
@@ -80,7 +82,7 @@ def test_the_slowest_gpu_is_an_alert_a_metric_and_in_the_json() -> None:
     assert shown[:2] == [("GPU-0", 1615.0, True), ("GPU-1", 1700.0, False)]
     assert [each.pods for each in answer.devices] == [["run-0"]] * 2 + [["run-1"]] * 2
     assert answer.devices[0].bytes_per_second == 1e9
-    assert answer.devices[0].wait_ratio is None
+    assert answer.devices[0].wait_ratio == 0.0, "its pod is alone on the GPU"
     # The GPUs of other owners are not compared.
     other = make_job(state, "Deployment", "ml", "chat")
     assert other is not None
@@ -105,3 +107,27 @@ def test_equal_gpus_are_no_alert() -> None:
     assert not series(state, RATIO)
     (job,) = make_jobs(state).jobs
     assert job.slowest is None
+
+
+def test_a_job_that_gets_a_neighbour_waits_more_than_before() -> None:
+    """The log of context switches is not read while the job is alone, so its waits are unknown."""
+    detector = JobDetector()
+    state: ClusterState | None = None
+    for number in range(2 * 40):
+        now = 30.0 * number
+        usage = holder("run-0", "ml", utilization_ratio=0.98)
+        holders = [usage]
+        if number >= 2 * 32:
+            waiting = structs.replace(usage.known_usage, wait_ratio=0.4)
+            holders = [structs.replace(usage, usage=waiting), holder("chat", "ml")]
+        fields = FIELDS | {"DCGM_FI_DEV_SM_CLOCK": 1700.0}
+        device = structs.replace(gpu(0, *holders, busy=0.98), fields=fields)
+        reading = ClusterReading((node("n1", device, read_at=now),), owners=OWNERS)
+        state = build_cluster_state(
+            reading, state, ViewSettings(), now, WALL + now, detector=detector
+        )
+        if number == 2 * 32:
+            assert not state.alerts
+
+    assert state is not None
+    assert [alert.text for alert in state.alerts if "waits" in alert.text]

@@ -172,7 +172,8 @@ def _make_sample(
         return JobGpuSample()
 
     device = instance or gpu
-    waiting = None
+    # A pod that is alone on a GPU does not wait.
+    waiting = 0.0 if len(device.holders) == 1 else None
     for part in parts:
         ratio = part.holder.known_usage.wait_ratio
         if ratio is not None:

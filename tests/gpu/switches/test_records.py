@@ -87,6 +87,25 @@ def test_inconsistent_records_are_rejected(data: bytes, reason: str) -> None:
     assert caught.value.reason == reason
 
 
+def test_a_context_that_was_reset_after_a_fault_has_no_save() -> None:
+    """Times of an H200: XID 31 at 3.28 ms, and the next context 278 ms later."""
+    switch_time = 80_000
+    before = (OUT, 2, 3 * MS - switch_time)
+    switches = [before, (IN, 1, 3 * MS), (IN, 2, 281 * MS), (OUT, 2, 283 * MS)]
+    (only,) = windows(switches, [283 * MS + switch_time])
+    assert only.resident == {2: 5 * MS - switch_time}
+    assert only.unloaded == 278 * MS, "the engine was reset"
+    assert only.last_resident == {1: 3 * MS, 2: 283 * MS}
+
+
+def test_a_context_that_was_reset_is_found_in_the_next_chunk() -> None:
+    timeline = read(chunk((OUT, 2, 2 * MS), (IN, 1, 3 * MS)))
+    assert timeline.take_window(10 * MS).resident == {1: 7 * MS, 2: 2 * MS}
+    timeline.add([281 * MS, 283 * MS], [2, ~2])
+    following = timeline.take_window(283 * MS)
+    assert (following.resident, following.unloaded) == ({2: 2 * MS}, 271 * MS)
+
+
 def test_numbers_wrap_around_and_continue_in_the_next_chunk() -> None:
     sequence = RecordDecoder()
     assert list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534))) == [

@@ -39,7 +39,9 @@ MAX_SWITCH_NS = 1_000_000
 """If the time between two contexts is longer than this, no context was loaded.
 
 A switch takes 80 to 90 µs on an H200. When a process creates or destroys a context, the engine is
-empty for 1 to 420 ms. Its busy bit was set in 2 of 63 samples at such times.
+empty for 1 to 420 ms. Its busy bit was set in 2 of 63 samples at such times. When a program causes
+XID 13 or 31, the driver resets the engine: 217 to 295 ms later another context is switched in, and
+the failed one is not saved.
 """
 
 
@@ -160,6 +162,8 @@ class Residency:
     # Time in which no context was loaded, because one was created or destroyed.
     unloaded: int = 0
     costs: SwitchCosts = SwitchCosts()
+    # Time at which each process was last resident, by pid, also if its context was reset at once.
+    last_resident: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def window(self) -> int:
@@ -172,11 +176,6 @@ class Residency:
         for pid, _, since, until in self.periods:
             resident[pid] = resident.get(pid, 0) + until - since
         return resident
-
-    @property
-    def last_resident(self) -> dict[int, int]:
-        """Time at which each process was last resident, by pid."""
-        return {pid: until for pid, _, _, until in self.periods}
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -220,21 +219,18 @@ class Timeline:
         all_times = self._last_time + times
         all_pids = self._last_pid + pids
 
-        # The log may begin with a save.
-        start = 1 if all_pids and all_pids[0] < 0 else 0
-        switched_in = all_pids[start::2]
-        saved = all_pids[start + 1 :: 2]
-        expected = [~pid for pid in switched_in[: len(saved)]]
-        is_alternating = min(switched_in, default=0) >= 0 and saved == expected
-        if not is_alternating or all_times != sorted(all_times):
+        if not _is_alternating(all_pids):
+            all_times, all_pids = _end_reset_contexts(all_times, all_pids)
+        if not _is_alternating(all_pids) or all_times != sorted(all_times):
             raise SwitchLogError(
                 "disorder", "the records of the context-switch log contradict each other"
             )
 
+        already_added = len(self._last_time)
+        self._times.extend(all_times[already_added:])
+        self._pids.extend(all_pids[already_added:])
         self._last_time = all_times[-1:]
         self._last_pid = all_pids[-1:]
-        self._times.extend(times)
-        self._pids.extend(pids)
 
     def take_window(self, until: int) -> Residency:
         """Returns the residency from the end of the last window to `until`."""
@@ -276,7 +272,10 @@ class Timeline:
 
         self._saved_at = saved_at
         switching = until - since - resident - unknown - unloaded
-        return Residency(since, until, periods, switching, unknown, unloaded, self.costs)
+        last_resident = dict(zip(pids[::2], ends, strict=True))
+        return Residency(
+            since, until, periods, switching, unknown, unloaded, self.costs, last_resident
+        )
 
     def _take_switches(self, since: int, until: int) -> tuple[list[int], list[int]]:
         """Removes the switches before `until`. Returns pids and times, from a switch-in on."""
@@ -292,6 +291,33 @@ class Timeline:
         if pids and pids[0] < 0:  # the log was opened while the process was resident
             return [~pids[0], *pids], [since, *times]
         return pids, times
+
+
+def _is_alternating(pids: Sequence[int]) -> bool:
+    """Returns True if each process is saved before the next one is switched in."""
+    # The log may begin with a save.
+    start = 1 if pids and pids[0] < 0 else 0
+    switched_in = pids[start::2]
+    saved = pids[start + 1 :: 2]
+    expected = [~pid for pid in switched_in[: len(saved)]]
+    return min(switched_in, default=0) >= 0 and saved == expected
+
+
+def _end_reset_contexts(times: Sequence[int], pids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Adds a save for each context that failed and was reset by the driver, see `MAX_SWITCH_NS`.
+
+    Such a context is resident for no time: it is unknown when it failed.
+    """
+    all_times: list[int] = []
+    all_pids: list[int] = []
+    for moment, pid in zip(times, pids, strict=True):
+        is_resident = bool(all_pids) and all_pids[-1] >= 0
+        if is_resident and pid >= 0 and moment - all_times[-1] >= MAX_SWITCH_NS:
+            all_times.append(all_times[-1])
+            all_pids.append(~all_pids[-1])
+        all_times.append(moment)
+        all_pids.append(pid)
+    return all_times, all_pids
 
 
 # Attribution

@@ -24,6 +24,7 @@ from podgpu.model import (
     Device,
     DeviceUsage,
     ProcessUsage,
+    ProcessWaits,
     SwitchStatus,
     WantedMethod,
     select_keys,
@@ -549,6 +550,7 @@ class BusyTimeSplitter:
 
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
+            usage = _add_evidence(usage, residency, listener)
             if usage.busy_ns is None or not self._is_usable(residency, usage, listener):
                 return usage
             known = self._previous_pids | self._pids | listener.list_existing() | {HIDDEN_PID}
@@ -561,16 +563,12 @@ class BusyTimeSplitter:
         worked = max(0, usage.busy_ns - residency.switching)
         figures = self._divide(listener, residency, worked, samples)
         waits = self._waits[key].add(residency, figures)
-        last_resident = {}
-        for pid, gpu_time in residency.last_resident.items():
-            last_resident[pid] = listener.to_unix_time(gpu_time)
         return replace(
             usage,
             process_busy_ns=select_keys(figures, known),
             method="switches" if listener.no_samples_reason else "exact",
             method_limit=self._limit,
             resident_ns=residency.resident,
-            last_resident=last_resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
             waits=waits,
@@ -652,6 +650,23 @@ class BusyTimeSplitter:
         if not isinstance(error, _WindowError):
             self.close()
             self._retry_at = self._clock() + _RETRY_SECONDS
+
+
+def _add_evidence(
+    usage: DeviceUsage, residency: Residency, listener: SwitchListener
+) -> DeviceUsage:
+    """Adds what the log shows even if the busy time cannot be divided by it."""
+    if not residency.unknown:
+        last_resident = {}
+        for pid, gpu_time in residency.last_resident.items():
+            last_resident[pid] = listener.to_unix_time(gpu_time)
+        return replace(usage, last_resident=last_resident)
+
+    has_no_switch = residency.unknown == residency.window
+    if has_no_switch and _covers(residency.window, usage.window_ns):
+        # Processes that both have work take turns, so nobody waited.
+        return replace(usage, waits=ProcessWaits({}, {}, 0))
+    return usage
 
 
 def _covers(part: int, whole: int) -> bool:
