@@ -494,7 +494,8 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
 def _describe_missing(
     label: str, prices: Prices, usage: Sequence[Charge], answer: RangeAnswer
 ) -> Iterable[str]:
-    if label and not any(row.label for row in answer.rows):
+    is_shown = any(row.label for row in answer.rows)
+    if label and not is_shown:
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports"
@@ -542,7 +543,8 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
         model = row.model
 
     place = _join_names(row.cluster, row.namespace, owner, row.pod, job)
-    return _join_names(place, row.uid or row.container_id, row.label, model) or nameless
+    container = row.uid or row.container_id
+    return _join_names(place, container, row.label, model) or nameless
 
 
 def _join_names(*names: str) -> str:

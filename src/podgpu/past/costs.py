@@ -256,7 +256,8 @@ def make_costs(
         compared=_compare(own, before, currency),
     )
     charges = _list_charges(own)
-    bill = make_range(query.range, (windows.start, windows.now), charges, prices, {})
+    bounds = windows.start, windows.now
+    bill = make_range(query.range, bounds, charges, prices, {})
 
     return CostsAnswer(
         from_=windows.start,
@@ -292,7 +293,8 @@ def _make_rows(
 
     rows = []
     for name in dict.fromkeys(names.values()):
-        row = _add_up_steps(CostsRow(**dict(name)), own[name], currency)
+        row = CostsRow(**dict(name))
+        _add_up_steps(row, own[name], currency)
         recorded = [day for day in own_days[name] if day]
         forecast = _forecast(recorded, now, currency)
         if forecast:
@@ -461,7 +463,8 @@ def read_costs_answer(
     if query.has_forecast and query.step == DAY:
         days = steps
     elif query.has_forecast:
-        days = _read_steps(db, query.range, DAY, first_forecast_day(now), now, now)
+        first_day = first_forecast_day(now)
+        days = _read_steps(db, query.range, DAY, first_day, now, now)
 
     answer = make_costs(query, now, state.prices, steps, days)
     answer.simulated = state.simulated

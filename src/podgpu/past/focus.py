@@ -48,7 +48,8 @@ def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
     days = []
     while start < whole.to:
         midnight = floor_time(start, DAY) + DAY
-        days.append(query._replace(start=start, end=min(midnight, whole.to)))
+        end = min(midnight, whole.to)
+        days.append(query._replace(start=start, end=end))
         start = midnight
 
     return days
@@ -106,7 +107,8 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 
 def _make_billing(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     """Returns the columns of FOCUS that are the same for all billing systems."""
-    month = datetime.fromtimestamp(day.from_, UTC).replace(day=1, hour=0, minute=0, second=0)
+    first = datetime.fromtimestamp(day.from_, UTC)
+    month = first.replace(day=1, hour=0, minute=0, second=0)
     next_month = (month + _LONGEST_MONTH).replace(day=1)
 
     return {

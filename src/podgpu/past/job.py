@@ -228,7 +228,8 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
             if (mark.uuid, mark.instance) != (device.uuid, device.instance):
                 continue
 
-            interval = Interval(mark.at, end if mark.until is None else mark.until)
+            until = end if mark.until is None else mark.until
+            interval = Interval(mark.at, until)
             if mark.condition in _THROTTLING:
                 throttled.append(interval)
             elif _is_broken(mark):
@@ -338,7 +339,8 @@ def _add_checks(
     for node in state.nodes:
         own = [part for part in node.held if _is_of(part.holder, summary)]
         devices += [(node, part) for part in own]
-        if own or any(gpu.uuid in recorded.uuids for gpu in node.gpus):
+        has_recorded = any(gpu.uuid in recorded.uuids for gpu in node.gpus)
+        if own or has_recorded:
             nodes.append(node)
     is_sharing = any(_has_others(part, summary) for _, part in devices)
     facts = SlowFacts(

@@ -146,9 +146,10 @@ class LoadSteps:
 
     def take(self, current: int) -> dict[int, dict[_Key, _Sums]]:
         """Returns the steps before `current`, and forgets them."""
-        taken = {start: sums for start, sums in self._steps.items() if start < current}
-        for start in taken:
-            del self._steps[start]
+        taken = {}
+        for start in list(self._steps):
+            if start < current:
+                taken[start] = self._steps.pop(start)
         return taken
 
 

@@ -159,7 +159,8 @@ def _find_start(db: Connection) -> int | None:
     if not rows:
         return None
     hour = int(rows[0][0])
-    return hour + COARSE * min(_count_unknown(busy) for _, busy in rows)
+    unknown = min(_count_unknown(busy) for _, busy in rows)
+    return hour + unknown * COARSE
 
 
 def _count_unknown(steps: bytes) -> int:
@@ -345,7 +346,8 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
 
             price = device_price(node.prices, gpus[0], None, 1.0)
             own = pods_by_place.get((cluster, node.name, model), [])
-            yield NodeRoom(cluster, node.name, model, len(gpus), free, own, price)
+            total = len(gpus)
+            yield NodeRoom(cluster, node.name, model, total, free, own, price)
 
 
 def _add_costs(db: Connection, fleet: FleetLoad, now: float) -> None:
@@ -428,7 +430,8 @@ def _read_shared(
             shared = []
             for key, account in pods.items():
                 ratio = _read_wait_ratio(db, account_ids[key], first, last)
-                shared.append(SharedPodLoad(account, steps[key][start:stop], ratio))
+                common_steps = steps[key][start:stop]
+                shared.append(SharedPodLoad(account, common_steps, ratio))
 
             model = parts[0].gpu.model
             yield SharedLoad(node.reading.cluster, node.name, model, shared)
@@ -447,7 +450,8 @@ def _find_common(
             return None
         first = max(first, _count_unknown(line))
 
-    start = max(hours_since, ceil_time(fleet.start + first * COARSE, HOUR))
+    first_known = fleet.start + first * COARSE
+    start = max(hours_since, ceil_time(first_known, HOUR))
     end = floor_time(fleet.end, HOUR)
     if start < end:
         return (start, end)

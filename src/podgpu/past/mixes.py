@@ -274,7 +274,8 @@ def _read_members(members: Sequence[Candidate], known: int) -> _Members:
         sums = list(map(add, sums, others))
 
     # `slowdown.stretch`, written out: it is applied to 2,000 steps of each mix.
-    return _Members(values, [1 / (1 - SWITCH_COST * weight) for weight in sums])
+    factors = [1 / (1 - SWITCH_COST * weight) for weight in sums]
+    return _Members(values, factors)
 
 
 def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:

@@ -216,7 +216,8 @@ def _make_node(
     has_values = any(device.values or device.conditions for device in devices)
 
     offset = current.clock_offset
-    reading = NodeReading("", state, at - age - offset, labels=now.reading.labels)
+    read_at = at - age - offset
+    reading = NodeReading("", state, read_at, labels=now.reading.labels)
     entry = NodeEntry(
         reading,
         state,
@@ -252,7 +253,8 @@ def _make_gpu(
         if device.instance:
             same = known.get(device.instance, _UNKNOWN_INSTANCE)
             shared = _make_shared(device, same, idle_after)
-            instances.append(MigInstance(id=int(device.instance), profile=same.profile, **shared))
+            number = int(device.instance)
+            instances.append(MigInstance(id=number, profile=same.profile, **shared))
         else:
             values = device.values.get(GPU_ITSELF, _NO_VALUES)
             gpu = replace(

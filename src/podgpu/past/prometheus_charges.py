@@ -281,7 +281,8 @@ class _RangeReader:
     ) -> list[CostStep]:
         """Returns the charges of each step between these times. The last one may be shorter."""
         self.rule = await self._find_rule(start, end)
-        client.set_ends(range(start + step, floor_time(end, step) + 1, step))
+        last_end = floor_time(end, step)
+        client.set_ends(range(start + step, last_end + 1, step))
         periods = await self._read_periods(start, end, step)
 
         # The names of pods are in the query, so it is one for all steps.
@@ -291,7 +292,8 @@ class _RangeReader:
                 key = self._read_key(sample.labels)
                 if key is not None:
                     keys[key] = None
-        self.owners = await self._read_owners(keys, f"{round(end - start)}s", end)
+        window = f"{round(end - start)}s"
+        self.owners = await self._read_owners(keys, window, end)
 
         steps: dict[int, list[Charge]] = {}
         for period in periods:
@@ -340,7 +342,8 @@ class _RangeReader:
 
     async def _describe_gaps(self, usage: Sequence[Charge], start: float, step: int) -> None:
         """Adds notes about what the answer does not include."""
-        if self.rule and not any(charge.account.methods for charge in usage):
+        has_methods = any(charge.account.methods for charge in usage)
+        if self.rule and not has_methods:
             self.notes.append(
                 f"missing: methods of usage: {self.rule} was recorded by rules of an older version"
             )

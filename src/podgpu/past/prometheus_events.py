@@ -134,7 +134,8 @@ class _EventReader:
             if gpu.node in presence:
                 known_from = presence[gpu.node][0].start + self._step
 
-            for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
+            ignored = gaps + outages.get(gpu.node, [])
+            for period in _find_periods(series, ignored):
                 if period.start <= known_from:
                     period = period._replace(start=-math.inf)
                 spans.append(_holder_span(gpu, period, holder, number))
@@ -142,7 +143,8 @@ class _EventReader:
         for series in faults:
             gpu = self._read_gpu(series.labels)
             condition = series.labels.get("condition", "")
-            for period in _find_periods(series, gaps + outages.get(gpu.node, [])):
+            ignored = gaps + outages.get(gpu.node, [])
+            for period in _find_periods(series, ignored):
                 spans.append(_condition_span(gpu, period, condition))
 
         spans += _list_outages(outages, gpus_of)
@@ -160,9 +162,8 @@ class _EventReader:
         namespace, _, name = query.value.partition("/")
         series = select_held(namespace, name, self._server.match)
         held = f"group {by(*UUID_LABELS)} ({series})"
-        uuids = set()
-        for one in await self._client.query_range(held, self._start, self._end, self._step):
-            uuids.add(first_label(one.labels, UUID_LABELS))
+        lines = await self._client.query_range(held, self._start, self._end, self._step)
+        uuids = {first_label(line.labels, UUID_LABELS) for line in lines}
 
         uuids.discard("")
         return sorted(uuids)
@@ -208,10 +209,12 @@ class _EventReader:
 
     async def _read_times(self, query: str) -> dict[frozenset[tuple[str, str]], list[float]]:
         """Returns the times of the points of each series, by its labels."""
-        times = {}
         first = self._start + self._step
-        for labels, points in await self._client.query_range(query, first, self._end, self._step):
-            times[frozenset(labels.items())] = [at for at, _ in points]
+        lines = await self._client.query_range(query, first, self._end, self._step)
+        times = {}
+        for labels, points in lines:
+            key = frozenset(labels.items())
+            times[key] = [at for at, _ in points]
         return times
 
     def _read_gpu(self, labels: LabelMap) -> _Gpu:

@@ -187,7 +187,8 @@ class _LoadReader:
         cluster_label = self.server.cluster_label
         names: set[AccountKey] = set()
         gpus = set()
-        for sample in await self.client.query(self._write_candidates(most), self.fleet.end):
+        query = self._write_candidates(most)
+        for sample in await self.client.query(query, self.fleet.end):
             labels = sample.labels
             workload = read_workload(labels)
             if workload is None:
@@ -393,8 +394,9 @@ class _LoadReader:
         most = load.devices * FULL
         for number, gpus in enumerate(known):
             if gpus >= load.devices:
-                value = step_value(busy[number] / COARSE, is_idle=idle[number] == gpus)
-                values[number] = min(most, value)
+                busy_gpus = busy[number] / COARSE
+                is_idle = idle[number] == gpus
+                values[number] = min(most, step_value(busy_gpus, is_idle))
 
         load.steps = write_steps(values)
 

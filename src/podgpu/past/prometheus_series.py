@@ -141,7 +141,10 @@ class _AnswerCache(Generic[_Query, _Answer]):
         self._answers: dict[tuple[_Query, Prices], tuple[float, _Answer]] = {}
 
     def find(self, query: _Query, prices: Prices) -> _Answer | None:
-        read_at, answer = self._answers.get((query, prices), (-math.inf, None))
+        cached = self._answers.get((query, prices))
+        if cached is None:
+            return None
+        read_at, answer = cached
         if self._clock() - read_at > _COSTS_SECONDS:
             return None
         return answer
@@ -326,7 +329,8 @@ class _HistoryReader:
         for name, query in figures.items():
             queries[name] = self.read("avg", query)
         for name, series in _HOLDER_SERIES.items():
-            queries[f"holder {name}"] = self.read("avg", self._of_holders(series, uuids))
+            query = self._of_holders(series, uuids)
+            queries[f"holder {name}"] = self.read("avg", query)
 
         results = await asyncio.gather(*queries.values())
         lines = dict(zip(queries, results, strict=True))
@@ -366,7 +370,8 @@ class _HistoryReader:
     def _while_held(self, query: str, pod: PodName | None) -> str:
         if pod is None:
             return query
-        return f"({query}) and on ({', '.join(_KEYS)}) ({self.held_by(pod)})"
+        on_device = f"on ({', '.join(_KEYS)})"
+        return f"({query}) and {on_device} ({self.held_by(pod)})"
 
     def _held(self, uuids: Sequence[str]) -> str:
         series = self._select(HELD_NAMES, uuids)

@@ -92,7 +92,11 @@ def _write_increases(engine: Engine, keys: tuple[str, ...], match: str, window: 
     families = {"prompt": engine.prompt, "generated": engine.generated}
     if engine.transferred is not None:
         families["transferred"] = engine.transferred
-    return [_increase(family, kind, keys, match, window) for kind, family in families.items()]
+
+    increases = []
+    for kind, family in families.items():
+        increases.append(_increase(family, kind, keys, match, window))
+    return increases
 
 
 def _increase(

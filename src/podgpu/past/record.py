@@ -113,7 +113,8 @@ def _charge_holders(
 
         amounts = Amounts()
         if part.spent is not None:
-            time = _complete(part.spent, part, node.reading.read_at + state.clock_offset)
+            at = node.reading.read_at + state.clock_offset
+            time = _complete(part.spent, part, at)
             amounts = charge(time, part.device_size, part.price)
 
         yield Charge(

@@ -201,7 +201,8 @@ class HistoryRecorder:
 
     def _reopen(self) -> None:
         """Opens the file. After a failure, retries every minute and meanwhile uses memory."""
-        if self._path is None or self._clock.monotonic() < self._reopen_at:
+        is_too_early = self._clock.monotonic() < self._reopen_at
+        if self._path is None or is_too_early:
             return
 
         try:

@@ -182,7 +182,8 @@ class Deletion:
         counts: dict[str, int] = dict(self._db.execute(sql).fetchall())
         total = sum(counts.values())
         for node, number in counts.items():
-            others = (total - number) / max(1, len(counts) - 1)
+            other_count = max(1, len(counts) - 1)
+            others = (total - number) / other_count
             share = max(_MIN_SHARE, round(_MAX_TIMES_OTHERS * others))
             if number > share:
                 _log.warning(

@@ -100,10 +100,14 @@ def check_causes(facts: SlowFacts, state: ClusterState) -> list[SlowCheck]:
         _check_slow_gpu(facts, state),
     ]
     checks += _check_activity(facts)
-    order = [cause.cause for cause in facts.causes]
     found = [check for check in checks if check.state == "found"]
-    found.sort(key=lambda check: order.index(check.cause) if check.cause in order else len(order))
-    return [*found, *(check for check in checks if check.state != "found")]
+    others = [check for check in checks if check.state != "found"]
+    rank: dict[str, int] = {}
+    for cause in facts.causes:
+        rank.setdefault(cause.cause, len(rank))
+    # Checks of other causes come last.
+    found.sort(key=lambda check: rank.get(check.cause, len(rank)))
+    return found + others
 
 
 def explain_slow(checks: Sequence[SlowCheck]) -> str:
@@ -128,7 +132,9 @@ def _find(facts: SlowFacts, name: CauseName) -> Cause | None:
 
 
 def _describe(cause: Cause) -> str:
-    return f"{_percent(cause.ratio or 0.0)} of the time ({_duration(cause.seconds or 0.0)})"
+    percent = _percent(cause.ratio or 0.0)
+    duration = _duration(cause.seconds or 0.0)
+    return f"{percent} of the time ({duration})"
 
 
 def _percent(ratio: float) -> str:

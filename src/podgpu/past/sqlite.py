@@ -168,7 +168,8 @@ def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
     devices = {}
     for name, line in lines.items():
         if any(ratio is not None for ratio in line):
-            devices[name] = b64encode(bytes(map(utilization_byte, line))).decode()
+            content = bytes(map(utilization_byte, line))
+            devices[name] = b64encode(content).decode()
 
     return {
         "api": "podgpu/v1",
@@ -407,7 +408,8 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
     resolution = FINE if is_fine else COARSE
     first = floor_time(start, resolution)
     last = ceil_time(end, resolution)
-    step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
+    steps_per_point = -(-(last - first) // (resolution * MAX_POINTS))  # rounded up
+    step = resolution * steps_per_point
     if is_fine:
         rolled_up = last
     else:

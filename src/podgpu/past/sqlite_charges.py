@@ -74,13 +74,17 @@ class Grouping(NamedTuple):
         columns = []
         for name in ACCOUNT_COLUMNS:
             is_kept = name in self.kept
-            columns.append(name if is_kept else f"iif({self.condition}, '', {name}) AS {name}")
+            if is_kept:
+                columns.append(name)
+            else:
+                columns.append(f"iif({self.condition}, '', {name}) AS {name}")
         return ", ".join(columns)
 
     @property
     def keys(self) -> str:
         """Few, because each makes sorting slower. The id stands for all fields."""
-        return ", ".join([*sorted(self.kept), f"iif({self.condition}, 0, account.id)"])
+        account = f"iif({self.condition}, 0, account.id)"
+        return ", ".join([*sorted(self.kept), account])
 
 
 SINGLE = Grouping()  # each account by itself
@@ -170,8 +174,7 @@ def read_usage_start(db: Connection) -> int | None:
     first_day, first_round = db.execute(_USAGE_START).fetchone()
     start: int | None = first_day
     # A round of the first day tells the start more exactly.
-    is_exact = first_round is not None and (first_day is None or first_round < first_day + DAY)
-    if is_exact:
+    if first_round is not None and (first_day is None or first_round < first_day + DAY):
         start = first_round
     return start
 

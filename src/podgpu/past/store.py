@@ -322,7 +322,8 @@ class HistoryStore(HistoryFile):
         for resolution, start, currency, node, *row in rows:
             kind = UNSETTLED if resolution == UNSETTLED else OPEN
             account, amounts = split_account(row)
-            usage.append(((kind, start, account, currency, node), Amounts(*amounts)))
+            key = kind, start, account, currency, node
+            usage.append((key, Amounts(*amounts)))
 
         with other._unwritten_lock:
             usage += other._unwritten.items()

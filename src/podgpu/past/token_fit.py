@@ -66,7 +66,8 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
         return NoFit("there were no prompt tokens")
     if not gg:
         return NoFit("there were no generated tokens")
-    if 1 - pg * pg / (pp * gg) < _LEAST_DETERMINANT:
+    independence = 1 - pg * pg / (pp * gg)
+    if independence < _LEAST_DETERMINANT:
         return NoFit("prompt and generated tokens always had the same ratio")
 
     pb = _sum_products(prompts, busy)

@@ -101,9 +101,8 @@ def judge_activity(now: Activity) -> Sequence[Cause]:
     if now.tensor >= _LOW_TENSOR * now.use:
         return []
 
-    is_limited_by_memory = now.dram is not None and now.dram >= _LOW_DRAM * now.use
-    if is_limited_by_memory:
-        return []
+    if now.dram is not None and now.dram >= _LOW_DRAM * now.use:
+        return []  # limited by memory
 
     causes = [Cause("low_activity", now=True, value=now.tensor)]
     if now.pcie is not None and now.pcie >= _HIGH_PCIE:
