@@ -76,7 +76,9 @@ def choose_nodes(
     """
     chooser = _Chooser(readings, before, settings, now, recorded)
     copies = chooser.group_by_node()
-    chosen = {name: min(copies[name], key=chooser.rank_exporter) for name in sorted(copies)}
+    chosen = {}
+    for name in sorted(copies):
+        chosen[name] = min(copies[name], key=chooser.rank_exporter)
     hidden, same_gpus = chooser.share_out_gpus(chosen)
 
     nodes = []
@@ -89,7 +91,8 @@ def choose_nodes(
 
     alerts = []
     for name, reading in chosen.items():
-        others = {copy.target for copy in copies[name] if chooser.is_rival(copy, reading)}
+        rivals = [copy for copy in copies[name] if chooser.is_rival(copy, reading)]
+        others = {copy.target for copy in rivals}
         if others:
             alerts.append(_describe_conflict(reading, others, "this node"))
 
@@ -457,7 +460,8 @@ def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | No
     """
     missing = set()
     for gpu in node.state.devices:
-        if gpu.uuid in uuids and (node.gone or is_lost(gpu)):
+        is_missing = node.gone or is_lost(gpu)
+        if is_missing and gpu.uuid in uuids:
             missing.add(gpu.uuid)
 
     state = _remove_gpus(node.state, missing)
@@ -484,7 +488,8 @@ def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
     of_node: Counter[str] = Counter()
     for alert in sorted(alerts, key=lambda alert: alert.severity != "broken"):
         of_node[alert.node] += 1
-        if len(shown) < MAX_ALERTS and of_node[alert.node] <= _MAX_NODE_ALERTS:
+        has_room = of_node[alert.node] <= _MAX_NODE_ALERTS
+        if has_room and len(shown) < MAX_ALERTS:
             shown.append(alert)
         else:
             left_out.append(alert)

@@ -128,7 +128,8 @@ class IdleTimes:
         seconds = _counted_at(self.node) - _counted_at(then)
         # The difference is large if a clock was set, or if the exporter did not count for some
         # time.
-        if abs(seconds - (read_at - then.counted_at)) <= self.longest_gap:
+        difference = seconds - (read_at - then.counted_at)
+        if abs(difference) <= self.longest_gap:
             self._seconds = seconds
             if seconds < _SAME_COUNTERS:
                 self.counted_at = then.counted_at
@@ -161,7 +162,8 @@ class IdleTimes:
         if part is not None:
             return self._estimated_start(part, use, usage)
         if use == "idle":
-            return self.node.reading.read_at + self.offset - self._known_idle(device, usage)
+            now = self.node.reading.read_at + self.offset
+            return now - self._known_idle(device, usage)
 
         return None
 

@@ -124,8 +124,10 @@ def find_slowest(state: ClusterState, pod: PodName) -> SlowestView | None:
     """Returns the slowest GPU of the pod's job. Pods of a job often wait for it."""
     for key in state.slow:
         for gpu in state.jobs[key].values():
-            if any(part.holder.pod_name == pod for part in gpu.parts):
+            pods = [part.holder.pod_name for part in gpu.parts]
+            if pod in pods:
                 return _make_slowest(state, key)
+
     return None
 
 

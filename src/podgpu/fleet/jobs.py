@@ -228,7 +228,8 @@ def _measure_throttling(
         earlier_ns = earlier_gpu.throttled_ns.get(reason)
         # A smaller value means that the counter was reset.
         if earlier_ns is not None and ns >= earlier_ns:
-            ratios[reason] = min(1.0, (ns - earlier_ns) / NS / seconds)
+            throttled = (ns - earlier_ns) / NS
+            ratios[reason] = min(1.0, throttled / seconds)
 
     return ratios
 

@@ -88,7 +88,9 @@ class Prices:
         `nodes`: labels, and the prices of nodes that have all of these labels.
         """
         self.changes = changes
-        self.nodes = [*nodes, ({}, Prices(currency, models, source))] if nodes else []
+        self.nodes = list(nodes)
+        if nodes:
+            self.nodes.append(({}, Prices(currency, models, source)))
         self.currency = currency
         self.models = models
         self.source: PriceSource = source if currency else ""
@@ -206,7 +208,10 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
 def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:
     adapted = {}
     for name, price in models.items():
-        adapted[name] = Price(price.gpu_hour and price.gpu_hour * to.factor)
+        gpu_hour = price.gpu_hour
+        if gpu_hour is not None:
+            gpu_hour *= to.factor
+        adapted[name] = Price(gpu_hour)
     return adapted | to.models
 
 

@@ -166,8 +166,9 @@ def _legacy_map_families(rows: Iterable[tuple[str, Labels]]) -> list[Family]:
     spec = families_in("seed")["POD_GPU_MAP_INFO_<n>"]
     families = []
     for number, (_, labels) in enumerate(rows):
+        name = f"POD_GPU_MAP_INFO_{number}"
         sample = Sample(labels, 0.0)
-        families.append(Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, (sample,)))
+        families.append(Family(name, spec.type, spec.help, (sample,)))
     return families
 
 
@@ -251,7 +252,10 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
             key = tuple(labels)
             idle_since[key] = min(since, idle_since.get(key, since))
 
-    return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
+    samples = []
+    for pairs, since in idle_since.items():
+        samples.append(Sample(Labels(pairs), round(since, 3)))
+    return samples
 
 
 def _slow_samples(state: ClusterState) -> list[Sample]:

@@ -130,10 +130,12 @@ class Spending:
 
     def find_counted_at(self, device_key: str, holder: Holder) -> float:
         """Returns the monotonic time of the reading in which the holder's counters last changed."""
+        read_at = self.node.reading.read_at
         before = self._before.get((device_key, holder.key))
-        if before is not None and _counters_of(before.holder) == _counters_of(holder):
-            return before.counted_at
-        return self.node.reading.read_at
+        if before is None:
+            return read_at
+        is_same = _counters_of(before.holder) == _counters_of(holder)
+        return before.counted_at if is_same else read_at
 
     def _compare(
         self, last: HolderUsage, usage: HolderUsage, gpu: DeviceState, held: float, share: float
@@ -168,8 +170,10 @@ class Spending:
         # Energy is read with the GPU's usage, which may stand still for some time.
         self._most_seconds = _most(max(self.seconds, self.longest_gap))
         known = _list_holders(self.earlier)
-        if self._is_gap and known.keys() != _list_holders(self.node).keys():
-            return {}  # the MIG layout changed
+        if self._is_gap:
+            devices = _list_holders(self.node).keys()
+            if known.keys() != devices:
+                return {}  # the MIG layout changed
 
         rest: dict[str, float | None] = {}
         for gpu in self.node.state.devices:

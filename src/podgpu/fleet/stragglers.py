@@ -494,7 +494,9 @@ def _find_against_past(
     if not changes:
         return None
 
-    limits = {device: _least_difference(rule, windows[device].sample) for device in changes}
+    limits = {}
+    for device in changes:
+        limits[device] = _least_difference(rule, windows[device].sample)
     worst = max(changes, key=lambda device: changes[device].size / limits[device])
     size, spread = changes[worst]
     others = [change.size for device, change in changes.items() if device != worst]
@@ -506,7 +508,8 @@ def _find_against_past(
         size -= max(0.0, median(others))
         spread = max(spread, _spread(others))
 
-    limit = _limit(job, worst, max(limits[worst], _SPREADS * spread))
+    least = max(limits[worst], _SPREADS * spread)
+    limit = _limit(job, worst, least)
     if size < limit:
         return None
 
@@ -555,7 +558,8 @@ def _compare_windows(
     compared = {}
     for device, sample in windows.items():
         past = job.past.get(device, ())
-        compared[device] = _ComparedWindow(sample, [_compare(sample, earlier) for earlier in past])
+        differences = [_compare(sample, earlier) for earlier in past]
+        compared[device] = _ComparedWindow(sample, differences)
     return compared
 
 

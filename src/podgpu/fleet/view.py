@@ -486,7 +486,8 @@ def _make_repair(gpu: DeviceState, node: NodeEntry, is_cluster: bool) -> Repair 
     has_pods = any(holder.namespace for holder in holders)
     if not has_pods:
         # The exporter of a node without pods does not know whether Kubernetes manages the node.
-        has_pods = is_cluster and not any(holder.user or holder.job for holder in holders)
+        has_others = any(holder.user or holder.job for holder in holders)
+        has_pods = is_cluster and not has_others
 
     name = gpu_id(gpu) if gpu.index is None else str(gpu.index)
     pods = [holder.pod_name for holder in holders]
@@ -567,8 +568,9 @@ def _make_holder(part: HeldPart) -> HolderView:
 
     waits_for = []
     for other in usage.waits_for:
-        rounded = replace(other, seconds=round(other.seconds, 4), ratio=round(other.ratio, 4))
-        waits_for.append(rounded)
+        seconds = round(other.seconds, 4)
+        ratio = round(other.ratio, 4)
+        waits_for.append(replace(other, seconds=seconds, ratio=ratio))
 
     return HolderView(
         *parts_of(holder),

@@ -388,7 +388,8 @@ class Credentials:
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
-    if token and token.isascii() and token.isprintable() and " " not in token:
+    is_plain = token.isascii() and token.isprintable() and " " not in token
+    if token and is_plain:
         return token
     raise SourceError(
         reason, f"there is no usable token in {where}: it is empty or contains spaces"
@@ -438,9 +439,12 @@ async def run_plugin(
 
     if process.returncode != 0:
         # If the plugin wrote to the terminal, its message is there.
-        last_line = (errors or b"").decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
-        reason = f": {one_line(last_line)}" if last_line else ""
-        raise _plugin_error(plugin, f"failed with exit code {process.returncode}{reason}")
+        text = f"failed with exit code {process.returncode}"
+        output_text = (errors or b"").decode("utf-8", "replace").strip()
+        _, _, last_line = output_text.rpartition("\n")
+        if last_line:
+            text += f": {one_line(last_line[:300])}"
+        raise _plugin_error(plugin, text)
 
     return parse_credential(output, plugin)
 

@@ -155,7 +155,8 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
 
 def _list_files(environ: Mapping[str, str]) -> list[str]:
     """Returns the kubeconfigs that kubectl would read. They may not exist."""
-    files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    names = environ.get("KUBECONFIG", "").split(os.pathsep)
+    files = list(filter(None, names))
     if files:
         return files
     home = environ.get("HOME") or os.path.expanduser("~")

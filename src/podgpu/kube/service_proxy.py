@@ -316,7 +316,12 @@ async def _find_user(client: ApiClient) -> str:
 
 def _choose(objects: list[KubeObject]) -> ServiceName:
     """Returns the only Service. Ignores a demo beside a real view."""
-    views = [item for item in objects if read_map(_metadata(item), "labels")[_COMPONENT] != "demo"]
+    views = []
+    for item in objects:
+        labels = read_map(_metadata(item), "labels")
+        if labels[_COMPONENT] != "demo":
+            views.append(item)
+
     services = [_make_service(item) for item in views or objects]
     if not services:
         text = (

@@ -165,10 +165,11 @@ def _compare(node: ast.Compare, device: CelDevice) -> bool:
 
     left = _evaluate(node.left, device)
     right = _evaluate(node.comparators[0], device)
-    if isinstance(node.ops[0], ast.In) and isinstance(right, list | _DeviceMembers):
+    [operator] = node.ops
+    if isinstance(operator, ast.In) and isinstance(right, list | _DeviceMembers):
         return left in right
 
-    compare = _COMPARISONS.get(type(node.ops[0]))
+    compare = _COMPARISONS.get(type(operator))
     if compare is None or isinstance(left, _DeviceMembers) or isinstance(right, _DeviceMembers):
         raise UnknownExpression("the comparison is not supported")
 

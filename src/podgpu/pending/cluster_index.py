@@ -184,7 +184,8 @@ def _make_free(resource: str, model: str, offers: Sequence[_Offer]) -> FreeGpus:
 
 def count_devices(cluster: ClusterIndex, node: NodeRecord) -> dict[str, tuple[float, float]]:
     """Returns all and free devices of each driver. Without drivers that are not for GPUs."""
-    drivers = {candidate.driver for candidate in cluster.devices.list_on(node.name, node.labels)}
+    devices = cluster.devices.list_on(node.name, node.labels)
+    drivers = {device.driver for device in devices}
     counts = {}
     for driver in filter(is_gpu_resource, drivers):
         counts[driver] = cluster.devices.count(driver, node.name, node.labels)

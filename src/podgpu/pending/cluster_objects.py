@@ -72,7 +72,9 @@ class NodeRecord:
     def gpu_memory_mib(self) -> int:
         """Memory of one GPU as KAI computes with it: rounded down to a multiple of 100 MiB."""
         text = self.labels.get(_MEMORY_LABEL, "")
-        return int(text) // 100 * 100 if text.isascii() and text.isdecimal() else 0
+        if not text.isascii() or not text.isdecimal():
+            return 0
+        return int(text) // 100 * 100
 
     def count_unhealthy(self, resource: str) -> float:
         """Returns how many devices a device plugin reports as unhealthy. Only for its resources:
@@ -117,7 +119,10 @@ class GpuShare(NamedTuple):
         if self.fraction:
             return self.fraction
         whole = node.gpu_memory_mib
-        return math.ceil(100 * self.memory_mib / whole) / 100 if whole else math.inf
+        if not whole:
+            return math.inf
+        percent = math.ceil(100 * self.memory_mib / whole)
+        return percent / 100
 
 
 class PodClaim(NamedTuple):
@@ -415,6 +420,7 @@ def _list_unchecked(spec: KubeObject) -> Iterator[str]:
         yield "volumes"
 
     for container in read_list(spec, "containers"):
-        if any(port.get("hostPort") for port in read_list(container, "ports")):
+        ports = read_list(container, "ports")
+        if any(port.get("hostPort") for port in ports):
             yield "host_ports"
             break

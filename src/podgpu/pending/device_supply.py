@@ -182,7 +182,10 @@ class Devices:
             is_match = self._is_match(request, candidate)
             if is_match is None:
                 return None
-            if is_match and not list_untolerated(candidate.device.taints, request.tolerations):
+            if not is_match:
+                continue
+            untolerated = list_untolerated(candidate.device.taints, request.tolerations)
+            if not untolerated:
                 found.append(candidate)
 
         return found
@@ -374,6 +377,7 @@ def _find_amounts(request: DeviceRequest, device: DraDevice) -> list[tuple[str, 
     wanted = dict(request.capacity)
     amounts = []
     for name, default in device.default_capacity:
-        plain = name.rpartition("/")[2]
-        amounts.append((name, wanted.get(name, wanted.get(plain, default))))
+        _, _, plain = name.rpartition("/")
+        amount = wanted.get(plain, default)
+        amounts.append((name, wanted.get(name, amount)))
     return amounts

@@ -267,7 +267,9 @@ def _parse_quantities(amounts: Mapping[str, Any], domain: str) -> Quantities:
 
 def _qualify(name: str, domain: str) -> str:
     """Adds the domain of the driver to a name without one."""
-    return intern(name if "/" in name or not domain else f"{domain}/{name}")
+    if domain and "/" not in name:
+        name = f"{domain}/{name}"
+    return intern(name)
 
 
 def newest_slices(slices: Iterable[SliceRecord]) -> list[SliceRecord]:

@@ -233,7 +233,11 @@ class Explainer:
 
     def list_held(self, pods: Iterable[PendingPod]) -> Iterator[Explanation]:
         """Yields the workloads that a quota holds back, if their pods do not exist."""
-        existing = {id(self.cluster.find_workload(pod)) for pod in pods if pod.gates}
+        existing = set()
+        for pod in pods:
+            if pod.gates:
+                existing.add(id(self.cluster.find_workload(pod)))
+
         for workload in self.cluster.quotas.workloads:
             if id(workload) in existing:
                 continue
@@ -284,8 +288,12 @@ class Explainer:
         gpus = needs.gpu_amounts
         if needs.scheduler == DEFAULT_SCHEDULER:
             return gpus
-        offered = tuple(pair for pair in gpus if pair[0] in self.cluster.offered)
-        return offered or gpus
+
+        offered = []
+        for name, milli in gpus:
+            if name in self.cluster.offered:
+                offered.append((name, milli))
+        return tuple(offered) or gpus
 
     def _explain_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
         # A nominated pod reserves room on its node. That room is taken for others, not for itself,

@@ -8,7 +8,7 @@ from podgpu.fleet.hold import wasteful_since
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.state import ClusterState
 from podgpu.known import select_known
-from podgpu.model import PodName, WorkloadOwner, group_by_key
+from podgpu.model import PodName, WorkloadOwner
 
 
 class IdlePod(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -25,14 +25,16 @@ class IdlePod(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 def list_idle_pods(state: ClusterState) -> dict[PodName, IdlePod]:
     """Pods with a GPU that they use, or of which this is unknown, are left out."""
-    parts = []
+    parts: dict[PodName, list[HeldPart]] = {}
     for node in state.nodes:
-        # With several clusters, the API server of only one of them is known.
-        parts += [part for part in node.held if part.holder.pod and not part.cluster]
+        for part in node.held:
+            # With several clusters, the API server of only one of them is known.
+            if part.holder.pod and not part.cluster:
+                parts.setdefault(part.holder.pod_name, []).append(part)
 
     idle = {}
-    for key, group in group_by_key((part.holder.pod_name, part) for part in parts).items():
-        pod = _make_idle_pod(state, group)
+    for key, own in parts.items():
+        pod = _make_idle_pod(state, own)
         if pod is not None:
             idle[key] = pod
 

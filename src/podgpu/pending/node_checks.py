@@ -206,7 +206,8 @@ def _list_closed(needs: PodNeeds, node: NodeRecord) -> Iterator[Failure]:
     if any(taint.is_not_ready for taint in untolerated):
         yield Failure("not_ready")
 
-    is_cordoned = node.is_cordoned or any(taint.key == CORDON_TAINT for taint in node.taints)
+    has_taint = any(taint.key == CORDON_TAINT for taint in node.taints)
+    is_cordoned = node.is_cordoned or has_taint
     if is_cordoned and list_untolerated([_CORDON], needs.tolerations):
         yield Failure("cordoned")
     # Taints of the node's state are already reported above.

@@ -231,8 +231,11 @@ def parse_resource_quota(body: KubeObject) -> QuotaHolder | None:
 def parse_replicas(kind: str, body: KubeObject) -> HeldWorkload | None:
     """Parses a ReplicaSet or StatefulSet that has fewer pods than it should."""
     spec = read_map(body, "spec")
+    status = read_map(body, "status")
     wanted = spec.get("replicas")
-    missing = (1 if wanted is None else wanted) - (read_map(body, "status").get("replicas") or 0)
+    if wanted is None:
+        wanted = 1
+    missing = wanted - (status.get("replicas") or 0)
     if missing <= 0:
         return None
     return _make_workload(kind, body["metadata"], [(missing, read_map(spec, "template"))])
@@ -251,7 +254,9 @@ def parse_job(body: KubeObject) -> HeldWorkload | None:
     if completions is not None:
         wanted = min(wanted, completions - (status.get("succeeded") or 0))
 
-    missing = wanted - (status.get("active") or 0) - (status.get("terminating") or 0)
+    active = status.get("active") or 0
+    terminating = status.get("terminating") or 0
+    missing = wanted - active - terminating
     if missing <= 0 or _has_ended(status):
         return None
 

@@ -167,7 +167,9 @@ def _say_starting(reason: Reason) -> str:
     # `_find_obstacle` puts the node before what the pod waits for.
     node, *waiting = reason.names
     text = f"It has its place on {node} and is starting"
-    return f"{text}: {few_of(waiting, unnamed=reason.unnamed)}." if waiting else f"{text}."
+    if waiting:
+        text += f": {few_of(waiting, unnamed=reason.unnamed)}"
+    return f"{text}."
 
 
 def _say_unchecked(reason: Reason) -> str:
@@ -283,5 +285,8 @@ def advise(reason: Reason) -> str:
     advice = _ADVICE.get(reason.key, "")
     if not reason.unhealthy:
         return advice
-    otherwise = f" Otherwise: {advice[0].lower()}{advice[1:]}" if advice else ""
-    return f"Repair the unhealthy GPUs.{otherwise}"
+
+    text = "Repair the unhealthy GPUs."
+    if advice:
+        text += f" Otherwise: {advice[0].lower()}{advice[1:]}"
+    return text

@@ -53,7 +53,8 @@ class Address:
     def url(self) -> str:
         if self.host.startswith(_UNIX):
             return self.host
-        return f"{self.scheme}://{url_host(self.host or 'localhost')}:{self.port}"
+        host = url_host(self.host or "localhost")
+        return f"{self.scheme}://{host}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
@@ -61,9 +62,12 @@ def parse_address(text: str) -> Address:
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
-    if int(match["port"]) > _MAX_PORT:
+
+    host = match["ipv6"] or match["host"] or ""
+    port = int(match["port"])
+    if port > _MAX_PORT:
         raise UsageError(f"{text!r}: the port must be a number from 0 to {_MAX_PORT}")
-    return Address(match["ipv6"] or match["host"] or "", int(match["port"]))
+    return Address(host, port)
 
 
 class Service(Protocol):
@@ -296,7 +300,10 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
             f"choose another address with {option}"
         ) from e
 
-    bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
+    bound = []
+    for opened in server.sockets:
+        descriptor = os.dup(opened.fileno())
+        bound.append(socket.socket(fileno=descriptor))
     server.close()
     for listener in bound:
         listener.listen(_BACKLOG)

@@ -353,7 +353,8 @@ class _HistoryRoutes:
     async def gpu(self, request: web.Request) -> web.StreamResponse:
         uuid = request.match_info["uuid"]
         instance = request.query.get("instance", "")
-        answer = await self.past.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
+        seconds = parse_range(request.query.get("range", "1h"))
+        answer = await self.past.gpu(uuid, instance, seconds)
         if answer is not None:
             namespaces = partial(list_held_namespaces, [answer])
             answer = await _redact(request, answer, namespaces, hide_in_history)
@@ -371,7 +372,8 @@ class _HistoryRoutes:
         if not await viewer_of(request).visible([namespace]):
             return json_error(404, missing)
 
-        answer = await self.past.pod(namespace, name, seconds, request.query.get("cluster"))
+        cluster = request.query.get("cluster")
+        answer = await self.past.pod(namespace, name, seconds, cluster)
         if answer is not None:
             namespaces = partial(list_held_namespaces, answer.devices)
             answer = await _redact(request, answer, namespaces, hide_in_pod_history)

@@ -114,8 +114,9 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 "max_version is below min_version, or cipher_suites has no cipher for max_version"
             )
 
-        has_pair = (self.cert_file or self.cert) and (self.key_file or self.key)
-        if self.is_enabled and not has_pair:
+        has_certificate = bool(self.cert_file or self.cert)
+        has_key = bool(self.key_file or self.key)
+        if self.is_enabled and not (has_certificate and has_key):
             raise ValueError("needs a certificate (cert_file or cert) and a key (key_file or key)")
 
         checks_clients = self.client_ca_file or self.client_ca or self.client_allowed_sans
@@ -142,7 +143,8 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         folder = os.path.dirname(os.path.abspath(path))
 
         def read(file: str | None, text: str | None) -> bytes:
-            return Pem(os.path.join(folder, file) if file else "", text or "").read()
+            path = os.path.join(folder, file) if file else ""
+            return Pem(path, text or "").read()
 
         return Pems(
             read(self.cert_file, self.cert),

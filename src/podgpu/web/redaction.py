@@ -100,7 +100,8 @@ def _hide_in_xid(xid: XidView, visible: Visible) -> XidView:
 
 
 def _hide_in_node(node: NodeView, visible: Visible) -> NodeView:
-    return replace(node, notes=[], gpus=[_hide_in_gpu(gpu, visible) for gpu in node.gpus])
+    gpus = [_hide_in_gpu(gpu, visible) for gpu in node.gpus]
+    return replace(node, notes=[], gpus=gpus)
 
 
 def _hide_in_gpu(gpu: GpuView, visible: Visible) -> GpuView:

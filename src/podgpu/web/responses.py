@@ -123,7 +123,8 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
     """
     sent = {"Vary": "Accept-Encoding", **headers}
     known = request.headers.get("If-None-Match", "")
-    if "ETag" in sent and sent["ETag"].removeprefix("W/") in known:
+    etag = sent.get("ETag")
+    if etag is not None and etag.removeprefix("W/") in known:
         del sent["Content-Type"]
         return web.Response(status=304, headers=sent)
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):

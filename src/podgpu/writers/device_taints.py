@@ -91,7 +91,8 @@ class TaintWriter:
         ended = frozenset(self._parts) - broken.keys()
         wanted = _Wanted(taints, gpus, ended)
 
-        is_due = bool(broken) and self._clock.monotonic() - self._done_at >= RESYNC_SECONDS
+        seconds = self._clock.monotonic() - self._done_at
+        is_due = bool(broken) and seconds >= RESYNC_SECONDS
         if wanted == self._done and not is_due:
             return []
 
@@ -103,7 +104,9 @@ class TaintWriter:
             parts = {gpu.uuid}
             for instance in gpu.instances:
                 parts.update(instance.uuids)
-            if len(parts) > 1 or gpu.uuid not in self._parts or gpu.fields is not None:
+            is_new = gpu.uuid not in self._parts
+            is_present = gpu.fields is not None
+            if is_new or is_present or len(parts) > 1:
                 self._parts[gpu.uuid] = frozenset(parts)
 
     async def _reconcile(self, wanted: _Wanted) -> None:

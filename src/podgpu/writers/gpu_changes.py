@@ -146,7 +146,8 @@ def _find_begun(
 
 
 def _add_name(change: GpuChange, name: str) -> GpuChange:
-    return change._replace(message=f"{name} ({change.gpu or 'no UUID'}): {change.message}")
+    uuid = change.gpu or "no UUID"
+    return change._replace(message=f"{name} ({uuid}): {change.message}")
 
 
 # Problems
@@ -240,7 +241,8 @@ def _track_xids(
             if earlier:
                 new -= earlier.total
 
-            if new > 0 and xid_spec(count.xid).cause != "application":
+            cause = xid_spec(count.xid).cause
+            if new > 0 and cause != "application":
                 changes.append(_make_xid(gpu, device, count.xid, new))
             elif new > 0:
                 pending[name] = _add_pending(pending.get(name), earlier, new, now)

@@ -108,11 +108,10 @@ class SentinelWriter:
                 "connector runs on this node, and that the directory of the socket is mounted",
             )
 
-        events = HealthEvents(version=1, events=[self._make(*item) for item in changed.items()])
+        events = [self._make(uuid, record) for uuid, record in changed.items()]
+        message = HealthEvents(version=1, events=events).SerializeToString()
         try:
-            await asyncio.to_thread(
-                call_unary, self._path, _METHOD, _TIMEOUT, events.SerializeToString()
-            )
+            await asyncio.to_thread(call_unary, self._path, _METHOD, _TIMEOUT, message)
         except GrpcError as error:
             raise SourceError(
                 "unreachable", f"NVSentinel did not accept events on {self._path}: {error}"

@@ -352,7 +352,8 @@ def _is_over(told: Told, situation: Situation, now: float) -> bool:
     """Returns True for what ended and has no notice for its end."""
     if told.event == NoticeEvent.OVER_BUDGET:
         return told.item.month != situation.month
-    return told.item.key in situation.used or now - told.at > _FORGET_SECONDS
+    is_old = now - told.at > _FORGET_SECONDS
+    return is_old or told.item.key in situation.used
 
 
 def limit_told(told: Iterable[tuple[str, Told]]) -> list[str]:

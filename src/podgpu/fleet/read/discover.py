@@ -32,8 +32,8 @@ class ServiceSelector(NamedTuple):
         contains no dot. A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
-        is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
-        if is_namespace:
+        is_namespace = not before or _NAMESPACE.fullmatch(before) is not None
+        if slash and is_namespace:
             namespace = before
             labels = after
         else:
@@ -105,7 +105,8 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     for endpoint in endpoints:
         pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
         host = url_host(endpoint["addresses"][0])
-        urls.append((pod_uid, f"{scheme}://{host}:{chosen['port']}/metrics"))
+        url = f"{scheme}://{host}:{chosen['port']}/metrics"
+        urls.append((pod_uid, url))
 
     return EndpointSliceRecord(service, tuple(urls))
 
@@ -215,7 +216,8 @@ class KubernetesTargets:
         if not self._labelled.synced or not self._services.synced:
             return labelled
 
-        missing = set(self._services.items()) - {record.service for record in labelled}
+        known = {record.service for record in labelled}
+        missing = set(self._services.items()) - known
         names = tuple(sorted({name for _, name in missing}))
         if names != self._unlabelled_names:
             self._watch_unlabelled(names)

@@ -307,9 +307,11 @@ def _find_first_tokens(
     """Returns the 95th percentile of the time to the first token in the last 5 minutes, and in the
     half hour before.
     """
-    has_restarted = bool(history) and not _is_later(history[-1][1], buckets)
-    if has_restarted:
-        history.clear()
+    if history:
+        _, last = history[-1]
+        if not _is_later(last, buckets):
+            history.clear()  # the engine has restarted
+
     if len(history) > 1:
         seconds = history[-1][0] - history[-2][0]
         if seconds < _KEPT_EVERY:

@@ -685,7 +685,8 @@ class PodOwners:
         deployments = _read_owners(await self._client.query(query, at), "replicaset")
         for pod, owner in owners.items():
             if owner.kind == "ReplicaSet":
-                owners[pod] = deployments.get((pod[0], owner.name), owner)
+                namespace, _ = pod
+                owners[pod] = deployments.get((namespace, owner.name), owner)
 
         return owners
 

@@ -218,7 +218,9 @@ class ScrapeCollector:
         targets = {}
         for url in self.read_urls():
             try:
-                target = self._targets.get(url) or ScrapeTarget(url, self.access, self.timeout)
+                target = self._targets.get(url)
+                if target is None:
+                    target = ScrapeTarget(url, self.access, self.timeout)
             except UsageError as error:  # a discovered endpoint may have an invalid address
                 _repeating_log.warning("an exporter is not read: %s", error)
             else:
@@ -295,7 +297,8 @@ class ScrapeCollector:
         outcomes = []
         errors = {}
         for target in self._targets.values():
-            nodes += [replace(node, labels=labels.get(node.name)) for node in target.readings]
+            for node in target.readings:
+                nodes.append(replace(node, labels=labels.get(node.name)))
             if target.outcome is not None:
                 outcomes.append(target.outcome)
             for reason, count in target.errors.items():

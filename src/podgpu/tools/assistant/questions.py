@@ -242,7 +242,8 @@ class Questions:
         rows = []
         for alert in view.alerts:
             row = msgspec.to_builtins(alert)
-            row["do"] = list(advice.get(alert.uuid or alert.node, ()))
+            place = alert.uuid or alert.node
+            row["do"] = list(advice.get(place, ()))
             rows.append(row)
 
         return wrap(_describe_list(view, rows))
@@ -359,7 +360,9 @@ def _make_gpu_row(node: NodeView, gpu: GpuView) -> Row:
     if gpu.instances:
         row["instances"] = [f"{instance.id}: {instance.profile}" for instance in gpu.instances]
 
-    row["holders"] = [_make_holder_row(instance, holder) for instance, holder in _list_holders(gpu)]
+    row["holders"] = []
+    for instance, holder in _list_holders(gpu):
+        row["holders"].append(_make_holder_row(instance, holder))
     return row
 
 

@@ -697,7 +697,8 @@ def check_holders(
     if not allocations:
         return findings
 
-    names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
+    results = workers.run({"names": identities.read}, deadline)
+    names = results["names"].value or Identities()
     kubelet_pods = allocations.get(KUBELET, Allocation()).listed_pods
 
     def has_ended(workload: Workload) -> bool:
@@ -880,7 +881,8 @@ def _explain_unmapped(
 ) -> Finding:
     text = describe(unmapped)
     device_id = parse_id_or_minor(unmapped.device_id)
-    if unmapped.reason == "unknown_device" and device_id is not None and unmapped.source != "hpc":
+    is_unknown = unmapped.reason == "unknown_device" and unmapped.source != "hpc"
+    if is_unknown and device_id is not None:
         reason, advice = _explain_unknown(device_id, readings)
         return wrong("mapping", f"{text}: {reason}", advice)
 

@@ -151,7 +151,9 @@ def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> 
 def _rewrite_string(string: _JsonString) -> RewriteResult | None:
     """Rewrites a query. Reports old names in other strings, except in titles and descriptions."""
     is_variable = string.path[:1] == ("templating",)
-    is_query = string.key == "expr" or (is_variable and string.key in ("query", "definition"))
+    is_query = string.key == "expr"
+    if is_variable:
+        is_query = string.key in ("expr", "query", "definition")
     if is_query and not string.is_key:
         return _rewrite_promql(string.value)
     if string.key in _PROSE or is_variable:
@@ -258,7 +260,8 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
         changes = [_make_change(text, scalar, result, write) for scalar, result in results.items()]
         migrated = _apply_changes(text, changes)
         with suppress(UsageError):
-            if [scalar.value for scalar in _find_scalars(migrated.text, origin)] == intended:
+            values = [scalar.value for scalar in _find_scalars(migrated.text, origin)]
+            if values == intended:
                 return migrated
 
     raise UsageError(
@@ -302,10 +305,12 @@ def _find_scalars(text: str, origin: str) -> list[_Scalar]:
             if document is not None:
                 scalars += _walk(document, set())
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        place = origin
         mark = getattr(error, "problem_mark", None)
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        if mark:
+            place += f":{mark.line + 1}:{mark.column + 1}"
         problem = getattr(error, "problem", type(error).__name__)
-        raise UsageError(f"{origin}{place}: not YAML: {problem}") from None
+        raise UsageError(f"{place}: not YAML: {problem}") from None
 
     return scalars
 
