@@ -94,6 +94,7 @@ TOTALS = """(count => {
 def test_each_row_of_totals_is_full(tab: Tab, page: str, width: int) -> None:
     tab.look(width, 900)
     visited(tab, page)
+    tab.wait_for("document.querySelector('.total-value')?.checkVisibility()", "the totals")
     expected: dict[int, list[int]] = {8: [8], 9: [9], 10: [10], 11: [11]}
     if width <= 720:
         expected = {8: [3, 3, 2], 9: [3, 3, 2, 1], 10: [3, 3, 2, 2], 11: [3, 3, 2, 2, 1]}
