@@ -467,6 +467,20 @@ def test_runs_of_steps() -> None:
     assert window.find_runs({0, 1, 3, 8, 9}) == [(1000.0, 1400.0), (1800.0, None)]
 
 
+def test_a_step_has_the_point_at_its_end() -> None:
+    window = Window(1000.0, 100, 4)
+    points = [(1000.0, 0.9), (1100.0, 0.5), (1210.0, 0.6), (1400.0, 0.8), (1500.0, 0.7)]
+    assert window.align("utilization_ratio", points) == [0.5, 0.6, None, 0.8]
+    assert window.align("power_watts", points) == [0.5, 0.6, None, 0.8]
+
+
+def test_a_ratio_slightly_above_1_is_1_and_others_are_unknown() -> None:
+    window = Window(1000.0, 100, 5)
+    points = [(1100.0, 1.005), (1200.0, 1.02), (1300.0, -0.1), (1400.0, 0.0), (1500.0, 1.01)]
+    assert window.align("utilization_ratio", points) == [1.0, None, None, 0.0, 1.0]
+    assert window.align("power_watts", points)[:2] == [1.005, 1.02]
+
+
 @needs("victoria-metrics")
 def test_queries_for_many_gpus_and_pods_are_not_too_long(tmp_path: Path) -> None:
     """VictoriaMetrics accepts queries of 16 KiB. The pod changed its GPU 40 times."""
