@@ -474,6 +474,27 @@ def test_samples_divide_the_time_of_several_containers_with_hidden_processes(
     adds_up(node)
 
 
+def test_rare_samples_divide_hidden_time_over_several_readings(make: MakeNode) -> None:
+    """Most readings have no sample of either container, so samples of earlier ones count, too."""
+    loads: list[Burst] = [(40, 97, 0), (7, 131, 9), (5, 113, 3)]
+    node = make("auto", loads, log=hide(1, 2), privileged=False)
+    as_other_user(node, 1, 2)
+    visible = {pod: told for pod, (_, told) in gains(make("switches", loads), SECONDS).items()}
+    hidden = {pod: told for pod, (_, told) in gains(node, SECONDS).items()}
+    visible_sum = visible["p1"] + visible["p2"]
+    assert hidden["p1"] + hidden["p2"] == pytest.approx(visible_sum, rel=0.1)
+
+
+def test_the_log_is_closed_when_the_driver_is_released(make: MakeNode) -> None:
+    """An open log prevents the driver from being unloaded."""
+    node = make("exact", SCENARIOS["40/10/10 of 100"])
+    node.run(5)
+    [log] = node.logs
+    assert not log.closed
+    assert node.agent.release(60.0)
+    assert log.closed
+
+
 def test_if_all_containers_are_hidden_they_are_measured_by_samples(make: MakeNode) -> None:
     node = make("auto", SCENARIOS["drifting"], log=hide(0, 1, 2), privileged=False)
     as_other_user(node, 0, 1, 2)

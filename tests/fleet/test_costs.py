@@ -313,6 +313,8 @@ def test_a_budget_of_pods_without_a_price_is_not_known(tmp_path: Path) -> None:
     """The other namespace has a price."""
     cheap = {"H100": Price(1.0)}
     days = Days(directory=str(tmp_path), prices=Prices("EUR", cheap))
+    # The month begins now, so each of its days is known.
+    days.at = month_start(WALL, 1) - WALL + 1.0
     for _ in range(4):
         gpus = [gpu(0, holder("a", "ml"), model="H100"), gpu(1, holder("b", "web"), model="L4")]
         days.round(*gpus, seconds=900.0, pod_labels=LABELS)

@@ -24,6 +24,7 @@ from podgpu.fleet.tokens import charge_tokens
 from podgpu.model import DeviceTotals
 from podgpu.past.focus import encode_csv
 from podgpu.past.token_costs import make_token_figures, sum_engines
+from podgpu.past.token_fit import TokenFit
 from podgpu.web.exporter_app import application
 from tests.fleet.states import gpu, holder
 from tests.fleet.test_ranges import Cluster
@@ -347,6 +348,38 @@ def test_an_unknown_use_is_a_part_of_its_own() -> None:
     assert figures.per_used_gpu_second is None
     assert figures.cost_per_million_at_use is None
     assert figures.cost_per_million is not None
+
+
+@pytest.mark.parametrize(("currency", "is_priced"), [("EUR", True), ("USD", False)])
+def test_kinds_of_tokens_have_a_cost_only_with_a_price(currency: str, is_priced: bool) -> None:
+    amounts = Amounts(
+        allocated_seconds=10.0,
+        cost=1.0,
+        measured_seconds=10.0,
+        busy_seconds=5.0,
+        prompt_tokens=4.0,
+        generated_tokens=4.0,
+        token_seconds=10.0,
+    )
+    usage = [Charge(UsageAccount("ml", "a"), amounts=amounts, currency="EUR")]
+    sums = sum_engines(usage, currency)
+    assert sums is not None
+    fit = TokenFit(prompt=0.25, generated=1.0, residual_ratio=0.1, steps=20)
+    split = make_token_figures(sums, currency, 60.0, fit).per_million
+    assert split is not None
+    costs = (split.prompt_cost, split.generated_cost)
+    if is_priced:
+        assert costs == pytest.approx((25_000.0, 100_000.0))
+    else:
+        assert costs == (None, None)
+
+
+def test_a_range_without_a_length_has_no_rate() -> None:
+    amounts = Amounts(allocated_seconds=10.0, prompt_tokens=4.0, token_seconds=10.0)
+    sums = sum_engines([Charge(UsageAccount("ml", "a"), amounts=amounts)], "")
+    assert sums is not None
+    assert make_token_figures(sums, "", 0.0).per_second is None
+    assert make_token_figures(sums, "", 2.0).per_second == 2.0
 
 
 def test_tokens_in_the_csv() -> None:
