@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]
 """Returns whether the probe succeeds, and the text of the response."""
+_PROBE_THREAD = web.AppKey("probe_thread", ThreadPoolExecutor)
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -41,13 +42,21 @@ def describe_health(problems: Sequence[str]) -> str:
     return "\n".join(["degraded", *problems, ""])
 
 
-def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
-    # A probe may build the document. It has its own thread, because those of the pool may be busy
-    # with pages, and the kubelet restarts a container that answers late.
-    thread = ThreadPoolExecutor(1, "probes")
+async def open_probe_thread(app: web.Application) -> AsyncIterator[None]:
+    """Opens the thread of the probes, and ends it with the application.
 
+    A probe may build the document. It has its own thread, because those of the pool may be busy
+    with pages, and the kubelet restarts a container that answers late.
+    """
+    app[_PROBE_THREAD] = ThreadPoolExecutor(1, "probes")
+    yield
+    app[_PROBE_THREAD].shutdown(wait=False)
+
+
+def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
     def handler(probe: Probe) -> Handler:
-        async def handle(_request: web.Request) -> web.Response:
+        async def handle(request: web.Request) -> web.Response:
+            thread = request.app[_PROBE_THREAD]
             good, text = await asyncio.get_running_loop().run_in_executor(thread, probe)
             return web.Response(status=200 if good else 503, text=text)
 
