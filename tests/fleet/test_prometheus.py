@@ -25,6 +25,7 @@ from podgpu.fleet.view import make_pod, make_view
 from podgpu.http_client import Access
 from podgpu.metrics.promql import quote
 from podgpu.model import WorkloadOwner
+from podgpu.past.bill import RangeQuery
 from tests.fleet.prometheus_double import (
     Asked,
     PrometheusDouble,
@@ -34,7 +35,7 @@ from tests.fleet.prometheus_double import (
     some_gpus,
     vector,
 )
-from tests.fleet.states import prometheus_past
+from tests.fleet.states import prometheus_past, state_of
 from tests.nodes.clock import FakeClock
 
 SETTINGS = ViewSettings(window=45.0)  # three samples
@@ -185,6 +186,18 @@ def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
         selectors = re.findall(r"\{[^}]*\}", query)
         assert all('cluster="a"' in selector for selector in selectors), query
         assert selectors or query == TIME
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0, 15.0])
+def test_a_short_range_is_that_of_a_sample(double: PrometheusDouble, seconds: float) -> None:
+    """Prometheus refuses queries over 0 s."""
+    start = double.now // 60 * 60 - 590.0
+    past = prometheus_past(PrometheusServer(double.url), state_of())
+    answer = asyncio.run(past.range(RangeQuery("pod", start=start, end=start + seconds)))
+    assert answer.to - answer.from_ == 15.0
+    assert answer.from_ % 15 == 0
+    windows = set(re.findall(r"\[(\d+)s\]", " ".join(asked.query for asked in double.asked)))
+    assert windows == {"15"}
 
 
 BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
