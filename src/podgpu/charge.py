@@ -56,6 +56,10 @@ class Amounts(NamedTuple):
     prompt_tokens: float = 0.0
     generated_tokens: float = 0.0
     token_seconds: float = 0.0  # allocated time for which the tokens are known
+    # Time of a GPU that nobody is known to hold, while something ran on it. A part of the allocated
+    # time of `UNALLOCATED`, which is not wasted.
+    unheld_seconds: float = 0.0
+    unheld_cost: float = 0.0  # included in the total cost
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(*map(add, self, other))
@@ -151,6 +155,8 @@ AMOUNTS = (
         cell="x_GeneratedTokens",
     ),
     Amount("token_seconds", "token_seconds", "seconds"),
+    Amount("unheld_seconds", "unheld", "seconds"),
+    Amount("unheld_cost", "unheld_cost", "money"),
 )
 """The fields of `Amounts`, in their order. A new one gets a column in old history files, too."""
 
@@ -323,13 +329,18 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
     )
 
 
-def charge_rest(seconds: float, size: float, held_seconds: float, price: float | None) -> Amounts:
+def charge_rest(
+    seconds: float, size: float, held_seconds: float, price: float | None, is_used: bool = False
+) -> Amounts:
     """Charges the time that no holder had.
 
-    `held_seconds`: allocated GPU seconds of all holders of the device.
+    `held_seconds`: allocated GPU seconds of all holders of the device. `is_used`: something ran on
+    the GPU, although nobody is known to hold it.
     """
     rest = max(0.0, size * seconds - held_seconds)
     cost = _price_seconds(rest / size, price) if size else 0.0
+    if is_used:
+        return Amounts(rest, cost=cost, unheld_seconds=rest, unheld_cost=cost)
     return Amounts(rest, cost=cost)
 
 

@@ -243,6 +243,43 @@ def test_the_bill_of_the_recorder_has_the_parts(counts: bool) -> None:
     assert free.wasted == 0.0, "`wasted` keeps its meaning: cost of idle hours"
 
 
+def test_a_busy_gpu_that_nobody_holds_is_paid_for_and_not_wasted_now_and_in_the_bill() -> None:
+    """The page's figures of now, times half a minute, are those of the bill."""
+    world = World()
+    charges: list[Charge] = []
+    for at in (0.0, 15.0, 30.0):
+        reading = node(
+            "n1", gpu(0, busy=0.7), gpu(1, busy=0.0), gpu(2, busy=0.0), read_at=at, exporter_id="a"
+        )
+        state = world.round(reading, at=at, prices=PRICES)
+        for record in make_records(state):
+            charges += record.charges
+    now = make_view(state).totals
+    assert now.waste is not None
+    assert now.waste.cost_per_hour is not None
+    assert now.unheld_cost_per_hour == 7.0
+    busy, _, _ = make_view(state).nodes[0].gpus
+    assert (busy.waste, busy.unheld_cost_per_hour) == (None, 7.0)
+
+    hour = 30 / 3600
+    answer = make_range(RangeQuery(), (0.0, 30.0), charges, PRICES, {})
+    totals = answer.totals
+    assert totals.waste is not None
+    assert totals.waste.cost is not None
+    assert totals.unheld_hours == pytest.approx(hour, abs=1e-4)
+    assert totals.waste.hours.unallocated == pytest.approx(2 * hour, abs=1e-4)
+    wasted = now.waste.cost_per_hour.total * hour
+    assert totals.waste.cost.total == pytest.approx(wasted, abs=1e-3)
+    whole = (now.waste.cost_per_hour.unallocated or 0.0) + now.unheld_cost_per_hour
+    assert totals.cost == pytest.approx(whole * hour, abs=1e-3)
+    [note] = [note for note in answer.notes if "in use" in note]
+    assert "not counted as wasted" in note
+    [row] = answer.rows
+    assert row.unallocated
+    assert row.unheld_hours == totals.unheld_hours
+    assert row.cost == totals.cost
+
+
 @pytest.mark.parametrize("prices", [PRICES, Prices("", {})])
 def test_rows_are_sorted_by_all_that_they_waste(prices: Prices) -> None:
     charges = []
@@ -257,19 +294,21 @@ def test_rows_are_sorted_by_all_that_they_waste(prices: Prices) -> None:
     assert [row.pod for row in answer.rows] == ["underused", "idle", "well"]
 
 
-@given(st.lists(st.tuples(st.booleans(), TIMES, TIMES, TIMES), min_size=1, max_size=6))
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), TIMES, TIMES, TIMES), min_size=1, max_size=6)
+)
 def test_the_parts_of_the_rows_add_up_to_the_totals(
-    usage: list[tuple[bool, float, float, float]],
+    usage: list[tuple[bool, bool, float, float, float]],
 ) -> None:
     charges = []
-    for number, (is_held, idle, underused, busy) in enumerate(usage):
+    for number, (is_held, is_used, idle, underused, busy) in enumerate(usage):
         if is_held:
             time = HeldTime(100.0, 0.5, busy, idle=idle, underused=underused)
             account = UsageAccount("ml", f"pod-{number}")
             amounts = charge(time, 1.0, 7.0)
         else:
             account = UNALLOCATED
-            amounts = charge_rest(100.0, 1.0, busy, 7.0)
+            amounts = charge_rest(100.0, 1.0, busy, 7.0, is_used)
         charges.append(Charge(account, amounts=amounts, currency="EUR"))
     answer = make_range(RangeQuery(), (0.0, 100.0), charges, PRICES, {})
     if answer.totals.waste is None:

@@ -10,7 +10,7 @@ longer than --idle-after is wasteful.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -324,25 +324,44 @@ class Rest(NamedTuple):
 
     unknown: float = 0.0  # fraction of the GPU that may be in use
     unallocated: WasteRate = WasteRate()
+    # Of an hour of a GPU that is in use, although nobody is known to hold it. It is paid for and
+    # not wasted. None if there is none, or without a price.
+    unheld_cost: float | None = None
+
+
+def is_used_unheld(gpu: DeviceState, held: Mapping[str, Sequence[HeldPart]]) -> bool:
+    """Returns whether something runs on a GPU that nobody is known to hold."""
+    if any(held.get(key_of(gpu, instance)) for instance, _ in divide_gpu(gpu)):
+        return False
+    return may_be_busy(gpu_utilization(gpu), device_memory(gpu))
+
+
+def has_unheld_use(nodes: Iterable[NodeEntry]) -> bool:
+    for node in nodes:
+        if node.gone or node.silent is not None:
+            continue
+        held = node.held_by_device()
+        if any(is_used_unheld(gpu, held) for gpu in node.gpus):
+            return True
+    return False
 
 
 def find_rest(node: NodeEntry, gpu: DeviceState, held: Mapping[str, Sequence[HeldPart]]) -> Rest:
     allocated = 0.0
-    is_held = False
     unallocated = WasteRate()
     for instance, size in divide_gpu(gpu):
         parts = held.get(key_of(gpu, instance), ())
-        is_held = is_held or bool(parts)
         share = sum(part.share for part in parts)
         allocated += share * size
         price = device_price(node.prices, gpu, instance, size)
         free = Waste(unallocated=max(0.0, 1.0 - share))
         unallocated = unallocated.plus(make_rate(free, size, price))
 
-    is_unknown = node.gone or node.silent is not None
-    if not is_held:
-        is_unknown = is_unknown or may_be_busy(gpu_utilization(gpu), device_memory(gpu))
-    if is_unknown:
-        return Rest(unknown=max(0.0, 1.0 - allocated))
+    unknown = max(0.0, 1.0 - allocated)
+    if node.gone or node.silent is not None:
+        return Rest(unknown)
+    if is_used_unheld(gpu, held):
+        cost = unallocated.cost_per_hour
+        return Rest(unknown, unheld_cost=None if cost is None else cost.unallocated)
 
     return Rest(unallocated=unallocated)

@@ -406,6 +406,8 @@ class Totals(HeldSums, kw_only=True):
     free: float
     # Without a known holder, but perhaps in use: the node is gone, or the GPU is busy.
     unheld_unknown: float = 0.0
+    # Of GPUs in use without a known holder: paid for, and not wasted. None without a price.
+    unheld_cost_per_hour: float | None = None
     broken: int
     # Kubernetes calls them unhealthy, but podgpu finds no problem. `broken` does not count them.
     kubernetes_unhealthy: int = 0

@@ -43,7 +43,7 @@ from podgpu.fleet.readings import FleetCounts
 from podgpu.fleet.repair import Repair, make_repair, repair_of
 from podgpu.fleet.setup import SetupHint, hint_labels, hint_prices
 from podgpu.fleet.state import ClusterState
-from podgpu.known import divide_known, round_known
+from podgpu.known import divide_known, round_known, select_known
 from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu, find_checks, xid_spec
 from podgpu.metrics.fields import (
     CLOCK_EVENTS_FIELD,
@@ -162,6 +162,8 @@ class GpuView(DeviceView, kw_only=True):
     model: str
     instances: list[InstanceView] = []
     waste: WasteRate | None = None  # of its holders, and what nobody has allocated
+    # Of a GPU in use without a known holder: paid for, and not wasted.
+    unheld_cost_per_hour: float | None = None
     repair: Repair | None = None  # None if no condition needs one
 
 
@@ -324,6 +326,7 @@ def total_of(state: ClusterState) -> Totals:
     gpus = broken = refused = 0
     unknown = 0.0
     watts = []
+    unheld_costs = []
     unallocated = WasteRate()
     for node in state.nodes:
         held = node.held_by_device()
@@ -334,13 +337,17 @@ def total_of(state: ClusterState) -> Totals:
             rest = find_rest(node, gpu, held)
             unknown += rest.unknown
             unallocated = unallocated.plus(rest.unallocated)
+            unheld_costs.append(rest.unheld_cost)
             if gpu.power_mw is not None and not node.stale:
                 watts.append(gpu.power_mw / 1000)
 
     power = round(sum(watts), 1) if watts else None
     sums = sum_held(_held_parts(state), state.prices.currency)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
-    return _make_totals(sums, gpus, broken, refused, power, round(unknown, 4))
+    totals = _make_totals(sums, gpus, broken, refused, power, round(unknown, 4))
+    costs = select_known(unheld_costs)
+    totals.unheld_cost_per_hour = round(sum(costs), 4) if costs else None
+    return totals
 
 
 def _total_of_counts(state: ClusterState, counts: FleetCounts) -> Totals:
@@ -497,7 +504,8 @@ def _make_repair(gpu: DeviceState, node: NodeEntry, is_cluster: bool) -> Repair 
 def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEntry) -> GpuView:
     uuid = gpu_id(gpu)
     prices = node.prices
-    waste = find_rest(node, gpu, held).unallocated
+    rest = find_rest(node, gpu, held)
+    waste = rest.unallocated
     instances = []
     values: dict[str, Any] = {}
     for instance, fraction in divide_gpu(gpu):
@@ -533,6 +541,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
         model=gpu.model,
         instances=instances,
         waste=waste.rounded(),
+        unheld_cost_per_hour=round_known(rest.unheld_cost),
         **values,
     )
 

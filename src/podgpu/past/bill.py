@@ -106,6 +106,9 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     waste: RangeWaste | None = None
     unpriced_hours: float | None = None  # hours that `cost` does not include; None if 0
     unallocated_cost: float | None = None  # only in totals
+    # Of the hours that nobody is known to have held: those in which something ran, which are not
+    # wasted. None if 0.
+    unheld_hours: float | None = None
 
 
 class RangeRow(RangeFigures, kw_only=True):
@@ -367,15 +370,15 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
         _show(sums, "joules", everything)
 
     _show(sums, "seconds", held)
+    sums.unheld_hours = _hours(rest.unheld_seconds) or None
     sums.unknown_hours = _hours(held.allocated_seconds - held.measured_seconds)
     sums.waited_hours = sums.waited_hours or None
     if held.measured_seconds:
         sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
 
     if everything.allocated_seconds:
-        seconds = _make_waste(
-            held, held.idle_seconds, held.underused_seconds, rest.allocated_seconds
-        )
+        unallocated = rest.allocated_seconds - rest.unheld_seconds
+        seconds = _make_waste(held, held.idle_seconds, held.underused_seconds, unallocated)
         hours = seconds.times(1 / _SHOWN["seconds"])
         uncounted = _hours(held.allocated_seconds - held.counted_seconds)
         sums.waste = RangeWaste(hours.rounded(_DIGITS), unknown_hours=uncounted or None)
@@ -392,8 +395,9 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
         _show(sums, "money", cost)
 
     if priced and sums.waste is not None:
+        unallocated_cost = rest_cost.cost - rest_cost.unheld_cost
         waste = _make_waste(
-            held_cost, held_cost.idle_cost, held_cost.underused_cost, rest_cost.cost
+            held_cost, held_cost.idle_cost, held_cost.underused_cost, unallocated_cost
         )
         sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
 
@@ -512,6 +516,11 @@ def _describe_missing(
             " the cost"
         )
 
+    if answer.totals.unheld_hours:
+        yield (
+            f"{answer.totals.unheld_hours:,.2f} unallocated GPU-hours were in use, although nobody"
+            " is known to hold these GPUs: they cost money, but are not counted as wasted"
+        )
     if "mps" in answer.methods and answer.totals.unknown_hours:
         yield (
             f"the use of {answer.totals.unknown_hours:,} GPU-hours is unknown, because containers"

@@ -30,6 +30,7 @@ from podgpu.charge import (
     sum_charges,
 )
 from podgpu.errors import SourceError, UsageError, texts_of, utc_text
+from podgpu.fleet.hold import has_unheld_use
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.read.prometheus import (
     RULE_LABELS,
@@ -346,6 +347,12 @@ class _RangeReader:
         if self.rule and not has_methods:
             self.notes.append(
                 f"missing: methods of usage: {self.rule} was recorded by rules of an older version"
+            )
+
+        if has_unheld_use(self.state.nodes):
+            self.notes.append(
+                "a GPU is busy although nobody is known to hold it: such time counts as wasted"
+                " (unallocated) here, because Prometheus cannot tell (docs/usage.md#waste)"
             )
 
         if not await self._may_have_gpus(start + step):

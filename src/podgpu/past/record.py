@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, HeldTime, charge, charge_rest
 from podgpu.errors import Note
 from podgpu.fleet.choose import describe_condition
-from podgpu.fleet.hold import describe_idle, estimate_idle, wasteful_since
+from podgpu.fleet.hold import describe_idle, estimate_idle, is_used_unheld, wasteful_since
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     HeldPart,
@@ -65,7 +65,8 @@ def _record_gpu(
         # If the node is silent, the holders are unknown.
         if key in node.rest and not node.silent:
             price = device_price(node.prices, gpu, instance, size)
-            rest = _charge_rest(gpu, key, node, size, price, charges, users_joules)
+            is_used = is_used_unheld(gpu, held)
+            rest = _charge_rest(gpu, key, node, size, price, charges, users_joules, is_used)
             if any(rest):
                 currency = "" if price is None else state.prices.currency
                 charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
@@ -152,14 +153,15 @@ def _charge_rest(
     price: float | None,
     charges: Sequence[Charge],
     users_joules: float,
+    is_used: bool,
 ) -> Amounts:
-    """Charges what no holder had.
+    """Charges what no holder had. `is_used`: something ran on the GPU nevertheless.
 
     `users_joules`: the energy of containers that use the GPU without holding it. It is a part of
     the unattributed energy.
     """
     held_seconds = sum(one.amounts.allocated_seconds for one in charges)
-    rest = charge_rest(node.seconds, size, held_seconds, price)
+    rest = charge_rest(node.seconds, size, held_seconds, price, is_used)
     joules = node.rest[key] or 0.0
     if gpu.usage is None:
         joules = _watts(gpu) * rest.allocated_seconds

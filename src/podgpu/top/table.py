@@ -415,7 +415,7 @@ def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
     if totals.waste is not None:
         waste = totals.waste.cost_per_hour or waste
 
-    hourly = allocated_cost + (waste.unallocated or 0.0)
+    hourly = allocated_cost + (waste.unallocated or 0.0) + (totals.unheld_cost_per_hour or 0.0)
     cost = f"{format_money(hourly, currency)}/h"
     if waste.total:
         return f"{cost}, {waste.total:.2f} wasted", "warn"

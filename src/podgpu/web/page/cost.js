@@ -36,10 +36,10 @@ const HINTS = {
   unknown_hours: "Allocated hours for which the use is unknown",
   mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
-  wasted: "Cost of idle, under-used and unallocated GPUs. Time in which the use is unknown is not wasted.",
+  wasted: "Cost of idle, under-used and unallocated GPUs. Time in which the use is unknown, or in which a GPU is busy without a known holder, is not wasted.",
   idle_cost: "Cost of the allocated hours without any use",
   underused_cost: "Cost of the unused rest of shares that were in use. Older exporters do not count it.",
-  unallocated_cost: "Cost of the hours in which no pod or job had the GPU",
+  unallocated_cost: "Cost of the hours in which no pod or job had the GPU, and nothing ran on it",
 };
 
 export class Cost {
@@ -244,7 +244,7 @@ function sumOf(rows) {
     const known = of.filter((row) => row[name] !== undefined);
     return known.length ? known.reduce((total, row) => total + row[name], 0) : undefined;
   };
-  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "unpriced_hours", "cost"];
+  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "unpriced_hours", "unheld_hours", "cost"];
   const totals = Object.fromEntries(names.map((name) => [name, sum(name)]));
   const measured = totals.allocated_hours - (totals.unknown_hours ?? 0);
   const mean = measured > 0 ? totals.used_hours / measured : undefined;
@@ -264,7 +264,8 @@ function aboutText({ source, from, to, recorded_from: since }, scope) {
 
 function sumsText(totals, currency) {
   const held = totals.allocated_hours ?? totals.gpu_hours;
-  const unallocated = totals.gpu_hours - held;
+  const unheld = totals.unheld_hours ?? 0; // in use without a known holder
+  const unallocated = totals.gpu_hours - held - unheld;
   const wasted = wasteOf(totals.waste?.cost);
   const hours = (title, number) => number > 0 && fact(title, `${amount(number)} h`);
   const cost = (title, number) => number !== undefined && fact(title, costText(number, totals, currency));
@@ -280,6 +281,7 @@ function sumsText(totals, currency) {
     hours("Idle", totals.idle_hours),
     hours("Not known", totals.unknown_hours),
     hours("Unallocated", unallocated),
+    hours("In use, holder not known", unheld),
   ].filter(Boolean);
 }
 

@@ -73,6 +73,7 @@ function deviceOf(gpu, node, picture, now) {
   device.unheld = isFree && !device.free;
   device.unknown = device.amounts.unknown > 0;
   device.waste = gpu.waste?.cost_per_hour;
+  device.unheldCost = gpu.unheld_cost_per_hour; // in use without a known holder: paid for, and not wasted
   device.wasted = wasteOf(device.waste).total;
   device.colour = colourOf(device);
   return device;

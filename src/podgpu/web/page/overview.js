@@ -77,7 +77,7 @@ export class Overview {
     this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
     const some = (number, text) => (number ? `${parts(number)} ${text}` : "");
     this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
-    this.unheld.show(totals.unheld, [some(totals.freeBusy, "busy"), some(totals.freeGone, "not answering")].filter(Boolean).join(", "));
+    this.unheld.show(totals.unheld, [some(totals.freeBusy, "busy, so not wasted"), some(totals.freeGone, "not answering")].filter(Boolean).join(", "));
     this.free.show(totals.free, some(totals.freeBroken, "broken"));
     const ofBroken = [some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus), refusedText(totals)];
     this.broken.show(totals.broken, ofBroken.filter(Boolean).join(", "));

@@ -33,6 +33,7 @@ export function totalsOf(devices, priced) {
     }
     waste.add(device.waste);
     cost.add(device.waste?.unallocated);
+    cost.add(device.unheldCost);
     colours[device.colour] = (colours[device.colour] ?? 0) + 1;
   }
   const held = devices.some((device) => device.held);
@@ -57,10 +58,10 @@ export function refusedText(totals) {
 
 // Returns the totals that the server computed, if it did not list all GPUs.
 export function totalsOfServer({ totals }) {
-  const { power_watts: power, cost_per_hour: held, waste: rate, ...gpus } = totals;
+  const { power_watts: power, cost_per_hour: held, unheld_cost_per_hour: unheld = 0, waste: rate, ...gpus } = totals;
   const waste = new Waste();
   waste.add(rate?.cost_per_hour);
-  const cost = held === undefined ? undefined : held + (waste.parts.unallocated ?? 0);
+  const cost = held === undefined ? undefined : held + unheld + (waste.parts.unallocated ?? 0);
   return { ...gpus, unheld: gpus.unheld_unknown ?? 0, power, cost, waste, wasted: waste.total, colours: {} };
 }
 

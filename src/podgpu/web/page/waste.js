@@ -64,7 +64,7 @@ export class WasteSummary {
     const parts = PARTS.filter(([name]) => waste.parts[name] !== undefined);
     const rest = Math.max(0, whole - wasted);
     place(this.bar, [...parts.map(([name]) => segment(name, waste.parts[name])), segment("used", rest)]);
-    const used = totals.unknown_hours >= LEAST ? "used, or use not known" : "used";
+    const used = totals.unknown_hours >= LEAST || totals.unheld_hours >= LEAST ? "used, or not known" : "used";
     place(this.legend, [
       ...parts.map(([name, title, meaning]) => entry(name, title, unit.write(waste.parts[name]), meaning)),
       entry("used", used, unit.write(rest), "not wasted"),
