@@ -193,7 +193,9 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
         "Broken": "0",
         "Power": "\u2013",
     }
-    assert tab.texts(".total-unheld .total-more") == ["2 busy"], "busy without a known holder"
+    assert tab.texts(".total-unheld .total-more") == ["2 busy, so not wasted"], (
+        "busy without a known holder"
+    )
     assert tab.texts(".tile-ratio") == ["\u2013", "\u2013", "\u2013", "50 %"]
     told = tab.texts("main .row")
     assert told[1:] == ["Free", "Holder unknown", "Holder unknown"]
