@@ -28,7 +28,7 @@ def tile(tab: Tab, name: str) -> str:
     found = (
         f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"
     )
-    return " ".join(str(tab.evaluate(f"({found})?.innerText ?? ''")).split())
+    return " ".join(str(tab.wait_for(f"({found})?.innerText", f"tile {name}")).split())
 
 
 def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown: Showing) -> None:
@@ -133,6 +133,7 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
     visited(tab, page, "#gpu=GPU-gpu-a-01-0005-4c5e-9d3f-000000000000")
     drain = "kubectl drain gpu-a-01 --ignore-daemonsets --delete-emptydir-data"
     assert tab.texts(".commands code") == [
+        "dmesg -T | grep -iE 'xid|nvrm'",
         "kubectl cordon gpu-a-01",
         f"{drain} --dry-run=server",
         drain,
@@ -141,7 +142,7 @@ def test_commands_that_help_can_be_copied(tab: Tab, page: str) -> None:
         "kubectl uncordon gpu-a-01",
     ]
     places = tab.texts(".command-where")
-    assert places == [*["your terminal"] * 4, "on gpu-a-01", "your terminal"]
+    assert places == ["on gpu-a-01", *["your terminal"] * 4, "on gpu-a-01", "your terminal"]
     assert "For Kubernetes Healthy" in " ".join(tab.text(".groups").split())
     assert "evicts these pods with GPUs: research/llm, serving/asr." in tab.text(".commands + p")
     tab.click(".commands li:nth-child(2) button")

@@ -76,8 +76,10 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
 
 def test_a_job_with_a_slow_gpu(tab: Tab, demo: Demo) -> None:
     tab.open(demo.page.address.url)
-    said = after(tab, demo, 130.0)
-    assert "PyTorchJob research/llm-train: GPU 1 of node-2 is slower than its siblings" in said
+    after(tab, demo, 130.0)
+    slow = "PyTorchJob research/llm-train: GPU 1 of node-2 is slower than its siblings"
+    alerts = "[...document.querySelectorAll('.alert-text')]"
+    tab.wait_for(f"{alerts}.some(e => e.textContent.includes('{slow}'))", slow)
     [index] = [
         number
         for number, text in enumerate(tab.texts(".alert-text"))
