@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -54,7 +54,7 @@ def test_a_period_ends_at_this_time(
     assert minutes["to"] - minutes["from"] == 300
     assert minutes["totals"]["gpu_hours"] == pytest.approx(7 * 5 / 60, abs=0.1)
     month = json.loads(printed(capsys, *arguments, "--range", "month"))
-    first = datetime.fromtimestamp(month["from"]).astimezone()
+    first = datetime.fromtimestamp(month["from"], UTC)
     assert (first.month, first.day, first.hour) == (1, 1, 0)
     assert month["to"] == minutes["to"]
 

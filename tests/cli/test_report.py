@@ -7,11 +7,13 @@ import csv
 import html
 import re
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
@@ -128,8 +130,8 @@ def test_names_are_text_in_markdown(url: str, capsys: pytest.CaptureFixture[str]
     assert not re.search(r"http://|www\.|m@", out), "GitHub makes bare addresses links"
 
 
-def test_this_month() -> None:
-    """The month begins in local time, as on the page."""
+def query_of(*arguments: str) -> dict[str, str]:
+    """Returns the query that the command sends. It gets an empty answer."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def answer() -> str:
@@ -141,10 +143,43 @@ def test_this_month() -> None:
 
         request = pool.submit(answer)
         url = f"127.0.0.1:{server.getsockname()[1]}"
-        assert run(["report", "--url", url, "--range", "month", "--format", "csv"]) == 0
-    found, now = re.search(r"[?&]from=([\d.]+)", request.result()), datetime.now()
-    assert found is not None
-    assert datetime.fromtimestamp(float(found[1])) == datetime(now.year, now.month, 1)
+        assert run(["report", "--url", url, "--format", "csv", *arguments]) == 0
+    target = request.result().split()[1]
+    return dict(parse_qsl(urlsplit(target).query))
+
+
+def test_this_month() -> None:
+    """The month begins in UTC, as in budgets and on the page."""
+    first = datetime.fromtimestamp(float(query_of("--range", "month")["from"]), UTC)
+    now = datetime.now(UTC)
+    assert first == datetime(now.year, now.month, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("at", "first"),
+    [
+        ("2025-10-31T12:00:00Z", "2025-10-01"),
+        ("2025-11-19T12:00:00-05:00", "2025-11-01"),
+        ("2025-10-31T23:30:00-04:00", "2025-11-01"),
+        ("2024-02-29T23:59:59Z", "2024-02-01"),
+        ("2025-01-01T00:00:01Z", "2025-01-01"),
+        ("2025-01-01T00:00:00Z", "2024-12-01"),
+    ],
+)
+@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Berlin", "Asia/Tokyo"])
+def test_a_month_does_not_depend_on_the_time_zone(
+    zone: str, at: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when daylight saving time ends. The last instant of a month ends its period."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        query = query_of("--range", "month", "--at", at)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert float(query["from"]) == datetime.fromisoformat(f"{first}T00:00:00Z").timestamp()
+    assert float(query["to"]) == datetime.fromisoformat(at).timestamp()
 
 
 def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from urllib.request import urlopen
 
 import pytest
@@ -190,7 +190,7 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_month(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    first = datetime.now().astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    first = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     document = json.loads(printed(capsys, "cost", "--url", url, "--range", "month", "-o", "json"))
     assert document["from"] == min(first.timestamp(), document["to"])
 

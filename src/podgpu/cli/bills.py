@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 import click
@@ -21,6 +21,7 @@ from podgpu.past.bill import (
     describe_row,
     parse_range_query,
 )
+from podgpu.past.costs import month_start
 from podgpu.past.sqlite import parse_range
 from podgpu.view_address import decode_answer
 
@@ -118,9 +119,9 @@ def make_range_query(period: str, by: str, at: float | None = None) -> dict[str,
 
     try:
         if period == _MONTH:
-            end = datetime.now() if at is None else datetime.fromtimestamp(at)
-            month = end.astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-            query["from"] = str(month.timestamp())
+            end = time.time() if at is None else at
+            # A period that ends when a month begins is the month before.
+            query["from"] = str(month_start(end - 1.0))
         elif at is None:
             query["range"] = period
         else:

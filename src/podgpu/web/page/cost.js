@@ -210,10 +210,10 @@ function choose(link, hash, isChosen) {
   setAttribute(link, "aria-current", isChosen ? "page" : undefined);
 }
 
-// The first of the month in local time.
+// The first of the month in UTC, as in the chart and in budgets. Usage of last week and before is stored by UTC day.
 function monthStart(now) {
   const at = new Date(now * 1000);
-  return new Date(at.getFullYear(), at.getMonth(), 1).getTime() / 1000;
+  return Date.UTC(at.getUTCFullYear(), at.getUTCMonth()) / 1000;
 }
 
 function unixOf(field) {
